@@ -1,0 +1,113 @@
+"""The only magic in dmlkit: families of components that find their own members.
+
+A family root (``LossConfig``) records its subclasses by their ``name``. ``Annotated[LossConfig, one_of]``
+becomes a tagged union over them, so a recipe's ``loss: {name: triplet, margin: 0.1}`` is validated by the
+class that owns the options. A new member is one new file in the family's folder.
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import getmembers, isclass
+from pkgutil import iter_modules
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a component needs of another part of the recipe; ``Recipe`` checks it when it is read.
+
+    Args:
+        key: dotted key of the other part, e.g. ``"manifold.name"``.
+        allowed: the values that go with this component.
+        reason: why, in words that complete "..., because <reason>".
+    """
+
+    key: str
+    allowed: tuple[object, ...]
+    reason: str
+
+
+class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Base of every family root. A direct subclass is a root, a subclass of a root is a member.
+
+    Raises:
+        TypeError: a member has no ``name`` default, or a name that another member has.
+
+    Example:
+        >>> from typing import Literal
+        >>> class ShapeConfig(ComponentConfig, frozen=True): ...
+        >>> class CircleConfig(ShapeConfig, frozen=True):
+        ...     name: Literal["circle"] = "circle"
+        ...     radius: float = 1.0
+        >>> ShapeConfig.variants["circle"]().radius
+        1.0
+    """
+
+    variants: ClassVar[dict[str, type[Any]]]
+    name: str
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        if ComponentConfig in cls.__bases__:
+            cls.variants = {}
+            return
+        name = cls.model_fields["name"].default
+        if not isinstance(name, str):
+            raise TypeError(f"{cls.__qualname__}: give the field 'name' a Literal default")
+        known = cls.variants.get(name)
+        if known is not None and known.__module__ != cls.__module__:
+            raise TypeError(f"{cls.__module__}: the name {name!r} is taken by {known.__module__}")
+        cls.variants[name] = cls
+
+    def requirements(self) -> Iterable[Requirement]:
+        """What this component needs of other parts of the recipe; nothing unless a member says so."""
+        return ()
+
+
+class OneOf:
+    """Marker for ``Annotated[Root, one_of]``: the member is chosen by its ``name``."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {tag(name): handler.generate_schema(variant) for name, variant in source.variants.items()}
+        return core_schema.tagged_union_schema(choices, discriminator=_discriminator)
+
+
+one_of = OneOf()
+
+
+def tag(name: str) -> str:
+    """The union tag of a member: in angle brackets, so that it never equals a key in an error's location."""
+    return f"<{name}>"
+
+
+def _discriminator(value: Any) -> str | None:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return tag(name) if isinstance(name, str) else None
+
+
+def load_family(package: str) -> None:
+    """Import every module of a family's package and re-export its public classes from the package.
+
+    ``dmlkit.losses.triplet.Triplet`` becomes ``dmlkit.losses.Triplet``; names of other packages are left out.
+    """
+    family = sys.modules[package]
+    for module_info in iter_modules(family.__path__, f"{package}."):
+        module = import_module(module_info.name)
+        for name, member in getmembers(module, isclass):
+            if member.__module__ == module.__name__ and not name.startswith("_"):
+                setattr(family, name, member)
+
+
+def missing_attribute(package: str, name: str) -> AttributeError:
+    """The error for ``from dmlkit.losses import Tripet``: it names what the family has."""
+    from difflib import get_close_matches
+
+    known = [key for key, value in vars(sys.modules[package]).items() if isclass(value)]
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
+    return AttributeError(f"module {package!r} has no attribute {name!r}; {hint}")

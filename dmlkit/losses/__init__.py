@@ -1,0 +1,11 @@
+"""Losses: ``loss(embeddings, labels)`` is a scalar tensor. Each file holds one, with its configuration."""
+
+from typing import Any
+
+from dmlkit.component import load_family, missing_attribute
+
+load_family(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_attribute(__name__, name)

@@ -1,0 +1,75 @@
+"""Euclidean space: embeddings of any length."""
+
+from typing import Literal
+
+import torch
+from geoopt.manifolds import Euclidean as GeooptEuclidean
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, safe_sqrt, squared_distances
+
+
+class EuclideanConfig(ManifoldConfig, frozen=True):
+    """Flat space; embeddings keep their length."""
+
+    name: Literal["euclidean"] = "euclidean"
+    similarity: Literal["negative_distance", "negative_squared_distance", "dot", "cosine"] = "negative_distance"
+
+    def build(self, dim: int) -> "Euclidean":
+        return Euclidean(dim, similarity=self.similarity, proxies=self.proxies)
+
+
+class Euclidean(Manifold):
+    """R^d with the straight-line distance. Points are the features themselves.
+
+    Similarities: ``negative_distance`` -|x - y|, ``negative_squared_distance`` -|x - y|^2, ``dot`` <x, y>,
+    ``cosine`` <x, y> / (|x| |y|).
+
+    Example:
+        >>> plane = Euclidean(2)
+        >>> plane.distance(torch.tensor([[0., 0.]]), torch.tensor([[3., 4.], [0., 0.]])).tolist()
+        [[5.0, 0.0]]
+    """
+
+    similarities = ("negative_distance", "negative_squared_distance", "dot", "cosine")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        similarity: str = "negative_distance",
+        proxies: Literal["features", "points"] = "features",
+    ) -> None:
+        super().__init__(dim, similarity=similarity, proxies=proxies)
+        self.geometry = GeooptEuclidean(ndim=1)
+
+    def from_features(self, features: Tensor) -> Tensor:
+        return features
+
+    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        match self.similarity_name:
+            case "dot":
+                return x @ y.T
+            case "cosine":
+                return normalize(x, dim=-1) @ normalize(y, dim=-1).T
+            case "negative_squared_distance":
+                return -squared_distances(x, y)
+            case _:
+                return -self.distance(x, y)
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return safe_sqrt(squared_distances(x, y))
+
+    def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return safe_sqrt((x - y).square().sum(-1))
+
+    def index_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """<(2x, -1), (y, |y|^2)> = |x|^2 - |x - y|^2; the vectors themselves for dot and cosine."""
+        if self.similarity_name == "dot":
+            return points
+        if self.similarity_name == "cosine":
+            return normalize(points, dim=-1)
+        if side == "query":
+            return torch.cat([2 * points, -torch.ones_like(points[:, :1])], dim=-1)
+        return torch.cat([points, points.square().sum(-1, keepdim=True)], dim=-1)

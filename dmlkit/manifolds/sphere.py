@@ -1,0 +1,83 @@
+"""The unit sphere: embeddings compared by their direction."""
+
+from typing import Literal
+
+import torch
+from geoopt.manifolds import Sphere as GeooptSphere
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, rounding_error, safe_sqrt
+
+
+class SphereConfig(ManifoldConfig, frozen=True):
+    """Unit vectors; the usual choice for proxy losses."""
+
+    name: Literal["sphere"] = "sphere"
+    similarity: Literal["cosine", "negative_distance", "negative_squared_distance"] = "cosine"
+    metric: Literal["chord", "arc"] = "chord"
+    """``chord`` is |x - y|, what the metric-learning literature means on unit vectors; ``arc`` is the angle."""
+
+    def build(self, dim: int) -> "Sphere":
+        return Sphere(dim, similarity=self.similarity, metric=self.metric, proxies=self.proxies)
+
+
+class Sphere(Manifold):
+    """The unit sphere in R^d.
+
+    Similarities: ``cosine`` <x, y>, ``negative_distance``, ``negative_squared_distance``.
+    Distances: ``chord`` |x - y| = sqrt(2 - 2 <x, y>) or ``arc`` 2 asin(|x - y| / 2), the geodesic one.
+
+    Example:
+        >>> sphere = Sphere(2, metric="arc")
+        >>> points = sphere.from_features(torch.tensor([[3., 0.], [0., 5.]]))
+        >>> sphere.similarity(points, points).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+        >>> round(sphere.distance(points, points)[0, 1].item(), 4)  # a quarter of a turn
+        1.5708
+    """
+
+    similarities = ("cosine", "negative_distance", "negative_squared_distance")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        similarity: str = "cosine",
+        metric: Literal["chord", "arc"] = "chord",
+        proxies: Literal["features", "points"] = "features",
+    ) -> None:
+        super().__init__(dim, similarity=similarity, proxies=proxies)
+        self.geometry = GeooptSphere()
+        self.metric = metric
+
+    def from_features(self, features: Tensor) -> Tensor:
+        """x / |x|. A zero vector stays zero; below |x| = 1e-6 the gradient is that of x / 1e-6."""
+        return normalize(features, dim=-1, eps=1e-6)
+
+    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        match self.similarity_name:
+            case "cosine":
+                return x @ y.T
+            case "negative_squared_distance":
+                return -self.distance(x, y).square()
+            case _:
+                return -self.distance(x, y)
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        squared = 2 - 2 * (x @ y.T)  # (N, M)
+        chord = safe_sqrt(squared.masked_fill(squared < 2 * rounding_error(x), 0))
+        return self._from_chord(chord)
+
+    def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._from_chord(safe_sqrt((x - y).square().sum(-1)))
+
+    def index_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """The unit vectors: every similarity of the sphere grows with the cosine."""
+        return points
+
+    def _from_chord(self, chord: Tensor) -> Tensor:
+        # asin of the half chord keeps small angles (acos gives d(x, x) = 0.014 in float32); its gradient is
+        # infinite at 1, between antipodes, so the half chord stops one part in 1e4 (float32) short of it.
+        limit = 1 - torch.finfo(chord.dtype).eps ** 0.5
+        return chord if self.metric == "chord" else 2 * torch.asin((chord / 2).clamp(max=limit))

@@ -1,0 +1,11 @@
+"""Regularizers: a weighted term that can be added to any loss. Each file holds one."""
+
+from typing import Any
+
+from dmlkit.component import load_family, missing_attribute
+
+load_family(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_attribute(__name__, name)

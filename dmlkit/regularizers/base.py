@@ -1,0 +1,41 @@
+"""The regularizer interface: a weighted term that any loss can be given."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor, nn
+
+from dmlkit.component import ComponentConfig
+from dmlkit.manifolds.base import Manifold
+
+
+class RegularizerConfig(ComponentConfig, frozen=True):
+    """Root of the regularizer family."""
+
+    weight: PositiveFloat = 1.0  # lambda: how much the term counts beside the loss
+
+    def build(self, manifold: Manifold) -> "Regularizer":
+        """The term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""
+        raise NotImplementedError
+
+
+class Regularizer(nn.Module, ABC):
+    """A term added to a loss. A member implements `compute`; autocast is off inside it, as for losses.
+
+    Args:
+        manifold: the geometry of the embeddings.
+    """
+
+    def __init__(self, manifold: Manifold) -> None:
+        super().__init__()
+        self.manifold = manifold
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The unweighted term of a batch: embeddings (B, D), labels (B,) int64 -> scalar."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
+
+    @abstractmethod
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The unweighted term in at least float32."""

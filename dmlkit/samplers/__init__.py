@@ -1,0 +1,11 @@
+"""Samplers: which images share a batch. Each file holds one, pure in (seed, epoch)."""
+
+from typing import Any
+
+from dmlkit.component import load_family, missing_attribute
+
+load_family(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_attribute(__name__, name)

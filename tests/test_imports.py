@@ -1,0 +1,83 @@
+"""The import graph: layers point down, families do not know each other, the command line starts without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "dmlkit"
+LAYERS = {
+    "errors": 0,
+    "component": 0,
+    "manifolds": 1,
+    "transport": 1,
+    "miners": 1,
+    "losses": 2,
+    "regularizers": 2,
+    "samplers": 2,
+    "datasets": 2,
+    "transforms": 2,
+    "backbones": 2,
+    "heads": 2,
+    "optimizers": 2,
+    "schedules": 2,
+    "metrics": 2,
+    "recipe": 3,
+    "recipe_file": 3.5,
+    "model": 3,
+    "experiment": 3.5,
+    "run": 3.7,
+    "checkpoint": 3.7,
+    "embed": 4,
+    "evaluate": 5,
+    "train": 6,
+    "export": 6,
+    "cli": 7,
+    "__main__": 8,
+}
+FAMILIES = {name for name in LAYERS if (PACKAGE / name).is_dir()}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Top-level parts of dmlkit that a file imports anywhere, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module] if node.module != "dmlkit" else [f"dmlkit.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("dmlkit.")}
+    return found - {"__version__"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part == "__init__":
+        assert not imports_of(path)
+        return
+    for imported in imports_of(path) - {part}:
+        assert LAYERS[imported] < LAYERS[part], f"{part} (layer {LAYERS[part]}) imports {imported}"
+
+
+def test_every_family_is_placed():
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == FAMILIES
+
+
+HEAVY = ("torch", "numpy", "geoopt", "cvxpylayers", "ot", "faiss", "matplotlib", "sklearn", "pydantic")
+
+
+def test_command_line_starts_without_heavy_imports():
+    code = f"import dmlkit.cli, sys; print([name for name in {HEAVY} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_parts_do_not_import_optional_solvers():
+    code = "import dmlkit.losses, dmlkit.transport, sys; print([n for n in ('cvxpylayers', 'ot', 'faiss') if n in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
