@@ -179,12 +179,12 @@ def environment() -> dict[str, Any]:
     import sys
     from importlib.metadata import version
 
-    packages = ("torch", "torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "matplotlib")
+    packages = ("torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "matplotlib")
     return {
         "dmlkit": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version(name) for name in packages},
+        "packages": {"torch": torch.__version__} | {name: version(name) for name in packages},
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "command": ["dmlkit", *sys.argv[1:]],
