@@ -126,11 +126,11 @@ def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str
     """The variables of a MATLAB file; empty, with a fault, if it cannot be read or lacks some."""
     from scipy.io import loadmat
 
-    try:
-        contents: dict[str, Any] = loadmat(path, squeeze_me=True)
-    except FileNotFoundError:
+    if not path.exists():
         faults.append(f"{path}: missing; get it where the archive came from")
         return {}
+    try:
+        contents: dict[str, Any] = loadmat(path, squeeze_me=True)
     except Exception as error:  # scipy raises many kinds for damaged files
         faults.append(f"{path}: cannot read this MATLAB file: {error}; download it again")
         return {}

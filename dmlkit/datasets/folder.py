@@ -63,7 +63,7 @@ def split_folders(root: Path) -> Listing:
 def class_listing(root: Path, classes: list[tuple[Path, Part]]) -> Listing:
     """The images of class folders; a class with a single image, or a name that is not UTF-8, is a fault."""
     if not classes:
-        raise UserError(f"dataset.root: {root}: no class folders; expected one subfolder of images per class")
+        raise UserError(f"dataset.root: {root}: too few class folders; expected at least one to train, one to test")
     rows = Rows(root)
     labels: dict[str, int] = {}
     for folder, part in classes:
