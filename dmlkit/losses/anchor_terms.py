@@ -41,7 +41,9 @@ class Anchors(NamedTuple):
         """
         column, inside = own_columns(self.labels, first, similarity.shape[1])
         own = similarity.gather(1, column)
-        push, gradient = self._push(similarity, torch.zeros_like(own).masked_fill_(inside, -torch.inf), column, other_weights)
+        push, gradient = self._push(
+            similarity, torch.zeros_like(own).masked_fill_(inside, -torch.inf), column, other_weights
+        )
         pull, own_gradient = self._pull(own, inside, column[:, 0], similarity.shape[1], own_weights)
         gradient.scatter_add_(1, column, own_gradient)
         return pull + push, gradient

@@ -11,7 +11,8 @@ from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import Loss, LossConfig, require_similarity
-from dmlkit.losses.class_chunks import logsumexp_over_classes, plan_walk
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.manifolds.base import Manifold, safe_sqrt
 
 SIMILARITIES = ("cosine",)
@@ -30,7 +31,7 @@ class ArcFaceConfig(LossConfig, frozen=True):
         return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
 
     def build(self, manifold: Manifold, num_classes: int) -> "ArcFace":
-        return ArcFace(manifold, num_classes, margin=self.margin, scale=self.scale, chunk_size=self.chunk_size)
+        return ArcFace(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class ArcFace(Loss):

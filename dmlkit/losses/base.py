@@ -106,10 +106,11 @@ def require_similarity(name: str, manifold: Manifold, allowed: tuple[str, ...], 
 
     Example:
         >>> from dmlkit.manifolds import Sphere
-        >>> require_similarity("ArcFace", Sphere(8, similarity="negative_distance"), ("cosine",), "its margin is an angle")
+        >>> sphere = Sphere(8, similarity="negative_distance")
+        >>> require_similarity("ArcFace", sphere, ("cosine",), "it turns angles")
         Traceback (most recent call last):
         ...
-        ValueError: ArcFace: expected a manifold with similarity 'cosine', got 'negative_distance': its margin is an angle
+        ValueError: ArcFace: expected a manifold with similarity 'cosine', got 'negative_distance': it turns angles
     """
     if manifold.similarity_name not in allowed:
         expected = " or ".join(map(repr, allowed))

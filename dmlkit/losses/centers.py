@@ -6,7 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dmlkit.losses.class_chunks import Pool, Walk, sum_over_classes
+from dmlkit.losses.class_chunks import Pool, Walk
+from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
 Pooling = Literal["softmax", "max", "mean"]
@@ -23,7 +24,7 @@ def pool_centers(kind: Pooling, gamma: float) -> Pool:
         [0.593, 0.6, 0.4]
     """
 
-    def pool(similarity: Tensor, first: int) -> Tensor:  # (B, K, w) -> (B, w)
+    def pool(similarity: Tensor, _: int) -> Tensor:  # (B, K, w) -> (B, w)
         match kind:
             case "softmax":
                 return _SoftPool.apply(similarity, gamma) if similarity.shape[1] > 1 else similarity[:, 0]
@@ -50,7 +51,7 @@ class _SoftPool(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,) = grad_outputs
         similarity, weights, pooled = ctx.saved_tensors
         slope = grad / ctx.gamma
@@ -74,11 +75,11 @@ def mean_center_distance(manifold: Manifold, proxies: Tensor, chunk_size: int) -
     factor = 0.5 / (num_classes * per_class * (per_class - 1))  # each pair is met twice
     within_class: Callable[[Tensor, Tensor], Tensor] = torch.func.vmap(manifold.distance)
 
-    def distances(_: Tensor, chunk: Tensor, first: int) -> Tensor:
+    def distances(_: Tensor, chunk: Tensor, __: int) -> Tensor:
         points = manifold.proxy_points(chunk)
         return within_class(points, points)  # (w, K, K)
 
-    def score(distance: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    def score(distance: Tensor, _: int) -> tuple[Tensor, Tensor]:
         return distance.sum() * factor, torch.full_like(distance, factor)
 
     walk = Walk(distances, tuple(manifold.parameters()), chunk_size)

@@ -9,7 +9,8 @@ from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import Loss, LossConfig, require_similarity
-from dmlkit.losses.class_chunks import logsumexp_over_classes, plan_walk
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine",)
@@ -28,7 +29,7 @@ class CosFaceConfig(LossConfig, frozen=True):
         return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
 
     def build(self, manifold: Manifold, num_classes: int) -> "CosFace":
-        return CosFace(manifold, num_classes, margin=self.margin, scale=self.scale, chunk_size=self.chunk_size)
+        return CosFace(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class CosFace(Loss):

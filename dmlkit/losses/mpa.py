@@ -8,7 +8,8 @@ from torch import Tensor
 from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.centers import Pooling, mean_center_distance, pool_centers
-from dmlkit.losses.class_chunks import plan_walk, sum_over_classes
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
 
@@ -25,17 +26,7 @@ class MPAConfig(LossConfig, frozen=True):
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "MPA":
-        return MPA(
-            manifold,
-            num_classes,
-            proxies_per_class=self.proxies_per_class,
-            class_similarity=self.class_similarity,
-            margin=self.margin,
-            scale=self.scale,
-            gamma=self.gamma,
-            regularizer_weight=self.regularizer_weight,
-            chunk_size=self.chunk_size,
-        )
+        return MPA(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class MPA(Loss):

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.class_chunks import logsumexp_over_classes, plan_walk
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.manifolds.base import Manifold
 
 
@@ -19,7 +20,7 @@ class NormSoftmaxConfig(LossConfig, frozen=True):
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "NormSoftmax":
-        return NormSoftmax(manifold, num_classes, temperature=self.temperature, chunk_size=self.chunk_size)
+        return NormSoftmax(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class NormSoftmax(Loss):

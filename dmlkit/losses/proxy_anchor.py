@@ -7,7 +7,8 @@ from torch import Tensor
 
 from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.class_chunks import plan_walk, sum_over_classes
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
 
@@ -20,9 +21,7 @@ class ProxyAnchorConfig(LossConfig, frozen=True):
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyAnchor":
-        return ProxyAnchor(
-            manifold, num_classes, margin=self.margin, scale=self.scale, chunk_size=self.chunk_size
-        )
+        return ProxyAnchor(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class ProxyAnchor(Loss):

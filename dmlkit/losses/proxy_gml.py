@@ -12,16 +12,9 @@ from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import Loss, LossConfig, require_similarity
-from dmlkit.losses.class_chunks import (
-    Pool,
-    Walk,
-    automatic_chunk_size,
-    logsumexp_over_classes,
-    own_columns,
-    plan_walk,
-    similarities,
-    sum_over_classes,
-)
+from dmlkit.losses.class_chunks import Pool, Walk, automatic_chunk_size, own_columns, plan_walk, similarities
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "dot")
@@ -44,17 +37,7 @@ class ProxyGMLConfig(LossConfig, frozen=True):
         return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyGML":
-        return ProxyGML(
-            manifold,
-            num_classes,
-            proxies_per_class=self.proxies_per_class,
-            ratio=self.ratio,
-            scale=self.scale,
-            regularizer_weight=self.regularizer_weight,
-            positive_mask=self.positive_mask,
-            mask_softmax=self.mask_softmax,
-            chunk_size=self.chunk_size,
-        )
+        return ProxyGML(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class ProxyGML(Loss):
@@ -139,7 +122,7 @@ class ProxyGML(Loss):
             gradient.scatter_add_(0, own, gradient.new_full((1, 1), -factor).expand_as(own))
             return (logits.logsumexp(0) - logits.gather(0, own)[0]).sum() * factor, gradient
 
-        walk = Walk(lambda x, p, _: x @ p.T, (), automatic_chunk_size(sums, vectors))
+        walk = Walk(_inner_product, (), automatic_chunk_size(sums, vectors))
         return sum_over_classes(walk, score, sums, vectors)
 
     def _threshold(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -170,6 +153,10 @@ class ProxyGML(Loss):
             return total.masked_fill(~linked.any(1), -torch.inf) if self.mask_softmax else total
 
         return pool
+
+
+def _inner_product(x: Tensor, y: Tensor, _: int) -> Tensor:
+    return x @ y.T
 
 
 def _linked_proxies(num_classes: int, per_class: int, ratio: float, positive_mask: bool) -> int:

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.class_chunks import logsumexp_over_classes, plan_walk
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.manifolds.base import Manifold
 
 
@@ -20,13 +21,7 @@ class ProxyNCAConfig(LossConfig, frozen=True):
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyNCA":
-        return ProxyNCA(
-            manifold,
-            num_classes,
-            scale=self.scale,
-            positive_in_denominator=self.positive_in_denominator,
-            chunk_size=self.chunk_size,
-        )
+        return ProxyNCA(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class ProxyNCA(Loss):

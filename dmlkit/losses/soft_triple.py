@@ -8,7 +8,8 @@ from torch.nn.functional import softplus
 
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.centers import mean_center_distance, pool_centers
-from dmlkit.losses.class_chunks import logsumexp_over_classes, plan_walk
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.manifolds.base import Manifold
 
 
@@ -24,16 +25,7 @@ class SoftTripleConfig(LossConfig, frozen=True):
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "SoftTriple":
-        return SoftTriple(
-            manifold,
-            num_classes,
-            centers_per_class=self.centers_per_class,
-            scale=self.scale,
-            gamma=self.gamma,
-            margin=self.margin,
-            regularizer_weight=self.regularizer_weight,
-            chunk_size=self.chunk_size,
-        )
+        return SoftTriple(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class SoftTriple(Loss):
