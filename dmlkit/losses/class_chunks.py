@@ -118,7 +118,7 @@ class GradientSums:
         self.sums[1] = torch.empty_like(tensors[1]) if needed[1] else None  # every row is written once
 
     def add(self, output: Tensor, gradient: Tensor, leaves: Sequence[Tensor], first: int) -> None:
-        """Pass ``gradient`` on from ``output`` to the leaves: embeddings, the proxies from class ``first``, the rest."""
+        """Pass ``gradient`` on from ``output`` to its leaves: embeddings, proxies from class ``first``, parameters."""
         chosen = [(index, leaf) for index, leaf in enumerate(leaves) if self.needed[index]]
         if not chosen:
             return
