@@ -21,6 +21,7 @@ from dmlkit.metrics.map_at_r import MapAtRConfig
 from dmlkit.metrics.recall import RecallConfig
 from dmlkit.optimizers.adamw import AdamWConfig
 from dmlkit.optimizers.base import OptimizerConfig
+from dmlkit.pooling.base import PoolingConfig
 from dmlkit.regularizers.base import RegularizerConfig
 from dmlkit.samplers.base import SamplerConfig
 from dmlkit.samplers.random import RandomConfig
@@ -136,6 +137,7 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "transforms": TransformConfig,
     "samplers": SamplerConfig,
     "backbones": BackboneConfig,
+    "pooling": PoolingConfig,
     "heads": HeadConfig,
     "manifolds": ManifoldConfig,
     "losses": LossConfig,
