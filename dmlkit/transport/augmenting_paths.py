@@ -52,13 +52,14 @@ def _sweep(reduced: Tensor, support: Tensor, has_supply: Tensor) -> tuple[Tensor
     only when a distance strictly falls, so that arcs of cost 0 cannot close a loop. A row with supply has parent -1.
     """
     groups, n, m = reduced.shape
+    reduced_t = reduced.mT.contiguous()  # (G, m, n): a minimum runs over adjacent entries
     closed = torch.zeros_like(reduced).masked_fill_(~support, torch.inf)
     to_row = reduced.new_zeros(groups, n).masked_fill_(~has_supply, torch.inf)
     to_col = reduced.new_full((groups, m), torch.inf)
     row_parent = torch.full((groups, n), -1, device=reduced.device)
     col_parent = torch.full((groups, m), -1, device=reduced.device)
     while True:
-        through, parent = (to_row[:, :, None] + reduced).min(1)
+        through, parent = (to_row[:, None] + reduced_t).min(2)
         nearer = through < to_col
         to_col, col_parent = torch.where(nearer, through, to_col), torch.where(nearer, parent, col_parent)
         through, parent = (to_col[:, None] + closed).min(2)

@@ -1,6 +1,7 @@
 """The transport interface: plans between two discrete distributions, checked and presolved for every member."""
 
 from abc import ABC, abstractmethod
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -50,23 +51,30 @@ class TransportSolver(ABC):
         """
         name = type(self).__name__
         _check_shapes(name, cost, rows, cols)
-        row_count, col_count = _check_values(name, cost, rows, cols)
+        problem = cost.double(), rows.double(), cols.double()
+        mismatch, row_count, col_count = _measure(name, *problem, torch.finfo(cost.dtype).eps)
         if row_count == 0:
             return torch.zeros_like(cost)
-        cost64, rows64, cols64 = cost.double(), rows.double(), cols.double()
-        totals = cols64.detach().sum(1, keepdim=True)
-        balance = rows64.detach().sum(1, keepdim=True) / torch.where(totals > 0, totals, 1)
-        cols64 = cols64 * balance
-        if (row_count, col_count) == cost.shape[1:]:
-            return self.solve(cost64, rows64, cols64).to(cost.dtype)
-        kept_rows, kept_cols = _non_empty(rows, row_count), _non_empty(cols, col_count)
-        across = kept_rows[:, :, None].expand(-1, -1, cost.shape[2])  # (G, n', m)
-        down = kept_cols[:, None, :].expand(-1, row_count, -1)  # (G, n', m')
-        small = self.solve(
-            cost64.gather(1, across).gather(2, down), rows64.gather(1, kept_rows), cols64.gather(1, kept_cols)
-        )
-        wide = small.new_zeros(len(cost), row_count, cost.shape[2]).scatter(2, down, small)
-        return small.new_zeros(cost.shape).scatter(1, across, wide).to(cost.dtype)
+        return self._solve_reduced(*problem, mismatch, row_count, col_count).to(cost.dtype)
+
+    def _solve_reduced(
+        self, cost: Tensor, rows: Tensor, cols: Tensor, mismatch: float, row_count: int, col_count: int
+    ) -> Tensor:
+        if mismatch > 0:
+            totals = cols.detach().sum(1, keepdim=True)
+            cols = cols * (rows.detach().sum(1, keepdim=True) / torch.where(totals > 0, totals, 1))
+        groups, n, m = cost.shape
+        if row_count < n:
+            kept = _non_empty(rows, row_count)  # (G, n')
+            across = kept[:, :, None].expand(-1, -1, m)
+            plan = self._solve_reduced(cost.gather(1, across), rows.gather(1, kept), cols, 0, row_count, col_count)
+            return plan.new_zeros(groups, n, m).scatter(1, across, plan)
+        if col_count < m:
+            kept = _non_empty(cols, col_count)  # (G, m')
+            down = kept[:, None].expand(-1, n, -1)
+            plan = self.solve(cost.gather(2, down), rows, cols.gather(1, kept))
+            return plan.new_zeros(groups, n, m).scatter(2, down, plan)
+        return self.solve(cost, rows, cols)
 
     @abstractmethod
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
@@ -99,26 +107,34 @@ def _check_shapes(name: str, cost: Tensor, rows: Tensor, cols: Tensor) -> None:
 
 
 @torch.no_grad()
-def _check_values(name: str, cost: Tensor, rows: Tensor, cols: Tensor) -> tuple[int, int]:
-    """The largest number of non-empty rows and columns of a problem; one synchronisation on a GPU."""
-    row_totals, col_totals = rows.double().sum(1), cols.double().sum(1)
-    tolerance = max(1e-6, 8 * torch.finfo(cost.dtype).eps) * row_totals
-    unequal = ~((row_totals - col_totals).abs() <= tolerance)  # true for nan as well
-    faults = (~cost.isfinite()).sum() + (~(rows >= 0)).sum() + (~(cols >= 0)).sum() + unequal.sum()
-    sizes = torch.stack([faults, (rows > 0).sum(1).max(), (cols > 0).sum(1).max()])
-    fault_count, row_count, col_count = sizes.tolist()
-    if fault_count == 0:
-        return row_count, col_count
-    for what, value, bad, expected in (
-        ("cost", cost, ~cost.isfinite(), "a finite cost"),
-        ("rows", rows, ~(rows >= 0), "0 or more"),
-        ("cols", cols, ~(cols >= 0), "0 or more"),
+def _measure(name: str, cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tuple[float, int, int]:
+    """The largest mismatch of totals and the largest numbers of non-empty rows and columns in a problem.
+
+    One synchronisation on a GPU. The sum of the cost is finite if every entry is; a minimum passes nan on.
+    """
+    row_totals, col_totals = rows.sum(1), cols.sum(1)
+    mismatch = (row_totals - col_totals).abs()
+    excess = mismatch - max(1e-6, 8 * eps) * row_totals
+    counts = (rows > 0).sum(1).amax(), (cols > 0).sum(1).amax()
+    measured = torch.stack([cost.sum(), rows.amin(), cols.amin(), excess.amax(), mismatch.amax(), *counts]).tolist()
+    total, row_low, col_low, worst, largest, row_count, col_count = measured
+    if not (isfinite(total) and row_low >= 0 and col_low >= 0 and worst <= 0):
+        _raise_fault(name, cost, rows, cols, excess)
+    return largest, int(row_count), int(col_count)
+
+
+def _raise_fault(name: str, cost: Tensor, rows: Tensor, cols: Tensor, excess: Tensor) -> None:
+    for what, value, good, expected in (
+        ("cost", cost, cost.isfinite(), "a finite cost"),
+        ("rows", rows, rows.isfinite() & (rows >= 0), "0 or more"),
+        ("cols", cols, cols.isfinite() & (cols >= 0), "0 or more"),
     ):
-        if bad.any():
-            entry = bad.nonzero()[0].tolist()
+        if not good.all():
+            entry = (~good).nonzero()[0].tolist()
             raise ValueError(f"{name}: expected {expected}, got {what}{entry} = {value[tuple(entry)].item()}")
-    group = int(unequal.nonzero()[0])
-    raise ValueError(
-        f"{name}: expected rows and cols with equal totals, got {row_totals[group].item():.9g} and "
-        f"{col_totals[group].item():.9g} in problem {group}"
-    )
+    if (excess > 0).any():
+        group = int((excess > 0).nonzero()[0])
+        raise ValueError(
+            f"{name}: expected rows and cols with equal totals, got {rows[group].sum().item():.9g} and "
+            f"{cols[group].sum().item():.9g} in problem {group}"
+        )

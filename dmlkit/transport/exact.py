@@ -42,7 +42,8 @@ class Exact(TransportSolver):
 
     @torch.no_grad()
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-        if cost.shape[1] <= ENUMERATED_ROWS and bool(((rows == 1).all() & (cols == cols.round()).all()).item()):
+        is_small = cost.shape[1] <= ENUMERATED_ROWS
+        if is_small and torch.equal(rows, torch.ones_like(rows)) and torch.equal(cols, cols.round()):
             return _best_permutation(cost, cols)
         return shortest_augmenting_paths(cost, rows, cols)
 
@@ -50,11 +51,12 @@ class Exact(TransportSolver):
 def _best_permutation(cost: Tensor, cols: Tensor) -> Tensor:
     """Plans (G, n, m) with unit rows and whole columns: each column is repeated once per unit, then assigned."""
     groups, n, _ = cost.shape
-    units = (torch.arange(n, device=cost.device) + 0.5).expand(groups, n)
-    column = torch.searchsorted(cols.cumsum(1), units.to(cost.dtype).contiguous())  # (G, n): the column of each unit
-    unit_cost = cost.gather(2, column[:, None, :].expand(-1, n, -1))  # (G, n, n)
+    units = torch.arange(0.5, n, dtype=cost.dtype, device=cost.device).expand(groups, n).contiguous()
+    column = torch.searchsorted(cols.cumsum(1), units)  # (G, n): the column of each unit
+    unit_cost = cost.gather(2, column[:, None].expand(-1, n, -1))  # (G, n, n)
     orders = _permutations(n).to(cost.device)  # (n!, n)
-    totals = unit_cost[:, torch.arange(n, device=cost.device), orders].sum(2)  # (G, n!)
+    entries = (orders + n * torch.arange(n, device=cost.device)).flatten()
+    totals = unit_cost.flatten(1).index_select(1, entries).view(groups, -1, n).sum(2)  # (G, n!)
     chosen = column.gather(1, orders[totals.argmin(1)])  # (G, n): the column of each row
     return torch.zeros_like(cost).scatter_(2, chosen[:, :, None], 1)
 

@@ -7,6 +7,7 @@ from dmlkit.transport.implicit import potentials
 
 GAP = 1e-10  # of max|c| times the total mass: from here the polish finds the support
 MAX_STEPS = 60  # 6 to 16 are usual
+TOLERANCE = 1e-10  # of the total mass, and of max|c|: what the polish may miss
 
 
 def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -24,58 +25,62 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
     Returns:
         The plan (G, n, m) and its support (G, n, m) bool.
     """
-    inside = (rows[:, :, None] > 0) & (cols[:, None] > 0)
+    rows, cols = rows[:, :, None], cols[:, None]  # (G, n, 1) and (G, 1, m), as u and v below
+    inside = (rows > 0) & (cols > 0)
     mask = inside.to(cost.dtype)
-    total = rows.sum(1)[:, None, None].clamp(min=torch.finfo(cost.dtype).tiny)
-    count = mask.sum((1, 2), keepdim=True).clamp(min=1)
-    # Outside the mask x = z = 1 and neither moves.
-    x = torch.where(inside, rows[:, :, None] * cols[:, None] / total, 1)
-    marginal_cost = cost + 2 * eps * x
-    scale = torch.where(inside, marginal_cost.abs(), 0).amax((1, 2), keepdim=True)
-    low = torch.where(inside, marginal_cost, torch.inf).amin(2).nan_to_num_(posinf=0)
-    u = low - (0.5 * scale[:, :, 0]).clamp(min=torch.finfo(cost.dtype).tiny)
+    pads = (rows == 0).to(cost.dtype), (cols == 0).to(cost.dtype)
+    total = rows.sum((1, 2), keepdim=True).clamp(min=torch.finfo(cost.dtype).tiny)
+    x = torch.where(inside, rows * cols / total, 1)  # outside, x stays 1 and z falls with the rest
+    z = cost + 2 * eps * x
+    scale = (mask * z).abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(cost.dtype).tiny)
+    u = z.amin(2, keepdim=True) - 0.5 * scale
     v = torch.zeros_like(cols)
-    z = torch.where(inside, marginal_cost - u[:, :, None], 1)
+    z = torch.where(inside, z - u, scale)
     for _ in range(MAX_STEPS):
-        gap = (mask * x * z).sum((1, 2), keepdim=True)
+        gap = (x * z).sum((1, 2), keepdim=True)
         active = gap > GAP * scale * total
         if not active.any():
             break
-        dx, du, dv, dz = _direction(x, z, mask, gap / count, eps)
-        # 0.995 of the way to the border; problems that have converged wait.
-        towards = torch.maximum(-dx / x, -dz / z).amax((1, 2), keepdim=True)
-        step = (0.995 / towards.clamp(min=0.995)).masked_fill(~active, 0)
-        x, z, u, v = x + step * dx, z + step * dz, u + step[:, :, 0] * du, v + step[:, 0] * dv
-    return _polish(cost, rows, cols, eps, x * mask, inside & (x > z * (total / scale)), u, v)
+        dx, du, dv, dz, limit = _direction(x, z, mask, pads, gap / mask[0].numel(), eps)
+        step = (0.995 * limit).clamp_(max=1) * active  # problems that have converged wait
+        x, z, u, v = x + step * dx, z + step * dz, u + step * du, v + step * dv
+    return _polish(cost, rows, cols, eps, x * mask, inside & (x * scale > z * total), u, v)
 
 
-def _direction(x: Tensor, z: Tensor, mask: Tensor, mean: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The step (dx, du, dv, dz) to x * z = target, first to 0 and then to the target that this one suggests."""
+def _direction(
+    x: Tensor, z: Tensor, mask: Tensor, pads: tuple[Tensor, Tensor], mean: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The step (dx, du, dv, dz) to x * z = target, first to 0 and then to what this suggests, and its limit."""
     ratio = z / x
-    weights = mask / (2 * eps + ratio)
-    row_weights, col_weights = weights.sum(2), weights.sum(1)
-    shares = weights / torch.where(col_weights > 0, col_weights, 1)[:, None]
+    weights = mask / (ratio + 2 * eps)
+    row_weights = weights.sum(2, keepdim=True) + pads[0]
+    col_weights = weights.sum(1, keepdim=True) + pads[1]
+    shares = weights / col_weights
+    shares_t, weights_t = shares.mT, weights.mT
     # The constant (1, -1) is free in u, v: the mean of the diagonal fixes it without moving anything else.
-    schur = (row_weights.mean(1) / x.shape[1])[:, None, None] - shares @ weights.mT
-    schur.diagonal(dim1=1, dim2=2).add_(torch.where(row_weights > 0, row_weights * (1 + 1e-14), 1))
+    schur = row_weights.mean(1, keepdim=True) / x.shape[1] - shares @ weights_t
+    schur.diagonal(dim1=1, dim2=2).add_(row_weights[:, :, 0], alpha=1 + 1e-14)
     factor, _ = torch.linalg.cholesky_ex(schur)
 
-    def towards(target: Tensor | float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        pull = target / x - z
+    def towards(pull: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         flow = weights * pull
-        col_flow = flow.sum(1)
-        right = (shares @ col_flow[:, :, None]) - flow.sum(2, keepdim=True)
-        du = torch.cholesky_solve(right, factor)[:, :, 0]
-        dv = -col_flow / torch.where(col_weights > 0, col_weights, 1) - (shares.mT @ du[:, :, None])[:, :, 0]
-        dx = weights * (du[:, :, None] + dv[:, None] + pull)
-        return dx, du, dv, mask * (pull - ratio * dx)
+        right = torch.baddbmm(flow.sum(2, keepdim=True), shares, flow.sum(1)[:, :, None], beta=-1)
+        du = torch.cholesky_solve(right, factor)
+        dv = -(flow.sum(1, keepdim=True) / col_weights) - (shares_t @ du).mT
+        change = du + dv + pull
+        dx = weights * change
+        return dx, du, dv, pull - ratio * dx
 
-    dx, _, _, dz = towards(0.0)
-    step = (1 / torch.maximum(-dx / x, -dz / z).amax((1, 2), keepdim=True).clamp(min=1e-30)).clamp(max=1)
-    after = (mask * (x + step * dx) * (z + step * dz)).sum((1, 2), keepdim=True) / mask.sum((1, 2), keepdim=True).clamp(
-        min=1
-    )
-    return towards((after / mean) ** 3 * mean - dx * dz)
+    def limit(dx: Tensor, dz: Tensor) -> Tensor:
+        """How far x and z stay positive."""
+        fastest = torch.minimum(dx / x, dz / z).amin((1, 2), keepdim=True)
+        return -1 / fastest.clamp_(max=-1e-30)
+
+    dx, _, _, dz = towards(-z)
+    step = limit(dx, dz).clamp_(max=1)
+    after = torch.addcmul(x, step, dx).mul_(torch.addcmul(z, step, dz)).mean((1, 2), keepdim=True)
+    dx, du, dv, dz = towards(((after / mean) ** 3 * mean - dx * dz) / x - z)
+    return dx, du, dv, dz, limit(dx, dz)
 
 
 def _polish(
@@ -88,19 +93,15 @@ def _polish(
     so small that the division loses it) keep the interior point, whose marginals are as exact.
     """
     slope = support.to(cost.dtype) / (2 * eps)
-    for _ in range(2):  # the second takes away the rounding error of the first
-        guess = slope * (u[:, :, None] + v[:, None] - cost)
-        du, dv = potentials(slope, rows - guess.sum(2), cols - guess.sum(1))
-        u, v = u + du, v + dv
-    reduced = u[:, :, None] + v[:, None] - cost
-    polished = slope * reduced
-    error = torch.maximum((polished.sum(2) - rows).abs().amax(1), (polished.sum(1) - cols).abs().amax(1))
-    inside = (rows[:, :, None] > 0) & (cols[:, None] > 0)
-    slack = (reduced * (inside & ~support)).amax((1, 2))
-    tolerance = 1e-10
-    valid = (
-        (error <= tolerance * rows.sum(1))
-        & (slack <= tolerance * cost.abs().amax((1, 2)))
-        & (polished.amin((1, 2)) >= 0)
-    )[:, None, None]
-    return torch.where(valid, polished, x), support
+    guess = slope * (u + v - cost)
+    du, dv = potentials(slope, (rows - guess.sum(2, keepdim=True))[:, :, 0], (cols - guess.sum(1, keepdim=True))[:, 0])
+    reduced = u + du[:, :, None] + v + dv[:, None] - cost
+    polished = torch.where(support, slope * reduced, 0)
+    total = rows.sum((1, 2))
+    error = (polished.sum(2, keepdim=True) - rows).abs().amax((1, 2)) + (
+        polished.sum(1, keepdim=True) - cols
+    ).abs().amax((1, 2))
+    slack = (reduced * ((rows > 0) & (cols > 0) & ~support)).amax((1, 2))
+    valid = (error <= TOLERANCE * total) & (slack <= TOLERANCE * cost.abs().amax((1, 2)))
+    valid &= polished.amin((1, 2)) >= 0
+    return torch.where(valid[:, None, None], polished, x), support
