@@ -42,7 +42,8 @@ class Cvxpy(TransportSolver):
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         layer = _layer(cost.shape[1], cost.shape[2], self.regularization)
         (plan,) = layer(cost.cpu(), rows.cpu(), cols.cpu())
-        return plan.to(cost.device)
+        inside = (rows[:, :, None] > 0) & (cols[:, None] > 0)
+        return plan.to(cost.device).masked_fill(~inside, 0)  # SCS leaves 1e-14 there
 
 
 @lru_cache

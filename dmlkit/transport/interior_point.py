@@ -29,26 +29,27 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
     inside = (rows > 0) & (cols > 0)
     mask = inside.to(cost.dtype)
     pads = (rows == 0).to(cost.dtype), (cols == 0).to(cost.dtype)
-    total = rows.sum((1, 2), keepdim=True).clamp(min=torch.finfo(cost.dtype).tiny)
+    tiny = torch.finfo(cost.dtype).tiny
+    total = rows.sum((1, 2), keepdim=True).clamp(min=tiny)
     x = torch.where(inside, rows * cols / total, 1)  # outside, x stays 1 and z falls with the rest
     z = cost + 2 * eps * x
-    scale = (mask * z).abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(cost.dtype).tiny)
+    scale = (mask * z).abs().amax((1, 2), keepdim=True).clamp(min=tiny)
     u = z.amin(2, keepdim=True) - 0.5 * scale
     v = torch.zeros_like(cols)
     z = torch.where(inside, z - u, scale)
     for _ in range(MAX_STEPS):
-        gap = (x * z).sum((1, 2), keepdim=True)
+        gap = (mask * x * z).sum((1, 2), keepdim=True)
         active = gap > GAP * scale * total
         if not active.any():
             break
-        dx, du, dv, dz, limit = _direction(x, z, mask, pads, gap / mask[0].numel(), eps)
+        dx, du, dv, dz, limit = _direction(x, z, mask, pads, gap.clamp(min=tiny), eps)
         step = (0.995 * limit).clamp_(max=1) * active  # problems that have converged wait
         x, z, u, v = x + step * dx, z + step * dz, u + step * du, v + step * dv
     return _polish(cost, rows, cols, eps, x * mask, inside & (x * scale > z * total), u, v)
 
 
 def _direction(
-    x: Tensor, z: Tensor, mask: Tensor, pads: tuple[Tensor, Tensor], mean: Tensor, eps: float
+    x: Tensor, z: Tensor, mask: Tensor, pads: tuple[Tensor, Tensor], gap: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The step (dx, du, dv, dz) to x * z = target, first to 0 and then to what this suggests, and its limit."""
     ratio = z / x
@@ -78,8 +79,9 @@ def _direction(
 
     dx, _, _, dz = towards(-z)
     step = limit(dx, dz).clamp_(max=1)
-    after = torch.addcmul(x, step, dx).mul_(torch.addcmul(z, step, dz)).mean((1, 2), keepdim=True)
-    dx, du, dv, dz = towards(((after / mean) ** 3 * mean - dx * dz) / x - z)
+    after = (torch.addcmul(x, step, dx) * torch.addcmul(z, step, dz) * mask).sum((1, 2), keepdim=True)
+    target = (after / gap) ** 3 * gap / mask.sum((1, 2), keepdim=True).clamp(min=1)
+    dx, du, dv, dz = towards((target - dx * dz) / x - z)
     return dx, du, dv, dz, limit(dx, dz)
 
 
