@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-import torch
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
-from torch.nn.functional import one_hot, softplus
 
+from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
 
@@ -17,9 +18,10 @@ class ProxyAnchorConfig(LossConfig, frozen=True):
     name: Literal["proxy_anchor"] = "proxy_anchor"
     margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
     scale: PositiveFloat = 32.0  # alpha, inverse temperature
+    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyAnchor":
-        return ProxyAnchor(manifold, num_classes, margin=self.margin, scale=self.scale)
+        return ProxyAnchor(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
 class ProxyAnchor(Loss):
@@ -33,8 +35,13 @@ class ProxyAnchor(Loss):
         num_classes: C, one proxy each.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
+        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+
+    Raises:
+        ValueError: see `Loss.forward`; or embeddings and proxies differ in dtype.
 
     Example:
+        >>> import torch
         >>> from dmlkit.manifolds import Sphere
         >>> sphere = Sphere(64)
         >>> loss = ProxyAnchor(sphere, num_classes=10)
@@ -43,20 +50,21 @@ class ProxyAnchor(Loss):
         torch.Size([])
     """
 
-    def __init__(self, manifold: Manifold, num_classes: int, *, margin: float = 0.1, scale: float = 32.0) -> None:
+    def __init__(
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        margin: float = 0.1,
+        scale: float = 32.0,
+        chunk_size: int | None = None,
+    ) -> None:
         super().__init__(manifold, num_classes)
-        self.margin, self.scale = margin, scale
+        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
         self.proxies = manifold.new_proxies(num_classes)  # (C, d)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        proxies = self.manifold.proxy_points(self.proxies)  # (C, D)
-        similarity = self.manifold.similarity(embeddings, proxies)  # (B, C)
-        is_own = one_hot(labels, len(proxies)).bool()  # (B, C)
-        pull = log1p_sum_exp(-self.scale * (similarity - self.margin), where=is_own)  # (C,)
-        push = log1p_sum_exp(self.scale * (similarity + self.margin), where=~is_own)  # (C,)
-        return pull.sum() / is_own.any(0).sum() + push.mean()
-
-
-def log1p_sum_exp(x: Tensor, where: Tensor) -> Tensor:
-    """log(1 + sum_i exp(x_i)) over dim 0, for the entries kept by ``where``; 0 if none is kept."""
-    return softplus(x.masked_fill(~where, -torch.inf).logsumexp(0))
+        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
+        present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
+        anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
+        return sum_over_classes(walk, anchors.score, embeddings, self.proxies)
