@@ -87,7 +87,7 @@ def measure(size: int) -> dict[str, tuple[float, int]]:
 def measure_qpth(python: str, size: int) -> dict[str, tuple[float, int]]:
     """The same for qpth, which wants numpy < 2 and so an interpreter of its own."""
     result = subprocess.run(
-        [python, str(HERE / "transport_qpth.py"), str(size), str(torch.get_num_threads())],
+        [python, str(HERE / "qpth" / "transport.py"), str(size), str(torch.get_num_threads())],
         capture_output=True,
         text=True,
         check=True,
@@ -145,7 +145,8 @@ def main() -> None:
     lines = [
         "# Transport solvers",
         "",
-        f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} threads; `python {' '.join(sys.argv)}`",
+        f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} threads",
+        f"Command: `python {' '.join(sys.argv)}`",
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
         f"cvxpylayers and qpth solve <c, x> + {EPS:g} |x|^2 with their default tolerances; presolved: k x k columns.",

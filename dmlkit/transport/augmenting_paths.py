@@ -82,7 +82,7 @@ def _augment(
     group = torch.arange(len(plan), device=plan.device)[:, None]
     amount = demand.gather(1, sink).masked_fill(~reached, 0)
     steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    col, active = sink, reached
+    col, active, source = sink, reached, torch.zeros_like(sink)
     while True:  # from the sink back to the source
         row = col_parent.gather(1, col).clamp_(min=0)
         before = row_parent.gather(1, row)
@@ -90,7 +90,7 @@ def _augment(
         available = torch.where(onward, plan[group, row, before.clamp(min=0)], supply.gather(1, row))
         amount = torch.where(active, torch.minimum(amount, available), amount)
         steps.append((row, col, before.clamp(min=0), onward))
-        source = row if len(steps) == 1 else torch.where(active, row, source)
+        source = torch.where(active, row, source)
         if not onward.any():
             break
         col, active = torch.where(onward, before, col), onward

@@ -50,14 +50,14 @@ class Cvxpy(TransportSolver):
 def _layer(n: int, m: int, regularization: float) -> Any:
     """The programme of one shape, compiled once: 20 ms for 4 x 100."""
     import cvxpy
-    from cvxpylayers.torch import CvxpyLayer
+    from cvxpylayers.torch.cvxpylayer import CvxpyLayer
 
     cost, rows, cols = cvxpy.Parameter((n, m)), cvxpy.Parameter(n), cvxpy.Parameter(m)
     plan: Any = cvxpy.Variable((n, m))
     objective: Any = cvxpy.sum(cvxpy.multiply(cost, plan))
     if regularization > 0:
         objective = objective + regularization * cvxpy.sum_squares(plan)
-    constraints = [plan >= 0, cvxpy.sum(plan, axis=1) == rows, cvxpy.sum(plan, axis=0) == cols]
+    constraints: list[Any] = [plan >= 0, cvxpy.sum(plan, axis=1) == rows, cvxpy.sum(plan, axis=0) == cols]
     problem = cvxpy.Problem(cvxpy.Minimize(objective), constraints)
     # SCS stops at 1e-4 unless told otherwise: entries of -6e-4 then.
     return CvxpyLayer(problem, parameters=[cost, rows, cols], variables=[plan], solver_args={"eps": 1e-10})

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,5 +35,5 @@ class Emd(TransportSolver):
 
         emd: Any = ot.emd
         arrays = zip(rows.cpu().numpy(), cols.cpu().numpy(), cost.cpu().numpy(), strict=True)
-        plans = [torch.from_numpy(emd(*problem)) if problem[0].any() else torch.zeros(cost.shape[1:]) for problem in arrays]
-        return torch.stack(plans).to(cost)
+        plans = [emd(*problem) if problem[0].any() else np.zeros(cost.shape[1:]) for problem in arrays]
+        return torch.from_numpy(np.stack(plans)).to(cost)

@@ -28,17 +28,18 @@ def with_implicit_gradient(cost: Tensor, rows: Tensor, cols: Tensor, plan: Tenso
 
 class _ImplicitPlan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, cost: Tensor, rows: Tensor, cols: Tensor, plan: Tensor, slope: Tensor) -> Tensor:
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        plan, slope = tensors[3:]
         ctx.save_for_backward(slope)
         return plan.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (slope,) = ctx.saved_tensors
-        weighted = slope * grad
-        a, b = potentials(slope, weighted.sum(2), weighted.sum(1))
-        return slope * (a[:, :, None] + b[:, None]) - weighted, a, b, None, None
+        weighted = slope * grad_outputs[0]
+        u, v = potentials(slope, weighted.sum(2), weighted.sum(1))
+        return slope * (u[:, :, None] + v[:, None]) - weighted, u, v, None, None
 
 
 def potentials(weights: Tensor, row_sums: Tensor, col_sums: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,9 @@ TOLERANCE = 1e-10  # of the total mass, and of max|c|: what the polish may miss
 def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     r"""The minimum of <c, x> + eps |x|^2 on transport polytopes, in float64.
 
-    Mehrotra's predictor-corrector method (SIAM J. Optim. 1992) from the feasible start x_ij = r_i s_j / total, so every
-    iterate keeps the marginals and a positive reduced cost z = c + 2 eps x - u - v; each step factorises one n x n Schur
-    complement a problem. `_polish` then solves the equations of the support exactly.
+    Mehrotra's predictor-corrector method (SIAM J. Optim. 1992) from the feasible start x_ij = r_i s_j / total, so
+    every iterate keeps the marginals and a positive reduced cost z = c + 2 eps x - u - v; each step factorises one
+    n x n Schur complement a problem. `_polish` then solves the equations of the support exactly.
 
     Args:
         cost: (G, n, m).

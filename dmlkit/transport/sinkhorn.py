@@ -21,9 +21,7 @@ class SinkhornConfig(TransportConfig, frozen=True):
     gradient: Gradient = "implicit"
 
     def build(self) -> "Sinkhorn":
-        return Sinkhorn(
-            regularization=self.regularization, max_iterations=self.max_iterations, gradient=self.gradient
-        )
+        return Sinkhorn(regularization=self.regularization, max_iterations=self.max_iterations, gradient=self.gradient)
 
 
 class Sinkhorn(TransportSolver):

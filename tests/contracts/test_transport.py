@@ -19,7 +19,8 @@ def solver(request: pytest.FixtureRequest) -> TransportSolver:
 def random_problem(seed: int, groups: int = 3, n: int = 4, m: int = 6) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     cost, rows, cols = (
-        torch.rand(shape, generator=generator, dtype=torch.float64) for shape in ((groups, n, m), (groups, n), (groups, m))
+        torch.rand(shape, generator=generator, dtype=torch.float64)
+        for shape in ((groups, n, m), (groups, n), (groups, m))
     )
     return cost, rows, cols * (rows.sum(1) / cols.sum(1))[:, None]
 
@@ -61,8 +62,10 @@ def test_marginals_hold_for_any(name: str, data: st.DataObject):
     row_tensor = torch.tensor([rows], dtype=torch.float64)
     col_tensor = torch.tensor([shares], dtype=torch.float64)
     col_tensor *= row_tensor.sum() / col_tensor.sum()
-    plan = TransportConfig.variants[name]().build().plan(
-        torch.tensor(cost, dtype=torch.float64).view(1, len(rows), len(shares)), row_tensor, col_tensor
+    plan = (
+        TransportConfig.variants[name]()
+        .build()
+        .plan(torch.tensor(cost, dtype=torch.float64).view(1, len(rows), len(shares)), row_tensor, col_tensor)
     )
     check_plan(plan, row_tensor, col_tensor)
 
