@@ -129,6 +129,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                         state.seconds += time.perf_counter() - started
                         save(experiment, run, fabric, state)
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
+            check_weights(experiment, state, run)
             training_seconds = time.perf_counter() - started
             finish_epoch(experiment, run, fabric, state, progress, images_seen, training_seconds)
             state.seconds += time.perf_counter() - started
@@ -153,10 +154,17 @@ def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
     losses = torch.stack(pending).tolist() if pending else []
     for offset, loss in enumerate(losses):
         if loss != loss or abs(loss) == float("inf"):
-            raise diverged(state.step - len(losses) + offset + 1, f"loss ({loss})", state, run)
+            raise diverged(state.step - len(losses) + offset + 1, f"losses ({loss})", state, run)
         state.loss_sum += loss
     pending.clear()
     return losses[-1] if losses else float("nan")
+
+
+def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
+    """Stop before weights that are not finite overwrite a good checkpoint."""
+    parameters = [*experiment.model.parameters(), *experiment.objective.parameters()]
+    if not torch.stack([parameter.detach().isfinite().all() for parameter in parameters]).all():
+        raise diverged(state.step, "weights", state, run)
 
 
 def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
@@ -164,7 +172,7 @@ def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
     last = run.checkpoint_path("last")
     kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
     return UserError(
-        f"epoch {state.epoch + 1}, step {step}: the {what} is not finite; {kept}. "
+        f"epoch {state.epoch + 1}, step {step}: {what} that are not finite; {kept}. "
         "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"
     )
 
