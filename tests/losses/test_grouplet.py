@@ -71,10 +71,9 @@ def test_equals_the_paper(name: str, scope: str, batch: int, group_size: int):
     loss = grouplet(manifold, scope=scope, group_size=group_size, scale=3.0)
     features, labels = draw(batch)
     groups = groups_of(loss, batch)
-    assert sorted(sum(groups, [])) == list(range(batch))
-    assert [len(group) for group in groups] == [group_size] * (batch // group_size) + [batch % group_size] * (
-        batch % group_size > 0
-    )
+    assert sorted(image for group in groups for image in group) == list(range(batch))
+    rest = [batch % group_size] if batch % group_size else []
+    assert [len(group) for group in groups] == [group_size] * (batch // group_size) + rest
     leaf = features.requires_grad_()
     value = loss(manifold.from_features(leaf), labels)
     similarity = manifold.similarity(manifold.from_features(leaf), manifold.proxy_points(loss.proxies))
