@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-TIE = 1e-13  # of the largest cost: what an arc outside the support costs more, so that ties keep the support a forest
+TIE = 1e-13  # of the spread of the costs: what an arc outside the support costs more
 
 
 def shortest_augmenting_paths(cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
@@ -15,13 +15,14 @@ def shortest_augmenting_paths(cost: Tensor, rows: Tensor, cols: Tensor) -> Tenso
     paths one with the fewest arcs outside the support is taken; it enters each tree of the support at most once,
     so the support stays a forest, which makes the plan a vertex. Whole marginals give a whole plan.
 
-    The cost of the plan is within (n + m) * 1e-13 * max|c| per unit of the optimum.
+    The cost of the plan is within (n + m) * 1e-13 of the spread of the costs, per unit, of the optimum.
     """
     negligible = 1e-12 * rows.sum(1, keepdim=True)
-    tie = TIE * cost.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(cost.dtype).tiny)
-    v = cost.amin(1)  # (G, m)
-    u = (cost - v[:, None]).amin(2)  # (G, n)
-    plan = _greedy_start(cost - v[:, None], rows, cols)
+    cost = cost - cost.amin(1, keepdim=True)  # constants per column and row change no plan, only the scale
+    cost -= cost.amin(2, keepdim=True)
+    tie = TIE * cost.amax((1, 2), keepdim=True).clamp(min=torch.finfo(cost.dtype).tiny)
+    u, v = torch.zeros_like(rows), torch.zeros_like(cols)
+    plan = _greedy_start(cost, rows, cols)
     supply, demand = rows - plan.sum(2), cols - plan.sum(1)
     while (supply > negligible).any():
         reduced = ((cost - u[:, :, None] - v[:, None]).clamp_(min=0) + tie).masked_fill_(plan > 0, 0)

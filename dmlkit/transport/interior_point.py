@@ -26,6 +26,8 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
         The plan (G, n, m) and its support (G, n, m) bool.
     """
     rows, cols = rows[:, :, None], cols[:, None]  # (G, n, 1) and (G, 1, m), as u and v below
+    cost = cost - cost.amin(2, keepdim=True)  # constants per row and column change no plan, only the scale
+    cost = cost - cost.amin(1, keepdim=True)
     inside = (rows > 0) & (cols > 0)
     mask = inside.to(cost.dtype)
     pads = (rows == 0).to(cost.dtype), (cols == 0).to(cost.dtype)
