@@ -5,9 +5,9 @@ from torch import Tensor
 
 from dmlkit.transport.implicit import potentials
 
-GAP = 1e-10  # of max|c| times the total mass: from here the polish finds the support
+GAP = 1e-10  # of the spread of the costs times the total mass: from here the polish finds the support
 MAX_STEPS = 60  # 6 to 16 are usual
-TOLERANCE = 1e-10  # of the total mass, and of max|c|: what the polish may miss
+TOLERANCE = 1e-10  # of the total mass, and of the spread: what the polish may miss
 
 
 def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -87,6 +87,6 @@ def _round_to_polytope(plan: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
     tiny = torch.finfo(plan.dtype).tiny
     plan = plan * (rows / plan.sum(2).clamp(min=tiny)).clamp(max=1)[:, :, None]
     plan = plan * (cols / plan.sum(1).clamp(min=tiny)).clamp(max=1)[:, None]
-    missing_rows, missing_cols = rows - plan.sum(2), cols - plan.sum(1)
+    missing_rows, missing_cols = (rows - plan.sum(2)).clamp(min=0), (cols - plan.sum(1)).clamp(min=0)
     missing = missing_rows.sum(1).clamp(min=tiny)
     return plan + missing_rows[:, :, None] * missing_cols[:, None] / missing[:, None, None]

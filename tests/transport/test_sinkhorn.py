@@ -50,6 +50,16 @@ def test_marginals_hold_when_the_iterations_run_out():
     assert plan.min() >= 0
 
 
+def test_rounding_survives_marginals_that_fit_already():
+    """What is missing is then rounding error of both signs, whose sum may be 0."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        cost = torch.rand(8, 4, 4, generator=generator, dtype=torch.float64)
+        ones = torch.ones(8, 4, dtype=torch.float64)
+        plan = Sinkhorn(regularization=0.3).plan(cost, ones, ones)
+        torch.testing.assert_close(plan.sum(2), ones, atol=1e-12, rtol=0)
+
+
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="Sinkhorn: regularization must be positive, got 0"):
         Sinkhorn(regularization=0)
