@@ -34,6 +34,8 @@ class Emd(TransportSolver):
         import ot
 
         emd: Any = ot.emd
-        arrays = zip(rows.cpu().numpy(), cols.cpu().numpy(), cost.cpu().numpy(), strict=True)
+        # With a negative cost in a 1 x 1 problem POT 0.9.7 says "infeasible"; a constant changes no plan.
+        positive = cost - cost.amin((1, 2), keepdim=True)
+        arrays = zip(rows.cpu().numpy(), cols.cpu().numpy(), positive.cpu().numpy(), strict=True)
         plans = [emd(*problem) if problem[0].any() else np.zeros(cost.shape[1:]) for problem in arrays]
         return torch.from_numpy(np.stack(plans)).to(cost)

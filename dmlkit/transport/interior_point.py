@@ -7,6 +7,7 @@ from dmlkit.transport.implicit import potentials
 
 GAP = 1e-10  # of the spread of the costs times the total mass: from here the polish finds the support
 MAX_STEPS = 60  # 6 to 16 are usual
+NEWTON_STEPS = 10  # 1 unless an entry is 0 with reduced cost 0
 TOLERANCE = 1e-10  # of the total mass, and of the spread: what the polish may miss
 
 
@@ -90,22 +91,31 @@ def _direction(
 def _polish(
     cost: Tensor, rows: Tensor, cols: Tensor, eps: float, x: Tensor, support: Tensor, u: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The plan that satisfies the equations of its support to rounding, where these have a valid solution.
+    """The plan that satisfies the equations of its support to rounding, by Newton steps on u and v.
 
-    On the support x = (u + v - c) / (2 eps) must meet the marginals, off it u + v - c must not be positive.
-    Problems for which this fails (a support that is not settled: an entry that is 0 with reduced cost 0, or an eps
-    so small that the division loses it) keep the interior point, whose marginals are as exact.
+    On the support x = (u + v - c) / (2 eps) must meet the marginals, off it u + v - c must not be positive; a step
+    solves the former and takes what is positive as the next support. Problems without a valid solution after
+    `NEWTON_STEPS` (an eps so small that the division loses it) keep the interior point x, whose marginals are exact.
     """
-    slope = support.to(cost.dtype) / (2 * eps)
-    guess = slope * (u + v - cost)
-    du, dv = potentials(slope, (rows - guess.sum(2, keepdim=True))[:, :, 0], (cols - guess.sum(1, keepdim=True))[:, 0])
-    reduced = u + du[:, :, None] + v + dv[:, None] - cost
-    polished = torch.where(support, slope * reduced, 0)
-    total = rows.sum((1, 2))
-    error = (polished.sum(2, keepdim=True) - rows).abs().amax((1, 2)) + (
-        polished.sum(1, keepdim=True) - cols
-    ).abs().amax((1, 2))
-    slack = (reduced * ((rows > 0) & (cols > 0) & ~support)).amax((1, 2))
-    valid = (error <= TOLERANCE * total) & (slack <= TOLERANCE * cost.abs().amax((1, 2)))
-    valid &= polished.amin((1, 2)) >= 0
-    return torch.where(valid[:, None, None], polished, x), support
+    inside = (rows > 0) & (cols > 0)
+    total = rows.sum((1, 2), keepdim=True)
+    spread = cost.amax((1, 2), keepdim=True)
+    found, plan = torch.zeros_like(total, dtype=torch.bool), x
+    for _ in range(NEWTON_STEPS):
+        slope = support.to(cost.dtype) / (2 * eps)
+        guess = slope * (u + v - cost)
+        missing = (rows - guess.sum(2, keepdim=True))[:, :, 0], (cols - guess.sum(1, keepdim=True))[:, 0]
+        du, dv = potentials(slope, *missing)
+        u, v = u + du[:, :, None], v + dv[:, None]
+        reduced = u + v - cost
+        polished = slope * reduced.clamp(min=0)
+        error = (polished.sum(2, keepdim=True) - rows).abs().amax((1, 2), keepdim=True) + (
+            polished.sum(1, keepdim=True) - cols
+        ).abs().amax((1, 2), keepdim=True)
+        slack = (reduced * (inside & ~support)).amax((1, 2), keepdim=True)
+        valid = (error <= TOLERANCE * total) & (slack <= TOLERANCE * spread) & ~found
+        plan, found = torch.where(valid, polished, plan), found | valid
+        if found.all():
+            break
+        support = torch.where(found, support, inside & (reduced > 0))
+    return plan, torch.where(found, support, inside & (x > 0))
