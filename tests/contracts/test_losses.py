@@ -267,12 +267,28 @@ def test_a_checkpoint_in_mid_training_changes_nothing(name: str):
 
 
 @EVERY_LOSS
-def test_nothing_is_learned_without_gradient(name: str):
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_a_backward_pass_under_autocast_is_computed_in_full(name: str, chunk_size: int | None):
+    options = {"chunk_size": chunk_size} if "chunk_size" in LossConfig.variants[name].model_fields else {}
+    features, labels = draw()
+    loss = build(name, **options)
+    gradients: list[Tensor] = []
+    for enabled in (False, True):
+        points = loss.manifold.from_features(features).detach().requires_grad_()
+        torch.manual_seed(2)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            gradients += torch.autograd.grad(deepcopy(loss)(points, labels), points)
+    assert torch.equal(*gradients)
+
+
+@EVERY_LOSS
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_value_is_the_same_without_gradient(name: str, mode: Any):
     features, labels = draw()
     loss = build(name)
     expected = evaluate(deepcopy(loss), features, labels)[0]
-    with torch.no_grad():
-        assert torch.equal(evaluate_points(loss, loss.manifold.from_features(features), labels), expected)
+    with mode():
+        torch.testing.assert_close(evaluate_points(loss, loss.manifold.from_features(features), labels), expected)
 
 
 @EVERY_LOSS

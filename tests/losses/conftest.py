@@ -46,19 +46,20 @@ def agree(batch: tuple[Tensor, Tensor]) -> Callable[[Loss, Naive], None]:
 
 
 @pytest.fixture
-def agree_with_peer(batch: tuple[Tensor, Tensor]) -> Callable[[Loss, torch.nn.Module, Tensor, Tensor], None]:
+def agree_with_peer(batch: tuple[Tensor, Tensor]) -> Callable[..., None]:
     """Checks value and gradients of a loss on the sphere against another library's loss with the same proxies."""
 
-    def check(loss: Loss, peer: torch.nn.Module, peer_weight: Tensor, our_weight: Tensor) -> None:
-        """``our_weight`` is a view of the loss's proxies, or their copy, with the layout of ``peer_weight``."""
+    def check(loss: Loss, peer: torch.nn.Module, peer_weight: Tensor, layout: Callable[[Tensor], Tensor]) -> None:
+        """``layout`` turns our proxies, or their gradient, into the shape of ``peer_weight``."""
         features, labels = batch
         features = features.clone().requires_grad_()
-        peer_weight.data.copy_(our_weight)
+        (proxies,) = loss.parameters()
+        peer_weight.data.copy_(layout(proxies.data))
         value = loss(loss.manifold.from_features(features), labels)
         expected = peer(loss.manifold.from_features(features), labels)
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-9)
-        gradients = torch.autograd.grad(value, (features, our_weight))
+        gradient, proxy_gradient = torch.autograd.grad(value, (features, proxies))
         expected_gradients = torch.autograd.grad(expected, (features, peer_weight))
-        torch.testing.assert_close(gradients, expected_gradients, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close((gradient, layout(proxy_gradient)), expected_gradients, rtol=1e-6, atol=1e-9)
 
     return check

@@ -11,7 +11,7 @@ ALPHA, DELTA, GAMMA = 32.0, 0.1, 0.1
 def similarity(kind: str, s: list[Tensor]) -> Tensor:
     """Saeki et al., eq. 1, and the two alternatives of section 3.2."""
     if kind == "max":
-        return max(s, key=float)
+        return max(s, key=lambda s_k: s_k.item())
     if kind == "mean":
         return sum(s) / len(s)
     total = sum(torch.exp(s_k / GAMMA) for s_k in s)
