@@ -13,7 +13,7 @@ LAYERS = {
     "component": 0,
     "manifolds": 1,
     "transport": 1,
-    "miners": 1,
+    "miners": 1.5,
     "losses": 2,
     "regularizers": 2,
     "samplers": 2,
