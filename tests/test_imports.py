@@ -24,6 +24,7 @@ LAYERS = {
     "optimizers": 2,
     "schedules": 2,
     "metrics": 2,
+    "yaml_tree": 1,
     "recipe": 3,
     "recipe_file": 3.5,
     "model": 3,
@@ -78,6 +79,7 @@ def test_command_line_starts_without_heavy_imports():
 
 
 def test_parts_do_not_import_optional_solvers():
-    code = "import dmlkit.losses, dmlkit.transport, sys; print([n for n in ('cvxpylayers', 'ot', 'faiss') if n in sys.modules])"
+    heavy = ("cvxpy", "cvxpylayers", "ot", "faiss", "sklearn", "matplotlib")
+    code = f"import dmlkit.recipe, dmlkit.transport, sys; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
