@@ -33,7 +33,8 @@ class CircleConfig(LossConfig, frozen=True):
 class Circle(PairLoss):
     r"""Sun et al., CVPR 2020 (arXiv:2002.10857), eq. 6, with the weights of eq. 5 and the optima of eq. 8; s = cosine.
 
-    .. math:: \log\Big(1 + \sum_{n} e^{\gamma [s_n + m]_+ (s_n - m)} \sum_{p} e^{-\gamma [1 + m - s_p]_+ (s_p - 1 + m)}\Big)
+    .. math:: \log\Big(1 + \sum_{n} e^{\gamma [s_n + m]_+ (s_n - m)}
+            \sum_{p} e^{-\gamma [1 + m - s_p]_+ (s_p - 1 + m)}\Big)
 
     The weights in brackets are constants for the gradient. The mean runs over the anchors that have a positive and
     a negative.

@@ -1,13 +1,12 @@
 """Cross-batch memory: a pair loss that also compares the batch with the embeddings of earlier batches."""
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import torch
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt, field_validator
 from torch import Tensor
 
-from dmlkit.component import Requirement, one_of
+from dmlkit.component import one_of
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.contrastive import ContrastiveConfig
 from dmlkit.losses.pairs import PairLoss, make_pairs
@@ -35,9 +34,6 @@ class CrossBatchMemoryConfig(LossConfig, frozen=True):
     def build(self, manifold: Manifold, num_classes: int) -> "CrossBatchMemory":
         loss = self.loss.build(manifold, num_classes)
         return CrossBatchMemory(manifold, loss, size=self.size, start_epoch=self.start_epoch)
-
-    def requirements(self) -> Iterable[Requirement]:
-        return self.loss.requirements()
 
 
 class CrossBatchMemory(Loss):

@@ -24,8 +24,8 @@ class LiftedStructureConfig(LossConfig, frozen=True):
 class LiftedStructure(Loss):
     r"""Song et al., CVPR 2016 (arXiv:1511.06452), eq. 4, the smooth bound; D = manifold distance.
 
-    .. math:: \tilde J_{ij} &= \log\Big(\sum_{(i,k) \in N} e^{\alpha - D_{ik}} + \sum_{(j,l) \in N} e^{\alpha - D_{jl}}\Big)
-                               + D_{ij} \\
+    .. math:: \tilde J_{ij} &= D_{ij} + \log\Big(\sum_{(i,k) \in N} e^{\alpha - D_{ik}}
+                               + \sum_{(j,l) \in N} e^{\alpha - D_{jl}}\Big) \\
               \tilde J &= \frac{1}{2 |P|} \sum_{(i,j) \in P} \max(0, \tilde J_{ij})^2
 
     It needs the negatives of both ends of a pair, which an embedding in a memory has not: `CrossBatchMemory`

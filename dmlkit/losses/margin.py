@@ -1,19 +1,17 @@
 """Margin loss: pairs on the right side of a learned boundary, with negatives drawn evenly over the distances."""
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
-from dmlkit.component import Requirement, one_of
+from dmlkit.component import one_of
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pairs import PairLoss, Pairs
 from dmlkit.manifolds.base import Manifold
-from dmlkit.miners.all import All
 from dmlkit.miners.base import Miner, MinerConfig, Triplets
-from dmlkit.miners.distance_weighted import DistanceWeightedConfig
+from dmlkit.miners.distance_weighted import DistanceWeighted, DistanceWeightedConfig
 
 
 class MarginConfig(LossConfig, frozen=True):
@@ -36,9 +34,6 @@ class MarginConfig(LossConfig, frozen=True):
             miner=self.miner.build(manifold),
         )
 
-    def requirements(self) -> Iterable[Requirement]:
-        return self.miner.requirements()
-
 
 class Margin(PairLoss):
     r"""Wu et al., ICCV 2017 (arXiv:1706.07567), eq. 5, over the pairs of the mined triplets (a, p, n).
@@ -55,7 +50,10 @@ class Margin(PairLoss):
         margin: alpha >= 0, a distance.
         beta: > 0, a distance.
         learn_beta: beta is a parameter (C,); otherwise a constant.
-        miner: chooses the triplets; all of them by default, `DistanceWeighted` in the paper and in a recipe.
+        miner: chooses the triplets; `DistanceWeighted` by default, as in the paper, which needs the sphere.
+
+    Raises:
+        ValueError: the default miner with another manifold.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -78,7 +76,7 @@ class Margin(PairLoss):
         super().__init__(manifold, num_classes)
         self.margin = margin
         self.beta = nn.Parameter(torch.full((num_classes,), beta), requires_grad=learn_beta)
-        self.miner = miner or All()
+        self.miner = miner or DistanceWeighted(manifold)
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         distance = self.manifold.distance(pairs.rows, pairs.columns)  # (B, M)

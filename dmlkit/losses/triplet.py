@@ -1,6 +1,5 @@
 """Triplet loss: an anchor is closer to its own class than to any other, by a margin."""
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
-from dmlkit.component import Requirement, one_of
+from dmlkit.component import one_of
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pairs import PairLoss, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
@@ -37,9 +36,6 @@ class TripletConfig(LossConfig, frozen=True):
             smooth=self.smooth,
             miner=self.miner.build(manifold),
         )
-
-    def requirements(self) -> Iterable[Requirement]:
-        return self.miner.requirements()
 
 
 class Triplet(PairLoss):
