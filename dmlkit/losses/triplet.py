@@ -107,7 +107,7 @@ def _hinge_mean(distance: Tensor, positive: Tensor, negative: Tensor, margin: fl
         violated = torch.searchsorted(negatives.sort(1).values, reach)  # (B, M), negatives nearer than the reach
         spared = torch.searchsorted(reach.sort(1).values, negatives, right=True)  # positives that do not reach it
         slope = violated * positive - (columns - spared) * negative  # (B, M) int64
-        count = (violated * positive).sum()
+        count = (violated * positive).sum().to(distance.dtype)  # margin * an int64 would round to float32
     total = (distance * slope).sum() + margin * count
     return total / count.clamp(min=1)
 
