@@ -13,7 +13,7 @@ from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pairs import PairLoss, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners.all import All, AllConfig
-from dmlkit.miners.base import Miner, MinerConfig
+from dmlkit.miners.base import Miner, MinerConfig, Triplets
 
 CHUNK = 2**22  # triplets computed at once by the smooth form: 16 MB a float32 matrix
 
@@ -47,8 +47,9 @@ class Triplet(PairLoss):
     log(1 + exp(d(a,p)^2 - d(a,n)^2 + alpha)) of Hermans et al., arXiv:1703.07737, section 2 (there with alpha = 0),
     is averaged over all mined triplets.
 
-    The sum over all triplets is piecewise linear in the distances, so sorting each row gives its slopes: time
-    B^2 log B and memory B^2, not B^3, and the same value. The smooth form walks the triplets in chunks.
+    The sum of the hinges is linear in each distance but for its corners: sum(slope * d) + alpha |T+|. Where all
+    triplets are taken, sorting each row gives the slopes in time B^2 log B and memory B^2, not B^3, and the value is
+    the same. The smooth form walks the triplets in chunks.
 
     Args:
         manifold: the geometry whose distance d is compared.
@@ -82,34 +83,30 @@ class Triplet(PairLoss):
         triplets = self.miner(distance.detach(), pairs.positive, pairs.negative)
         if self.squared:
             distance = distance.square()
-        if triplets.negative is None:
-            over_all = _smooth_mean if self.smooth else _hinge_mean
-            return over_all(distance, triplets.keep, pairs.negative, self.margin)
-        return self._mean_over_mined(distance, triplets.keep, triplets.negative)
-
-    def _mean_over_mined(self, distance: Tensor, keep: Tensor, negative: Tensor) -> Tensor:
-        violation = distance - distance.gather(1, negative) + self.margin  # (B, M)
         if self.smooth:
-            return masked_mean(softplus(violation), where=keep)
-        return masked_mean(violation, where=keep & (violation > 0))
+            if triplets.negative is None:
+                return _smooth_mean(distance, triplets.keep, pairs.negative, self.margin)
+            return masked_mean(softplus(distance - distance.gather(1, triplets.negative) + self.margin), triplets.keep)
+        slope, count = _slope(distance.detach(), triplets, pairs.negative, self.margin)
+        return ((distance * slope).sum() + self.margin * count) / count.clamp(min=1)
 
 
-def _hinge_mean(distance: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
-    """Mean of [d(a,p) - d(a,n) + margin]_+ over the triplets where it is positive.
+def _slope(distance: Tensor, triplets: Triplets, negative: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """The slope of the sum of hinges in each distance (B, M), and how many hinges are above 0.
 
-    It is sum(slope * d) + margin * |T+|, all over |T+|: the slope of a positive is the number of negatives that it
-    violates, the slope of a negative is minus the number of positives that violate it.
+    The slope in a positive's distance is the number of negatives that violate it; in a negative's, minus the number of
+    positives that it violates. Both come in the dtype of ``distance``: margin * an int64 would round to float32.
     """
-    columns = distance.shape[1]
-    with torch.no_grad():
-        reach = (distance + margin).masked_fill(~positive, -torch.inf)
-        negatives = distance.masked_fill(~negative, torch.inf)
-        violated = torch.searchsorted(negatives.sort(1).values, reach)  # (B, M), negatives nearer than the reach
-        spared = torch.searchsorted(reach.sort(1).values, negatives, right=True)  # positives that do not reach it
-        slope = violated * positive - (columns - spared) * negative  # (B, M) int64
-        count = (violated * positive).sum().to(distance.dtype)  # margin * an int64 would round to float32
-    total = (distance * slope).sum() + margin * count
-    return total / count.clamp(min=1)
+    if triplets.negative is not None:
+        nearest_allowed = distance.gather(1, triplets.negative) - margin
+        violated = (triplets.keep & (distance > nearest_allowed)).to(distance.dtype)
+        return violated.scatter_add(1, triplets.negative, -violated), violated.sum()
+    reach = (distance + margin).masked_fill(~triplets.keep, -torch.inf)
+    negatives = distance.masked_fill(~negative, torch.inf)
+    violators = torch.searchsorted(negatives.sort(1).values, reach)  # (B, M), negatives nearer than the reach
+    spared = torch.searchsorted(reach.sort(1).values, negatives, right=True)  # (B, M), positives that do not reach it
+    violating = (distance.shape[1] - spared) * negative
+    return (violators - violating).to(distance.dtype), violators.sum().to(distance.dtype)
 
 
 def _smooth_mean(distance: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:

@@ -4,7 +4,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners.base import Miner, MinerConfig, Triplets
@@ -37,6 +36,6 @@ class Hard(Miner):
     def __call__(self, distance: Tensor, positive: Tensor, negative: Tensor) -> Triplets:
         farthest = distance.masked_fill(~positive, -torch.inf).argmax(1)  # (B,)
         nearest = distance.masked_fill(~negative, torch.inf).argmin(1)  # (B,)
-        is_farthest = one_hot(farthest, distance.shape[1]).bool()
-        keep = positive & is_farthest & negative.any(1, keepdim=True)
+        is_farthest = torch.zeros_like(positive).scatter_(1, farthest[:, None], True)
+        keep = is_farthest & positive & negative.any(1, keepdim=True)
         return Triplets(keep, nearest[:, None].expand_as(distance))
