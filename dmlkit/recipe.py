@@ -81,7 +81,11 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
     @model_validator(mode="after")
     def check_requirements(self) -> "Recipe":
         """Hold every component's requirements against the other parts; all faults at once."""
-        faults = [*self._unmet_requirements(), *self._proxies_without_riemannian_optimizer()]
+        faults = [
+            *self._unmet_requirements(),
+            *self._proxies_without_riemannian_optimizer(),
+            *self._selection_by_unknown_metric(),
+        ]
         if faults:
             message = "; ".join(f"{'.'.join(map(str, key))}: {text}" for key, text in faults)
             raise PydanticCustomError("requirements", "{message}", {"message": message, "faults": faults})
@@ -104,6 +108,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
             yield (
                 ("manifold", "proxies"),
                 f"points need a Riemannian optimizer to stay on the manifold, got optimizer {self.optimizer.name}",
+            )
+
+    def _selection_by_unknown_metric(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        names = [name for metric in self.metrics for name in metric.names()]
+        if self.training.select_by not in names:
+            yield (
+                ("training", "select_by"),
+                f"got {self.training.select_by!r}, expected one of the recipe's metrics: {', '.join(names)}",
             )
 
 

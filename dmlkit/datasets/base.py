@@ -83,6 +83,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the training classes, the last of them, that is held out to choose the best checkpoint."""
+    on_bad_image: Literal["error", "skip"] = "error"
+    """Whether an image that cannot be read stops the command, or is left out and listed in the summary."""
 
     def build(self, split: Split) -> Dataset:
         """The images of a split; validation classes are cut from the training classes, never from test.
