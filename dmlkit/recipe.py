@@ -19,6 +19,7 @@ from dmlkit.manifolds.sphere import SphereConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.map_at_r import MapAtRConfig
 from dmlkit.metrics.recall import RecallConfig
+from dmlkit.miners.base import MinerConfig
 from dmlkit.optimizers.adamw import AdamWConfig
 from dmlkit.optimizers.base import OptimizerConfig
 from dmlkit.regularizers.base import RegularizerConfig
@@ -138,6 +139,7 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "backbones": BackboneConfig,
     "heads": HeadConfig,
     "manifolds": ManifoldConfig,
+    "miners": MinerConfig,
     "losses": LossConfig,
     "regularizers": RegularizerConfig,
     "optimizers": OptimizerConfig,

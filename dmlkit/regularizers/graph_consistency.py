@@ -32,10 +32,9 @@ class GraphConsistency(Regularizer):
 
     .. math:: \| S' X'^T - S'' X''^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
 
-    X' and X'' have the same classes in the same order, n images each. Of each class, the first half of its
-    images in the batch belongs to X' and the second half to X'': that is what the paired sampler means, and it
-    holds too where the batches of several processes are gathered. The norm does not depend on the
-    common order of the classes.
+    X' and X'' have the same classes in the same order, n images each. Of each class, the first half of its images
+    in the batch belongs to X' and the second half to X'': for a batch of the paired sampler those are its halves. An
+    image without a counterpart (the other one could not be read) is left out.
 
     The norm has no gradient at 0, where both draws propagate alike (identical embeddings, for one): d|v|/dv = v/|v|
     is 0/0, a nan that would spoil the weights. The safe form returns the subgradient 0 there, the one of least length.
@@ -43,9 +42,6 @@ class GraphConsistency(Regularizer):
     Args:
         manifold: the geometry of the embeddings; X holds the coordinates of its points.
         bandwidth: sigma > 0, in units of the squared distance; the paper does not print it.
-
-    Raises:
-        ValueError: on the CPU, a class with an odd number of images (on a GPU the check would stall the step).
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -59,40 +55,39 @@ class GraphConsistency(Regularizer):
         self.bandwidth = bandwidth
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        first, second = aligned_halves(labels)
-        difference = self._propagate(embeddings[first]) - self._propagate(embeddings[second])  # (B / 2, D)
+        first, second, is_used = aligned_draws(labels)
+        difference = self._propagate(embeddings[first], is_used) - self._propagate(embeddings[second], is_used)
         return safe_sqrt(difference.square().sum())
 
-    def _propagate(self, points: Tensor) -> Tensor:
-        weights = torch.exp(-self.manifold.distance(points, points).square() / self.bandwidth)  # (B / 2, B / 2)
-        return weights @ points
+    def _propagate(self, points: Tensor, is_used: Tensor) -> Tensor:
+        """S X^T of the used points: (H, D) -> (H, D)."""
+        weights = torch.exp(-self.manifold.distance(points, points).square() / self.bandwidth)  # (H, H)
+        return (weights @ (points * is_used[:, None])) * is_used[:, None]
 
 
-def aligned_halves(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Split a batch in two halves with the same labels in the same order: the indices (B / 2,) of each.
+def aligned_draws(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Split a batch in two draws with the same labels in the same order.
 
     Args:
-        labels: (B,) int64; each occurs an even number of times.
+        labels: (B,) int64.
 
-    Raises:
-        ValueError: on the CPU, a label occurs an odd number of times.
+    Returns:
+        The indices (H,) of each draw, H = B // 2, and which of the H places are used (H,): a class with an odd
+        number of images leaves its last one out. The shapes depend on B alone, so nothing waits for a GPU.
 
     Example:
-        >>> first, second = aligned_halves(torch.tensor([7, 3, 7, 3]))
-        >>> first.tolist(), second.tolist()
-        ([1, 0], [3, 2])
+        >>> first, second, is_used = aligned_draws(torch.tensor([7, 3, 7, 3, 3]))
+        >>> first.tolist(), second.tolist(), is_used.tolist()
+        ([1, 0], [3, 2], [True, True])
     """
     alike = labels[:, None] == labels  # (B, B)
-    count = alike.sum(1)
-    if labels.is_cpu and (count % 2).any():
-        odd = labels[count % 2 == 1][0].item()
-        raise ValueError(
-            "GraphConsistency: expected an even number of images of each class in a batch, "
-            f"got {int((labels == odd).sum())} of class {odd}"
-        )
+    half = alike.sum(1) // 2
     occurrence = alike.tril(-1).sum(1)  # how many of its class came before
-    is_second = occurrence >= count // 2
     by_label = labels.argsort(stable=True)
-    ordered = by_label[is_second[by_label].long().argsort(stable=True)]
-    first, second = ordered.chunk(2)
-    return first, second
+
+    def in_front(chosen: Tensor) -> Tensor:
+        return by_label[(~chosen[by_label]).long().argsort(stable=True)][: len(labels) // 2]
+
+    is_first = occurrence < half
+    is_used = torch.arange(len(labels) // 2, device=labels.device) < is_first.sum()
+    return in_front(is_first), in_front((occurrence >= half) & (occurrence < 2 * half)), is_used

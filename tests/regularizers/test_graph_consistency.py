@@ -4,7 +4,7 @@ from torch.nn.functional import normalize
 
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.regularizers import GraphConsistency, GraphConsistencyConfig
-from dmlkit.regularizers.graph_consistency import aligned_halves
+from dmlkit.regularizers.graph_consistency import aligned_draws
 
 LABELS = torch.tensor([5, 5, 0, 0, 2, 2] * 2)  # two draws, class-aligned
 
@@ -60,23 +60,33 @@ def test_small_differences_keep_their_gradient():
     assert 0.1 < x.grad.norm() < 100
 
 
-def test_the_batches_of_two_processes_may_be_joined():
-    """Their draws interleave: X'_0 X''_0 X'_1 X''_1. The halves by class are still two draws."""
+def test_the_order_of_the_batch_matters_only_within_a_class():
+    """The batches of two processes, joined: X'_0 X''_0 X'_1 X''_1."""
     torch.manual_seed(0)
     x = torch.randn(24, 4, dtype=torch.float64)
     labels = torch.cat([LABELS, LABELS + 10])
     first = torch.cat([torch.arange(6), torch.arange(12, 18)])
     in_halves = torch.cat([first, first + 6])
+    torch.testing.assert_close(GraphConsistency(Euclidean(4))(x, labels), naive(x[in_halves], 1.0))
+
+
+def test_images_without_a_counterpart_are_left_out():
+    torch.manual_seed(0)
+    x = torch.randn(11, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([9, 9, 0, 0, 2, 9, 9, 0, 0, 9, 4])  # of 9 the last, of 2 and 4 the only ones
     term = GraphConsistency(Euclidean(4))
-    torch.testing.assert_close(term(x, labels), naive(x[in_halves], 1.0))
-    assert sorted(torch.cat(aligned_halves(labels)).tolist()) == list(range(24))
+    draws = [0, 1, 2, 3, 5, 6, 7, 8]
+    value, expected = term(x, labels), naive(x[draws], 1.0)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, x), torch.autograd.grad(expected, x))
+    assert term(x[:1], labels[:1]) == 0
 
 
-def test_an_odd_class_is_refused():
-    with pytest.raises(
-        ValueError, match="expected an even number of images of each class in a batch, got 3 of class 7"
-    ):
-        GraphConsistency(Sphere(4))(torch.randn(5, 4), torch.tensor([1, 7, 7, 1, 7]))
+def test_draws_are_class_aligned():
+    labels = torch.tensor([5, 1, 5, 5, 1, 8, 5, 1, 1])
+    first, second, is_used = aligned_draws(labels)
+    assert torch.equal(labels[first[is_used]], labels[second[is_used]])
+    assert sorted([*first[is_used].tolist(), *second[is_used].tolist()]) == [0, 1, 2, 3, 4, 6, 7, 8]
 
 
 def test_says_that_it_needs_the_paired_sampler():
