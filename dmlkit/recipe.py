@@ -142,7 +142,6 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "pooling": PoolingConfig,
     "heads": HeadConfig,
     "manifolds": ManifoldConfig,
-    "miners": MinerConfig,
     "losses": LossConfig,
     "miners": MinerConfig,
     "transport": TransportConfig,

@@ -1,14 +1,17 @@
-<<<<<<< HEAD
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from dmlkit.losses.base import Loss
 
 Naive = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From unit embeddings (B, d), labels (B,) and unit proxies (C, ...) to the loss, by loops over single numbers."""
+
+
+PAIR_LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 1, 0, 3, 4])  # classes of 4, 3, 2, 2 and 1
 
 
 @pytest.fixture
@@ -62,19 +65,15 @@ def agree_with_peer(batch: tuple[Tensor, Tensor]) -> Callable[..., None]:
         gradient, proxy_gradient = torch.autograd.grad(value, (features, proxies))
         expected_gradients = torch.autograd.grad(expected, (features, peer_weight))
         torch.testing.assert_close((gradient, layout(proxy_gradient)), expected_gradients, rtol=1e-6, atol=1e-9)
-=======
-import pytest
-import torch
-from torch.nn.functional import normalize
 
-LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 1, 0, 3, 4])  # classes of 4, 3, 2, 2 and 1
+    return check
 
 
 @pytest.fixture
 def pair_batch():
     """Twelve unit vectors in float64, five classes, one of them with a single image."""
     generator = torch.Generator().manual_seed(3)
-    return normalize(torch.randn(12, 4, dtype=torch.float64, generator=generator), dim=1), LABELS
+    return normalize(torch.randn(12, 4, dtype=torch.float64, generator=generator), dim=1), PAIR_LABELS
 
 
 @pytest.fixture
@@ -98,6 +97,5 @@ def assert_equals():
         torch.testing.assert_close(gradient, expected_gradient, rtol=rtol, atol=1e-12)
         if finite_differences:
             assert torch.autograd.gradcheck(lambda x: loss(normalize(x, dim=1)), embeddings.clone().requires_grad_())
->>>>>>> pair
 
     return check
