@@ -139,6 +139,10 @@ class MetricConfig(ComponentConfig, frozen=True):
         """The k's it looks at."""
         return ()
 
+    def names(self) -> tuple[str, ...]:
+        """The keys of what `per_query` or `of_points` returns, those with a cut-off in the order of `cutoffs`."""
+        return tuple(self.key.replace("@k", f"@{k}") for k in self.cutoffs()) or (self.key,)
+
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
         """Fractions by name, (Q,) float64; the metric is their mean."""
         raise NotImplementedError

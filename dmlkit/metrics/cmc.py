@@ -21,4 +21,4 @@ class CmcConfig(MetricConfig, frozen=True):
         return self.k
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {f"cmc@{k}": ranking.any_within(ranking.cut(k)) for k in self.k}
+        return {name: ranking.any_within(ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}

@@ -42,7 +42,7 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     for config in configs:
         if config.to_r and short.any():
             raise ValueError(
-                f"hits: {config.key} needs the first R items, but {int(short.sum())} lists of {found.shape[1]} end before"
+                f"hits: {config.key} needs the first R items, {int(short.sum())} lists of {found.shape[1]} end before"
             )
     if left_out:
         warnings.warn(f"{left_out} of {len(counts)} queries have no positive and are left out", stacklevel=2)
@@ -101,7 +101,6 @@ def clip_notes(configs: Sequence[MetricConfig], gallery: int) -> Iterator[str]:
         ['recall@1000: only 49 items are ranked; k is clipped to that']
     """
     for config in configs:
-        for k in config.cutoffs():
+        for name, k in zip(config.names(), config.cutoffs(), strict=False):
             if k > gallery:
-                name = config.key.replace("@k", f"@{k}")
                 yield f"{name}: only {gallery} items are ranked; k is clipped to that"

@@ -22,17 +22,22 @@ class MapAtKConfig(MetricConfig, frozen=True):
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
     compat: Literal["pml", "oml", "mpa"] | None = None
     key: ClassVar[str] = "map@k"
-    definition: ClassVar[str] = "map@k: (1/min(R, k)) sum over i <= k of precision(i) * hit(i)"
+    definition: ClassVar[str] = (
+        "map@k: (1/min(R, k)) sum over i <= k of precision(i) * hit(i) (:pml / R, :oml / hits found, :mpa / k)"
+    )
 
     def cutoffs(self) -> tuple[int, ...]:
         return self.k
 
-    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+    def names(self) -> tuple[str, ...]:
         suffix = f":{self.compat}" if self.compat else ""
-        return {
-            f"map@{k}{suffix}": ranking.precision_sum(ranking.cut(k)) / self._divisor(ranking, ranking.cut(k))
-            for k in self.k
-        }
+        return tuple(name + suffix for name in super().names())
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {name: self._at(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+
+    def _at(self, ranking: Ranking, k: Tensor) -> Tensor:
+        return ranking.precision_sum(k) / self._divisor(ranking, k)
 
     def _divisor(self, ranking: Ranking, k: Tensor) -> Tensor:
         match self.compat:

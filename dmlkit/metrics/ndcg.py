@@ -23,7 +23,7 @@ class NdcgConfig(MetricConfig, frozen=True):
         return self.k
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {f"ndcg@{k}": _ndcg(ranking, ranking.cut(k)) for k in self.k}
+        return {name: _ndcg(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
 
 
 def _ndcg(ranking: Ranking, k: Tensor) -> Tensor:

@@ -18,14 +18,17 @@ class PrecisionConfig(MetricConfig, frozen=True):
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
     compat: Literal["oml"] | None = None
     key: ClassVar[str] = "precision@k"
-    definition: ClassVar[str] = "precision@k: hits in the k nearest / k"
+    definition: ClassVar[str] = "precision@k: hits in the k nearest / k (:oml / min(R, k))"
 
     def cutoffs(self) -> tuple[int, ...]:
         return self.k
 
-    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+    def names(self) -> tuple[str, ...]:
         suffix = f":{self.compat}" if self.compat else ""
-        return {f"precision@{k}{suffix}": self._at(ranking, ranking.cut(k)) for k in self.k}
+        return tuple(name + suffix for name in super().names())
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {name: self._at(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
 
     def _at(self, ranking: Ranking, k: Tensor) -> Tensor:
         divisor = k.minimum(ranking.positives) if self.compat == "oml" else k
