@@ -65,14 +65,15 @@ class Ranking:
         A tied positive at rank i has :math:`(h-1)(i-a-1)/(m-1)` other tied ones before it on average
         (a = ``above``), so the sum over i needs only harmonic numbers (McSherry & Najork, ECIR 2008).
         """
+        if (self.tied == 1).all():
+            precision = (self.hits_above + 1).double() / (self.above + 1)  # (Q, J)
+            return (precision * (self.above < limit[:, None])).sum(1)
         first = self.above.minimum(limit[:, None])  # (Q, J)
         last = (self.above + self.tied).minimum(limit[:, None])
         harmonic = _prefix_sums(1 / torch.arange(1, int(limit.max()) + 1, dtype=torch.float64, device=limit.device))
         slope = (self.hits_tied - 1).double() / (self.tied - 1).clamp(min=1)
         offset = self.hits_above + 1 - slope * (self.above + 1)
-        spread = (offset * (harmonic[last] - harmonic[first]) + slope * (last - first)) / self.tied
-        exact = (self.hits_above + 1).double() / (self.above + 1) * (last - first)
-        return torch.where(self.tied == 1, exact, spread).sum(1)
+        return ((offset * (harmonic[last] - harmonic[first]) + slope * (last - first)) / self.tied).sum(1)
 
     def discounted_gain(self, limit: Tensor) -> Tensor:
         """Sum of 1 / log2(rank + 1) over the hits among the first ``limit`` (Q,) items: (Q,), expected."""

@@ -40,12 +40,12 @@ def as_embeddings(values: Array, name: str) -> Tensor:
         raise ValueError(f"{name}: expected shape (N, D) with at least one row, got {tuple(embeddings.shape)}")
     if embeddings.dtype not in (torch.float32, torch.float64):
         embeddings = embeddings.float()
-    broken = ~embeddings.isfinite().all(1)
-    if broken.any():
-        rows = broken.nonzero()
-        raise ValueError(
-            f"{name}: {len(rows)} of {len(broken)} rows hold NaN or infinity, the first is row {int(rows[0])}"
-        )
+    if not embeddings.sum().isfinite():  # a sum is 20 times quicker than a look at each; it may overflow
+        rows = (~embeddings.isfinite().all(1)).nonzero()
+        if len(rows):
+            raise ValueError(
+                f"{name}: {len(rows)} of {len(embeddings)} rows hold NaN or infinity, the first is row {int(rows[0])}"
+            )
     return embeddings.contiguous()
 
 
@@ -98,7 +98,7 @@ def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -
     if probe.shape != queries[:1].shape or not torch.equal(probe, queries[:1]):
         queries = manifold.index_vectors(points.double(), "query")
         targets = manifold.index_vectors(items.double(), "gallery")
-    longest = torch.stack([torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).max() for x in (queries, targets)])
+    longest = torch.stack([torch.linalg.vector_norm(x, dim=1).max().double() for x in (queries, targets)])
     if not longest.prod() < torch.finfo(queries.dtype).max:
         raise ValueError("embeddings: too long, their inner products overflow")
     return queries.contiguous(), targets.contiguous()

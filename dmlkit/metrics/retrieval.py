@@ -13,7 +13,8 @@ from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.hits import clip_notes
 from dmlkit.metrics.inputs import Array, as_embeddings, as_keys, build_search, default_manifold, search_vectors
 from dmlkit.metrics.names import metric_configs
-from dmlkit.metrics.search import Search, Ties
+from dmlkit.metrics.rankings import Ties, rankings
+from dmlkit.metrics.search import Search
 from dmlkit.metrics.shared import gather_interleaved, share_of
 
 _NEAREST = "nearest"
@@ -181,9 +182,8 @@ def _score(
 
 def _search(search: Search, rows: Tensor, configs: Sequence[MetricConfig], ties: Ties) -> dict[str, Tensor]:
     """The values of each query by name, and its nearest neighbour as ``_NEAREST``."""
-    first_only = all(config.first_only for config in configs)
     blocks: list[dict[str, Tensor]] = []
-    for ranking, nearest in search.rankings(rows, ties=ties, first_only=first_only):
+    for ranking, nearest in rankings(search, rows, configs, ties):
         values = {name: value for config in configs for name, value in config.per_query(ranking).items()}
         blocks.append(values | {_NEAREST: nearest.double()})
     return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
