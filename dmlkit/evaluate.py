@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Dataset
@@ -45,25 +46,31 @@ def evaluate(
         fabric, model, dataset, recipe.transform, workers=recipe.training.workers, advance=advance
     )
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
-    return report(embeddings, model, recipe.metrics, split=split)
+    return report(embeddings, dataset, model, recipe.metrics, split=split)
 
 
 def report(
-    embeddings: Embeddings, model: EmbeddingModel, metrics: Sequence[MetricConfig], *, split: str
+    embeddings: Embeddings, dataset: Dataset, model: EmbeddingModel, metrics: Sequence[MetricConfig], *, split: str
 ) -> dict[str, Any]:
-    """Score embeddings; see `evaluate`."""
-    device = model.normalization.shift.device
+    """Score embeddings of a dataset: each image searches all others, or the queries search the gallery."""
+    points, labels = embeddings.points.to(model.normalization.shift.device), embeddings.labels
+    query = gallery = torch.ones(len(labels), dtype=torch.bool)
+    options: dict[str, Any] = {"manifold": model.manifold, "metrics": metrics}
+    if dataset.query is not None and dataset.gallery is not None:
+        query, gallery = dataset.query[embeddings.indices], dataset.gallery[embeddings.indices]
+        ids = embeddings.indices  # an image that is both never finds itself
+        options |= {"gallery": points[gallery], "gallery_labels": labels[gallery]}
+        options |= {"ids": ids[query], "gallery_ids": ids[gallery]}
     try:
-        values = retrieval_metrics(
-            embeddings.points.to(device), embeddings.labels.to(device), manifold=model.manifold, metrics=metrics
-        )
+        values = retrieval_metrics(points[query], labels[query], **options)
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
-    counts = embeddings.labels.unique(return_counts=True)[1]
+    found = torch.bincount(labels[gallery], minlength=len(dataset.class_names))
+    positives = found[labels[query]] - gallery[query].long()
     return {
         "metrics": values,
         "split": split,
-        "queries": int(counts[counts > 1].sum()),
-        "classes": len(counts),
+        "queries": int((positives > 0).sum()),
+        "classes": len(labels[query].unique()),
         "skipped": embeddings.faults,
     }
