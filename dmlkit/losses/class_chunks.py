@@ -101,11 +101,14 @@ def similarities(walk: Walk, embeddings: Tensor, proxies: Tensor) -> Iterator[tu
 
 
 def chunk_with_graph(
-    walk: Walk, embeddings: Tensor, proxies: Tensor, first: int, learnable: bool
+    walk: Walk, embeddings: Tensor, proxies: Tensor, first: int, needed: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
-    """The proxies of a chunk as a leaf, and the similarity (B, w) with its graph down to the leaves."""
-    leaf = proxies[first : first + walk.chunk_size].detach().requires_grad_(learnable)
-    with torch.enable_grad(), torch.autocast(embeddings.device.type, enabled=False):
+    """The proxies of a chunk as a leaf, and the similarity (B, w) with its graph down to the leaves.
+
+    ``needed`` says of embeddings, proxies and each parameter whether its gradient is wanted.
+    """
+    leaf = proxies[first : first + walk.chunk_size].detach().requires_grad_(needed[1])
+    with torch.set_grad_enabled(any(needed)), torch.autocast(embeddings.device.type, enabled=False):
         return leaf, walk.similarity(embeddings, leaf, first)
 
 

@@ -54,7 +54,7 @@ def _sum_and_gradients(
     rows = embeddings.detach().requires_grad_(needed[0])
     value = embeddings.new_zeros(())
     for first in range(0, len(proxies), walk.chunk_size):
-        leaf, similarity = chunk_with_graph(walk, rows, proxies, first, needed[1])
+        leaf, similarity = chunk_with_graph(walk, rows, proxies, first, needed)
         term, gradient = score(similarity.detach(), first)
         value += term
         gradients.add(similarity, gradient, (rows, leaf, *parameters), first)
