@@ -65,6 +65,8 @@ def train(
         )
     if fabric.is_global_zero and not resume:
         run.create(recipe, overwrite=overwrite)
+        # what the labels 0..C-1 of the loss's proxies mean
+        write_json(run.path / "classes.json", {"training_classes": list(experiment.train.class_names)})
     fabric.barrier()
     state = fit(experiment, run, fabric, progress, resume=resume)
     return summarize(experiment, run, fabric, state)
@@ -78,7 +80,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
     everything = nn.ModuleList([experiment.model, objective])
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
-    images = TransformedImages(experiment.train, recipe.transform.training(), augments=recipe.transform.augments)
+    images = TransformedImages(experiment.train, recipe.transform, training=True)
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
     loader = make_loader(images, batches, workers=settings.workers, pin_memory=fabric.device.type == "cuda")
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
@@ -106,6 +108,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                     loss = compute_loss(objective, embeddings, labels, state, run)
                     optimizer.zero_grad()
                     fabric.backward(loss)
+                    experiment.model.backbone.discard_frozen_gradients(state.epoch)
                     average_gradients(fabric, objective)
                     if settings.clip_grad_norm is not None:
                         fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm)

@@ -16,7 +16,7 @@ class PairedConfig(SamplerConfig, frozen=True):
     classes_per_batch: PositiveInt = 13  # m
     images_per_class: PositiveInt = 10  # n, in each draw
 
-    def build(self, labels: Tensor, seed: int) -> "Paired":
+    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Paired":
         return Paired(labels, seed, classes_per_batch=self.classes_per_batch, images_per_class=self.images_per_class)
 
 

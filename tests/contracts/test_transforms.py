@@ -32,7 +32,7 @@ def test_augmentation_follows_the_draw_alone(config: TransformConfig):
 
     torch.manual_seed(0)
     glyphs = Glyphs(["a", "b"], 4, 32, 0)
-    images = TransformedImages(glyphs, config.training(), augments=config.augments)
+    images = TransformedImages(glyphs, config, training=True)
     state = torch.get_rng_state()
     first, same, other = images[1, 5][0], images[1, 5][0], images[1, 6][0]
     assert torch.equal(torch.get_rng_state(), state)  # the model's own random numbers are untouched
