@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
@@ -54,21 +55,21 @@ def report(
 ) -> dict[str, Any]:
     """Score embeddings; see `evaluate`. Where the dataset names queries and a gallery, they are searched apart."""
     points, labels, ids = embeddings.points.to(model.normalization.shift.device), embeddings.labels, embeddings.indices
-    arguments: tuple[Tensor | None, ...] = (points, labels, None, None)
-    identities: dict[str, Tensor] = {}
+    query = torch.ones(len(labels), dtype=torch.bool)
+    gallery: dict[str, Tensor] = {}
     if dataset.query is not None and dataset.gallery is not None:
-        query, gallery = dataset.query[ids], dataset.gallery[ids]
-        arguments = (points[query], labels[query], points[gallery], labels[gallery])
-        identities = {"ids": ids[query], "gallery_ids": ids[gallery]}
+        query, found = dataset.query[ids], dataset.gallery[ids]
+        gallery = {"gallery": points[found], "gallery_labels": labels[found]}
+        gallery |= {"ids": ids[query], "gallery_ids": ids[found]}  # an image that is both never finds itself
     try:
-        scores = score_retrieval(*arguments, model.manifold, metrics, **identities)  # pyright: ignore[reportArgumentType]
+        scores = score_retrieval(points[query], labels[query], manifold=model.manifold, metrics=metrics, **gallery)
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
     return {
         "metrics": scores.values,
         "split": split,
         "queries": len(scores.queries),
-        "classes": len(embeddings.labels.unique()),
+        "classes": len(labels[query].unique()),
         "notes": list(scores.notes),
         "skipped": embeddings.faults,
     }

@@ -144,12 +144,13 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return CachedImages(dataset, self.cache)
 
     def _official(self, split: Split) -> Dataset:
+        listing = self.listing()
+        load = self.load if listing is None else listing.images
         if split in ("test", "all"):
-            return self.load(split)
-        named = self.load_validation()
-        if named is not None:
-            return named if split == "validation" else self.load("train")
-        whole = self.load("train")
+            return load(split)
+        if listing is not None and listing.has("validation"):
+            return listing.images(split)  # the dataset names its validation images
+        whole = load("train")
         count = len(whole.class_names)
         held_out = ceil(count * self.validation_fraction)
         if count - held_out < 1 or (split == "validation" and held_out < 1):
@@ -170,14 +171,13 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     def load(self, split: Literal["train", "test", "all"]) -> Dataset:
         """The images of the official split; ``train`` still holds the classes that `build` cuts for validation."""
-        raise NotImplementedError
-
-    def load_validation(self) -> Dataset | None:
-        """The validation images that the dataset itself names; None where they are cut from the training classes."""
-        return None
+        listing = self.listing()
+        if listing is None:
+            raise NotImplementedError
+        return listing.images(split)
 
     def listing(self) -> "Listing | None":
-        """What the dataset's files say, faults included, before any image is opened; None if there are no files."""
+        """What the dataset's files say, faults included, before any image is opened; None without files, see `load`."""
         return None
 
 
