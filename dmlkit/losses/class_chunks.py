@@ -51,9 +51,9 @@ def similarity_to_classes(manifold: Manifold, pool: Pool | None = None) -> Simil
         points = manifold.proxy_points(proxies)
         if pool is None:
             return manifold.similarity(embeddings, points)
-        # Proxies of equal rank side by side: what follows runs along the classes, not along a handful of proxies.
-        by_rank = manifold.similarity(embeddings, points.transpose(0, 1).flatten(0, 1))
-        return pool(by_rank.view(len(embeddings), -1, len(proxies)), first)
+        by_class = manifold.similarity(embeddings, points.flatten(0, 1)).unflatten(1, proxies.shape[:2])  # (B, w, K)
+        # What follows runs along the classes, not along a handful of proxies.
+        return pool(by_class.transpose(1, 2).contiguous(), first)
 
     return similarity
 
@@ -105,7 +105,7 @@ def chunk_with_graph(
 ) -> tuple[Tensor, Tensor]:
     """The proxies of a chunk as a leaf, and the similarity (B, w) with its graph down to the leaves."""
     leaf = proxies[first : first + walk.chunk_size].detach().requires_grad_(learnable)
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(embeddings.device.type, enabled=False):
         return leaf, walk.similarity(embeddings, leaf, first)
 
 
@@ -122,9 +122,9 @@ class GradientSums:
         chosen = [(index, leaf) for index, leaf in enumerate(leaves) if self.needed[index]]
         if not chosen:
             return
-        parts = torch.autograd.grad(
-            output, [leaf for _, leaf in chosen], gradient, allow_unused=True, materialize_grads=True
-        )
+        wanted = [leaf for _, leaf in chosen]
+        with torch.autocast(output.device.type, enabled=False):  # a backward pass may be called inside one
+            parts = torch.autograd.grad(output, wanted, gradient, allow_unused=True, materialize_grads=True)
         for (index, leaf), part in zip(chosen, parts, strict=True):
             total = self.sums[index]
             assert total is not None

@@ -77,8 +77,7 @@ class _LogSumExpOverClasses(torch.autograd.Function):
                 leaf_rows, leaf, graph, weights, shift = kept[index]
                 kept[index] = None  # freed chunk by chunk
             else:
-                with torch.autocast(embeddings.device.type, enabled=False):  # as in the forward pass
-                    leaf, graph = chunk_with_graph(rows.walk, leaf_rows, proxies, first, ctx.needed[1])
+                leaf, graph = chunk_with_graph(rows.walk, leaf_rows, proxies, first, ctx.needed[1])
                 weights, shift = rows.exponentials(graph.detach(), first)
             weights.mul_(torch.exp(shift - others) * (rows.scale * grad_others[:, None]))
             column, inside = own_columns(rows.labels, first, weights.shape[1])
