@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dmlkit.losses
 import dmlkit.manifolds
-from dmlkit.component import ComponentConfig
+from dmlkit.component import ComponentConfig, Requirement
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 
@@ -26,8 +26,16 @@ def manifold_choices() -> Iterator[ManifoldConfig]:
             yield variant(similarity=similarity)
 
 
+def requirements(part: ComponentConfig) -> Iterator[Requirement]:
+    """Of a component and of those nested in it, such as a miner."""
+    yield from part.requirements()
+    for value in dict(part).values():
+        if isinstance(value, ComponentConfig):
+            yield from requirements(value)
+
+
 def fits(loss: LossConfig, manifold: ManifoldConfig) -> bool:
-    needs = [need for need in loss.requirements() if need.key.startswith("manifold.")]
+    needs = [need for need in requirements(loss) if need.key.startswith("manifold.")]
     return all(getattr(manifold, need.key.removeprefix("manifold."), None) in need.allowed for need in needs)
 
 
