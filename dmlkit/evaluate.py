@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 
 from dmlkit.datasets.base import Dataset
 from dmlkit.embed import Advance, Embeddings, embed_dataset
@@ -56,7 +55,7 @@ def report(
     """Score embeddings; see `evaluate`. Where the dataset names queries and a gallery, they are searched apart."""
     points, labels, ids = embeddings.points.to(model.normalization.shift.device), embeddings.labels, embeddings.indices
     query = torch.ones(len(labels), dtype=torch.bool)
-    gallery: dict[str, Tensor] = {}
+    gallery: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:
         query, found = dataset.query[ids], dataset.gallery[ids]
         gallery = {"gallery": points[found], "gallery_labels": labels[found]}
