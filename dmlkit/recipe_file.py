@@ -50,6 +50,7 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
     tree = parse_yaml(text, source)
     for override in overrides:
         _apply_override(tree, override)
+    _name_default_parts(tree.data)
     return validate(tree)
 
 
@@ -73,6 +74,13 @@ def dump_recipe(recipe: Recipe) -> str:
     """
     # PyYAML writes 1e-05 without a point, which only YAML 1.2 readers take as a number: ours is one
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=100)
+
+
+def _name_default_parts(data: Any) -> None:
+    """Let ``optimizer: {lr: 1e-3}`` mean the default optimizer, as ``--set optimizer.lr=1e-3`` must."""
+    for name, info in Recipe.model_fields.items() if isinstance(data, dict) else ():
+        if isinstance(data.get(name), dict) and isinstance(info.default, ComponentConfig):
+            data[name].setdefault("name", info.default.name)
 
 
 def _apply_override(tree: Tree, override: str) -> None:

@@ -87,6 +87,8 @@ def _build(node: yaml.Node, key: Key, tree: Tree) -> Any:
     tree.origins.setdefault(key, where)
     if len(tree.origins) > MAX_NODES or len(key) > MAX_DEPTH:
         raise UserError(f"{where}: more than {MAX_NODES} values or {MAX_DEPTH} levels; this is no recipe")
+    if node.tag.rpartition(":")[2] not in ("map", "seq", "str", "null", "bool", "int", "float"):
+        raise UserError(f"{where}: the tag {node.tag} is not allowed; write plain YAML")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for name_node, value_node in node.value:
@@ -113,9 +115,7 @@ def _scalar(node: yaml.Node, where: str) -> Any:
             return text.lower() == "true"
         case "int":
             return int(text, 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10)
-        case "float":
+        case _:
             if text.lower().endswith(("inf", "nan")):
                 raise UserError(f"{where}: {text} is not a finite number")
             return float(text)
-        case _:
-            raise UserError(f"{where}: the tag {node.tag} is not allowed; write plain YAML")

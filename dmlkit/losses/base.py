@@ -1,6 +1,7 @@
 """The loss interface: what a batch must look like, and full precision inside mixed-precision training."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from dmlkit.manifolds.base import Manifold
 
 class LossConfig(ComponentConfig, frozen=True):
     """Root of the loss family."""
+
+    over_pairs: ClassVar[bool] = False
+    """The loss is a `PairLoss`: it also compares a batch with a memory of embeddings."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Loss":
         """The loss for ``num_classes`` training classes with embeddings on ``manifold``."""

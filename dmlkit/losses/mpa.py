@@ -10,6 +10,7 @@ from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.centers import Pooling, mean_center_distance, pool_centers
 from dmlkit.losses.class_chunks import plan_walk
 from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.losses.transport_weights import TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
 
 
@@ -23,10 +24,13 @@ class MPAConfig(LossConfig, frozen=True):
     scale: PositiveFloat = 32.0  # alpha, inverse temperature
     gamma: PositiveFloat = 0.1  # temperature of the choice between the proxies of a class, in similarity units
     regularizer_weight: NonNegativeFloat = 0.2  # tau
+    transport: TransportWeightsConfig | None = None  # weights (1 + x) from transport plans of grouplets
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "MPA":
-        return MPA(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        transport = None if self.transport is None else self.transport.build()
+        options = self.model_dump(exclude={"name", "transport"})
+        return MPA(manifold, num_classes, transport=transport, **options)
 
 
 class MPA(Loss):
@@ -50,6 +54,7 @@ class MPA(Loss):
         scale: alpha > 0, inverse temperature.
         gamma: > 0, temperature of the softmax between the proxies of a class, in similarity units.
         regularizer_weight: tau >= 0, how much the distances between the proxies of a class count.
+        transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
 
     Raises:
@@ -75,12 +80,14 @@ class MPA(Loss):
         scale: float = 32.0,
         gamma: float = 0.1,
         regularizer_weight: float = 0.2,
+        transport: TransportWeights | None = None,
         chunk_size: int | None = None,
     ) -> None:
         super().__init__(manifold, num_classes)
         self.margin, self.scale = margin, scale
         self.regularizer_weight, self.chunk_size = regularizer_weight, chunk_size
         self.pool = pool_centers(class_similarity, gamma)
+        self.transport = transport
         self.proxies = manifold.new_proxies(num_classes, proxies_per_class)  # (C, K, d)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -88,6 +95,8 @@ class MPA(Loss):
         present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
         anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
         loss = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
+        if self.transport is not None:
+            loss = loss + self.transport(walk.similarity(embeddings, self.proxies[labels], 0), anchors)
         if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
             return loss
         return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies, walk.chunk_size)

@@ -9,6 +9,7 @@ from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.class_chunks import plan_walk
 from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.losses.transport_weights import TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
 
 
@@ -18,10 +19,13 @@ class ProxyAnchorConfig(LossConfig, frozen=True):
     name: Literal["proxy_anchor"] = "proxy_anchor"
     margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
     scale: PositiveFloat = 32.0  # alpha, inverse temperature
+    transport: TransportWeightsConfig | None = None  # weights (1 + x) from transport plans of grouplets
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyAnchor":
-        return ProxyAnchor(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        transport = None if self.transport is None else self.transport.build()
+        options = self.model_dump(exclude={"name", "transport"})
+        return ProxyAnchor(manifold, num_classes, transport=transport, **options)
 
 
 class ProxyAnchor(Loss):
@@ -35,6 +39,7 @@ class ProxyAnchor(Loss):
         num_classes: C, one proxy each.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
+        transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
 
     Raises:
@@ -57,14 +62,19 @@ class ProxyAnchor(Loss):
         *,
         margin: float = 0.1,
         scale: float = 32.0,
+        transport: TransportWeights | None = None,
         chunk_size: int | None = None,
     ) -> None:
         super().__init__(manifold, num_classes)
         self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
+        self.transport = transport
         self.proxies = manifold.new_proxies(num_classes)  # (C, d)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
         present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
         anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
-        return sum_over_classes(walk, anchors.score, embeddings, self.proxies)
+        loss = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
+        if self.transport is None:
+            return loss
+        return loss + self.transport(walk.similarity(embeddings, self.proxies[labels], 0), anchors)

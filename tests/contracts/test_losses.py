@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dmlkit.losses
 import dmlkit.manifolds
-from dmlkit.component import ComponentConfig
+from dmlkit.component import ComponentConfig, Requirement
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 
@@ -26,8 +26,16 @@ def manifold_choices() -> Iterator[ManifoldConfig]:
             yield variant(similarity=similarity)
 
 
+def requirements(part: ComponentConfig) -> Iterator[Requirement]:
+    """Of a component and of those nested in it, such as a miner."""
+    yield from part.requirements()
+    for value in dict(part).values():
+        if isinstance(value, ComponentConfig):
+            yield from requirements(value)
+
+
 def fits(loss: LossConfig, manifold: ManifoldConfig) -> bool:
-    needs = [need for need in loss.requirements() if need.key.startswith("manifold.")]
+    needs = [need for need in requirements(loss) if need.key.startswith("manifold.")]
     return all(getattr(manifold, need.key.removeprefix("manifold."), None) in need.allowed for need in needs)
 
 
@@ -108,7 +116,9 @@ def test_value_and_gradient_are_finite_and_pull_the_embeddings(name: str, manifo
 @EVERY_PAIR
 def test_order_of_the_batch_does_not_matter(name: str, manifold_config: ManifoldConfig):
     features, labels = draw(dtype=torch.float64)
-    loss = build(name, manifold_config).double()
+    # A loss that groups images by their place in the batch gets one group.
+    options = {"group_size": BATCH} if "group_size" in LossConfig.variants[name].model_fields else {}
+    loss = build(name, manifold_config, **options).double()
     if draws_at_random(loss, features, labels):
         pytest.skip("draws pairs at random")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
