@@ -110,25 +110,30 @@ def chunk_with_graph(
 
 
 class GradientSums:
-    """Adds up the gradients of the chunks: (B, D) for embeddings, (C, ...) for proxies, one for each parameter."""
+    """Adds up the gradients of the chunks: (B, D) for embeddings, (C, ...) for proxies, one for each parameter.
 
-    def __init__(self, tensors: Sequence[Tensor], needed: Sequence[bool]) -> None:
-        self.needed = needed
-        self.sums = [torch.zeros_like(tensor) if need else None for tensor, need in zip(tensors, needed, strict=True)]
-        self.sums[1] = torch.empty_like(tensors[1]) if needed[1] else None  # every row is written once
+    Args:
+        proxies: (C, ...).
+        needed: for embeddings, proxies and each parameter, whether its gradient is wanted.
+    """
+
+    def __init__(self, proxies: Tensor, needed: Sequence[bool]) -> None:
+        self.proxies, self.needed = proxies, needed
+        self.sums: list[Tensor | None] = [None] * len(needed)
 
     def add(self, output: Tensor, gradient: Tensor, leaves: Sequence[Tensor], first: int) -> None:
         """Pass ``gradient`` on from ``output`` to its leaves: embeddings, proxies from class ``first``, parameters."""
-        chosen = [(index, leaf) for index, leaf in enumerate(leaves) if self.needed[index]]
+        chosen = [index for index, need in enumerate(self.needed) if need]
         if not chosen:
             return
-        wanted = [leaf for _, leaf in chosen]
+        wanted = [leaves[index] for index in chosen]
         with torch.autocast(output.device.type, enabled=False):  # a backward pass may be called inside one
             parts = torch.autograd.grad(output, wanted, gradient, allow_unused=True, materialize_grads=True)
-        for (index, leaf), part in zip(chosen, parts, strict=True):
+        for index, part in zip(chosen, parts, strict=True):
             total = self.sums[index]
-            assert total is not None
-            if index == 1:
-                total[first : first + len(leaf)] = part
+            if index == 1 and len(part) < len(self.proxies):
+                total = torch.empty_like(self.proxies) if total is None else total  # every row is written once
+                total[first : first + len(part)] = part
             else:
-                total += part
+                total = part if total is None else total.add_(part)
+            self.sums[index] = total

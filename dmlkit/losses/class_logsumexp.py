@@ -69,7 +69,7 @@ class _LogSumExpOverClasses(torch.autograd.Function):
         rows, (*tensors, others) = ctx.rows, ctx.saved_tensors
         embeddings, proxies, *parameters = tensors
         others = others.clamp(min=torch.finfo(others.dtype).min)  # -inf where there is no other class
-        gradients = GradientSums(tensors, ctx.needed)
+        gradients = GradientSums(proxies, ctx.needed)
         kept, ctx.kept = ctx.kept, []
         leaf_rows = embeddings.detach().requires_grad_(ctx.needed[0])
         for index, first in enumerate(range(0, len(proxies), rows.walk.chunk_size)):

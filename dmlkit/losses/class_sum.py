@@ -50,7 +50,7 @@ def _sum_and_gradients(
     walk: Walk, score: Score, tensors: Sequence[Tensor], needed: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     embeddings, proxies, *parameters = tensors
-    gradients = GradientSums(tensors, needed)
+    gradients = GradientSums(proxies, needed)
     rows = embeddings.detach().requires_grad_(needed[0])
     value = embeddings.new_zeros(())
     for first in range(0, len(proxies), walk.chunk_size):
