@@ -10,8 +10,8 @@ from dmlkit.datasets.base import Dataset
 from dmlkit.embed import Advance, Embeddings, embed_dataset
 from dmlkit.errors import UserError
 from dmlkit.loading import refuse_faults
-from dmlkit.metrics import retrieval_metrics
 from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.retrieval import score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe import Recipe
 
@@ -36,8 +36,8 @@ def evaluate(
         advance: told of every batch.
 
     Returns:
-        ``{"metrics": {"recall@1": 0.93, ...}, "split": ..., "queries": ..., "classes": ..., "skipped": [...]}``;
-        fractions, and one message per image that could not be read.
+        ``{"metrics": {"recall@1": 0.93, ...}, "split": ..., "queries": ..., "classes": ..., "notes": [...],
+        "skipped": [...]}``; fractions, what a reader of them must know, one message per image that could not be read.
 
     Raises:
         UserError: an image cannot be read (with ``on_bad_image: error``), or there is nothing to retrieve.
@@ -52,25 +52,23 @@ def evaluate(
 def report(
     embeddings: Embeddings, dataset: Dataset, model: EmbeddingModel, metrics: Sequence[MetricConfig], *, split: str
 ) -> dict[str, Any]:
-    """Score embeddings of a dataset: each image searches all others, or the queries search the gallery."""
-    points, labels = embeddings.points.to(model.normalization.shift.device), embeddings.labels
-    query = gallery = torch.ones(len(labels), dtype=torch.bool)
-    options: dict[str, Any] = {"manifold": model.manifold, "metrics": metrics}
+    """Score embeddings; see `evaluate`. Where the dataset names queries and a gallery, they are searched apart."""
+    points, labels, ids = embeddings.points.to(model.normalization.shift.device), embeddings.labels, embeddings.indices
+    query = torch.ones(len(labels), dtype=torch.bool)
+    gallery: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:
-        query, gallery = dataset.query[embeddings.indices], dataset.gallery[embeddings.indices]
-        ids = embeddings.indices  # an image that is both never finds itself
-        options |= {"gallery": points[gallery], "gallery_labels": labels[gallery]}
-        options |= {"ids": ids[query], "gallery_ids": ids[gallery]}
+        query, found = dataset.query[ids], dataset.gallery[ids]
+        gallery = {"gallery": points[found], "gallery_labels": labels[found]}
+        gallery |= {"ids": ids[query], "gallery_ids": ids[found]}  # an image that is both never finds itself
     try:
-        values = retrieval_metrics(points[query], labels[query], **options)
+        scores = score_retrieval(points[query], labels[query], manifold=model.manifold, metrics=metrics, **gallery)
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
-    found = torch.bincount(labels[gallery], minlength=len(dataset.class_names))
-    positives = found[labels[query]] - gallery[query].long()
     return {
-        "metrics": values,
+        "metrics": scores.values,
         "split": split,
-        "queries": int((positives > 0).sum()),
+        "queries": len(scores.queries),
         "classes": len(labels[query].unique()),
+        "notes": list(scores.notes),
         "skipped": embeddings.faults,
     }
