@@ -1,6 +1,7 @@
 """Time and memory of every loss beside pytorch-metric-learning (PML), and beside the matrix products no one can avoid.
 
-python benchmarks/losses.py [--device cuda] [--losses proxy_anchor soft_triple] [--write]
+python benchmarks/losses.py times [--device cuda] [--losses proxy_anchor soft_triple]
+python benchmarks/losses.py memory [--device cuda]
 
 A step is loss(embeddings, labels).backward() at B=180, d=512; ours and the peer take turns in one process.
 """
@@ -25,7 +26,7 @@ from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds import Sphere
 
 BATCH, DIM, REPEATS = 180, 512, 20
-RESULTS = Path(__file__).parent / "results" / "losses.md"
+RESULTS = Path(__file__).parent / "results"
 MEGABYTE = 2**20
 # Our options and the peer's name and options, for the same function; a loss without a peer has None.
 CASES: dict[str, tuple[dict[str, object], str | None, dict[str, object]]] = {
@@ -148,14 +149,13 @@ def _status(key: str) -> int:
 
 
 def peak_in_new_process(whose: str, name: str, classes: int, batch: int, device: str) -> float:
-    command = [sys.executable, __file__, "--peak", whose, name, str(classes), str(batch), "--device", device]
+    command = [sys.executable, __file__, "memory", "--peak", whose, name, str(classes), str(batch), "--device", device]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def memory_table(device: str) -> list[str]:
     mine, theirs = (peak_in_new_process(whose, "proxy_anchor", 100_000, BATCH, device) for whose in ("ours", "peer"))
     return [
-        "",
         "Memory of a step beyond embeddings, proxies and the gradient of the proxies, C=100 000, B=180:",
         "",
         "| loss | ours MiB | PML MiB | ratio |",
@@ -204,40 +204,50 @@ def million_classes() -> list[str]:
     ]
 
 
+def times(names: list[str], device: str) -> list[str]:
+    lines = [
+        f"Forward and backward at B={BATCH}, d={DIM}, median of {REPEATS}; floor: the three matrix products.",
+        "",
+        "| loss | C | ours ms | PML ms | ours / PML | floor ms | ours / floor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for classes in (100, 11_318):
+        for name in names:
+            if classes == 100 or ours(name, 2, "cpu").num_classes is not None:
+                lines.append(time_row(name, classes, device))
+                print(lines[-1], flush=True)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("times", "memory"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--losses", nargs="*", help="only these, times only")
+    parser.add_argument("--losses", nargs="*", help="only these, and write nothing")
     parser.add_argument("--peak", nargs=4, metavar=("WHOSE", "LOSS", "CLASSES", "BATCH"), help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     if options.peak:
         whose, name, classes, batch = options.peak
         print(peak_megabytes(whose, name, int(classes), int(batch), options.device))
         return
-    names = options.losses or [name for name in CASES if name in LossConfig.variants]
-    lines = ["| loss | C | ours ms | PML ms | ours / PML | floor ms | ours / floor |", "|---|---|---|---|---|---|---|"]
-    for classes in (100, 11_318):
-        for name in names:
-            if classes == 100 or ours(name, 2, "cpu").num_classes is not None:
-                lines.append(time_row(name, classes, options.device))
-                print(lines[-1], flush=True)
-    if not options.losses:
-        lines += memory_table(options.device) + many_proxies(options.device)
+    if options.part == "times":
+        lines = times(options.losses or [name for name in CASES if name in LossConfig.variants], options.device)
+    else:
+        lines = memory_table(options.device) + many_proxies(options.device)
         lines += million_classes() if options.device == "cuda" else []
     chip = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     head = [
-        "# Losses beside pytorch-metric-learning",
+        f"# Losses beside pytorch-metric-learning: {options.part}",
         "",
         f"`python benchmarks/losses.py {' '.join(sys.argv[1:])}`, {date.today()}, {options.device} ({chip}), "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}.",
-        f"Forward and backward at B={BATCH}, d={DIM}, median of {REPEATS}; floor: the three matrix products.",
         "",
     ]
     text = "\n".join([*head, *lines]) + "\n"
     print(text)
-    if options.write:
-        RESULTS.with_name(f"losses{'_cuda' if options.device == 'cuda' else ''}.md").write_text(text, encoding="utf-8")
+    if not options.losses:
+        device = "" if options.device == "cpu" else f"_{options.device}"
+        (RESULTS / f"losses_{options.part}{device}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

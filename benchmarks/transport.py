@@ -85,9 +85,9 @@ def measure(size: int) -> dict[str, tuple[float, int]]:
 
 
 def measure_qpth(python: str, size: int) -> dict[str, tuple[float, int]]:
-    """The same for qpth, which wants numpy < 2 and so an interpreter of its own."""
+    """The same for qpth, on one thread, which wants numpy < 2 and so an interpreter of its own."""
     result = subprocess.run(
-        [python, str(HERE / "qpth" / "transport.py"), str(size), str(torch.get_num_threads())],
+        [python, str(HERE / "qpth" / "transport.py"), str(size)],
         capture_output=True,
         text=True,
         check=True,
@@ -150,6 +150,7 @@ def main() -> None:
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
         f"cvxpylayers and qpth solve <c, x> + {EPS:g} |x|^2 with their default tolerances; presolved: k x k columns.",
+        "qpth runs on one thread: with two, torch 2.13 refuses the pivots that it passes to lu_solve.",
         "",
     ]
     for size in arguments.sizes:

@@ -2,7 +2,9 @@
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -49,10 +51,18 @@ def test_every_recipe_is_valid(path: Path):
     read_recipe(path)
 
 
+def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
 def test_every_option_is_explained():
-    for name, command in get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
+    for name, command in leaves(get_command(app)):
         assert command.help, name
-        assert command.epilog and "dmlkit " in command.epilog, f"{name}: --help needs an example"
+        assert command.epilog and f"dmlkit {name}" in command.epilog, f"{name}: --help needs an example"
         for parameter in command.params:
             if parameter.name not in ("device", "help"):
                 assert parameter.help, f"{name}: {parameter.name}"

@@ -93,6 +93,7 @@ class BNInception(Backbone):
 
     Raises:
         UserError: the file is missing or of another network.
+        ValueError: of `forward`, for images whose maps cannot be halved: 224, 227 and 256 pixels are fine.
     """
 
     num_features = 1024
@@ -144,6 +145,11 @@ class BNInception(Backbone):
         outputs.append(chain("3x3_reduce", "3x3"))
         outputs.append(chain("double_3x3_reduce", "double_3x3_1", "double_3x3_2"))
         if not block.projection:
+            if maps.shape[-1] % 2 or maps.shape[-2] % 2:  # convolutions round up here, pooling down
+                raise ValueError(
+                    f"backbone: bn_inception got images whose map before block {block.name} is "
+                    f"{maps.shape[-2]} x {maps.shape[-1]}, expected even sides; use images of 224, 227 or 256 pixels"
+                )
             outputs.append(halve(maps))
         else:
             pool = nn.functional.avg_pool2d if block.pool == "avg" else nn.functional.max_pool2d

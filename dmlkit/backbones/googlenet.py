@@ -44,9 +44,8 @@ class GoogLeNet(Backbone):
         build, enum = models.googlenet, models.GoogLeNet_Weights
         # torchvision's weights want pixels in -1..1 and make them of ImageNet's statistics, switched by
         # transform_input; always on, so that a trained model does not depend on where its weights once came from
-        options = {"transform_input": True} | ({"init_weights": False} if weights else {"aux_logits": False})
+        options = {"transform_input": True, "aux_logits": False, "init_weights": False}
         self.network, self.num_features = build_torchvision(build, enum, weights, "fc", **options)
-        self.network.aux_logits, self.network.aux1, self.network.aux2 = False, None, None
         self.network.avgpool = pooling or Avg()
         self.network.dropout = nn.Identity()
 

@@ -124,7 +124,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
     fold: Annotated[int, Field(ge=0, lt=FOLDS)] = 0
     """The fold that validates, with ``split: reality_check``."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the training classes, the last of them, that is held out to choose the best checkpoint."""
+    """Share of the training classes, the last of them and at least two, held out to choose the best checkpoint."""
     on_bad_image: Literal["error", "skip"] = "error"
     """Whether an image that cannot be read stops the command, or is left out and listed in the summary."""
     cache: str | None = None
@@ -144,18 +144,21 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return CachedImages(dataset, self.cache)
 
     def _official(self, split: Split) -> Dataset:
+        listing = self.listing()
+        load = self.load if listing is None else listing.images
         if split in ("test", "all"):
-            return self.load(split)
-        named = self.load_validation()
-        if named is not None:
-            return named if split == "validation" else self.load("train")
-        whole = self.load("train")
+            return load(split)
+        if listing is not None and listing.has("validation"):
+            return listing.images(split)  # the dataset names its validation images
+        whole = load("train")
         count = len(whole.class_names)
-        held_out = ceil(count * self.validation_fraction)
-        if count - held_out < 1 or (split == "validation" and held_out < 1):
+        # a single class would find itself whatever the model does
+        held_out = max(2, ceil(count * self.validation_fraction)) if self.validation_fraction else 0
+        if count - held_out < 1 or (split == "validation" and not held_out):
             raise UserError(
                 f"dataset.validation_fraction: {self.validation_fraction} of {count} training classes leaves "
-                f"{count - held_out} to train and {held_out} to validate; expected at least one of each"
+                f"{max(0, count - held_out)} to train and {held_out} to validate; expected at least one to train and "
+                "two to validate, or validation_fraction 0"
             )
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
         return ClassSubset(whole, kept)
@@ -170,14 +173,13 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     def load(self, split: Literal["train", "test", "all"]) -> Dataset:
         """The images of the official split; ``train`` still holds the classes that `build` cuts for validation."""
-        raise NotImplementedError
-
-    def load_validation(self) -> Dataset | None:
-        """The validation images that the dataset itself names; None where they are cut from the training classes."""
-        return None
+        listing = self.listing()
+        if listing is None:
+            raise NotImplementedError
+        return listing.images(split)
 
     def listing(self) -> "Listing | None":
-        """What the dataset's files say, faults included, before any image is opened; None if there are no files."""
+        """What the dataset's files say, faults included, before any image is opened; None without files, see `load`."""
         return None
 
 

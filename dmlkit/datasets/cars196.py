@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from dmlkit.datasets.archives import Archive, Published
-from dmlkit.datasets.base import Dataset, DatasetConfig
+from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.folder import is_split, split_folders
 from dmlkit.datasets.listing import Listing, Rows
 from dmlkit.datasets.locate import locate, missing
@@ -52,9 +52,6 @@ class Cars196Config(DatasetConfig, frozen=True):
         if split is not None and is_split(split):
             return split_folders(split)
         raise missing(root, self.published, f"{', '.join(LAYOUTS)} or train/ and test/")
-
-    def load(self, split: Literal["train", "test", "all"]) -> Dataset:
-        return self.listing().images(split)
 
 
 class Row(NamedTuple):

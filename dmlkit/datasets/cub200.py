@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from dmlkit.datasets.archives import Archive, Published
-from dmlkit.datasets.base import Dataset, DatasetConfig
+from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.folder import class_folders, image_files, is_split, split_folders
 from dmlkit.datasets.listing import Listing, Part, Rows
 from dmlkit.datasets.locate import locate, missing
@@ -50,9 +50,6 @@ class Cub200Config(DatasetConfig, frozen=True):
         if split is not None and is_split(split):
             return split_folders(split)
         raise missing(root, self.published, "CUB_200_2011/images.txt, CUB_200_2011/images/ or train/ and test/")
-
-    def load(self, split: Literal["train", "test", "all"]) -> Dataset:
-        return self.listing().images(split)
 
 
 def part_of(number: int) -> Part:

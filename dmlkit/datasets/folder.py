@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dmlkit.datasets.base import Dataset, DatasetConfig
+from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.image import EXTENSIONS
 from dmlkit.datasets.listing import PARTS, Listing, Part, Rows
 from dmlkit.datasets.paths import readable_name, unreadable_name
@@ -33,13 +33,6 @@ class FolderConfig(DatasetConfig, frozen=True):
         classes = class_folders(root)
         half = len(classes) // 2
         return class_listing(root, [(folder, "train" if i < half else "test") for i, folder in enumerate(classes)])
-
-    def load(self, split: Literal["train", "test", "all"]) -> Dataset:
-        return self.listing().images(split)
-
-    def load_validation(self) -> Dataset | None:
-        listing = self.listing()
-        return listing.images("validation") if listing.has("validation") else None
 
 
 def is_split(root: Path) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from dmlkit.datasets.archives import Archive, Published
-from dmlkit.datasets.base import Dataset, DatasetConfig
+from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.listing import Listing, Part, Rows
 from dmlkit.datasets.locate import locate, missing
 from dmlkit.datasets.paths import read_lines
@@ -57,9 +57,6 @@ class InShopConfig(DatasetConfig, frozen=True):
             raise missing(root, self.published, f"Eval/{LIST} and Img/img/, or {LIST} beside img/ or img_highres/")
         top = folder.parent if folder.name in ("Eval", "Anno") else folder
         return from_list(folder / LIST, top, self.images)
-
-    def load(self, split: Literal["train", "test", "all"]) -> Dataset:
-        return self.listing().images(split)
 
 
 class Row(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dmlkit.datasets.base import Dataset, DatasetConfig
+from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.listing import Listing
 from dmlkit.datasets.table_file import read_table
 from dmlkit.datasets.table_rows import TableRows
@@ -28,10 +28,3 @@ class TableConfig(DatasetConfig, frozen=True):
     def listing(self) -> Listing:
         file = Path(self.file)
         return TableRows(read_table(file), file, Path(self.root) if self.root else file.parent).listing()
-
-    def load(self, split: Literal["train", "test", "all"]) -> Dataset:
-        return self.listing().images(split)
-
-    def load_validation(self) -> Dataset | None:
-        listing = self.listing()
-        return listing.images("validation") if listing.has("validation") else None

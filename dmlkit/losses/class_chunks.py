@@ -51,9 +51,9 @@ def similarity_to_classes(manifold: Manifold, pool: Pool | None = None) -> Simil
         points = manifold.proxy_points(proxies)
         if pool is None:
             return manifold.similarity(embeddings, points)
-        # Proxies of equal rank side by side: what follows runs along the classes, not along a handful of proxies.
-        by_rank = manifold.similarity(embeddings, points.transpose(0, 1).flatten(0, 1))
-        return pool(by_rank.view(len(embeddings), -1, len(proxies)), first)
+        by_class = manifold.similarity(embeddings, points.flatten(0, 1)).unflatten(1, proxies.shape[:2])  # (B, w, K)
+        # What follows runs along the classes, not along a handful of proxies.
+        return pool(by_class.transpose(1, 2).contiguous(), first)
 
     return similarity
 
@@ -101,34 +101,42 @@ def similarities(walk: Walk, embeddings: Tensor, proxies: Tensor) -> Iterator[tu
 
 
 def chunk_with_graph(
-    walk: Walk, embeddings: Tensor, proxies: Tensor, first: int, learnable: bool
+    walk: Walk, embeddings: Tensor, proxies: Tensor, first: int, needed: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
-    """The proxies of a chunk as a leaf, and the similarity (B, w) with its graph down to the leaves."""
-    leaf = proxies[first : first + walk.chunk_size].detach().requires_grad_(learnable)
-    with torch.enable_grad():
+    """The proxies of a chunk as a leaf, and the similarity (B, w) with its graph down to the leaves.
+
+    ``needed`` says of embeddings, proxies and each parameter whether its gradient is wanted.
+    """
+    leaf = proxies[first : first + walk.chunk_size].detach().requires_grad_(needed[1])
+    with torch.set_grad_enabled(any(needed)), torch.autocast(embeddings.device.type, enabled=False):
         return leaf, walk.similarity(embeddings, leaf, first)
 
 
 class GradientSums:
-    """Adds up the gradients of the chunks: (B, D) for embeddings, (C, ...) for proxies, one for each parameter."""
+    """Adds up the gradients of the chunks: (B, D) for embeddings, (C, ...) for proxies, one for each parameter.
 
-    def __init__(self, tensors: Sequence[Tensor], needed: Sequence[bool]) -> None:
-        self.needed = needed
-        self.sums = [torch.zeros_like(tensor) if need else None for tensor, need in zip(tensors, needed, strict=True)]
-        self.sums[1] = torch.empty_like(tensors[1]) if needed[1] else None  # every row is written once
+    Args:
+        proxies: (C, ...).
+        needed: for embeddings, proxies and each parameter, whether its gradient is wanted.
+    """
+
+    def __init__(self, proxies: Tensor, needed: Sequence[bool]) -> None:
+        self.proxies, self.needed = proxies, needed
+        self.sums: list[Tensor | None] = [None] * len(needed)
 
     def add(self, output: Tensor, gradient: Tensor, leaves: Sequence[Tensor], first: int) -> None:
         """Pass ``gradient`` on from ``output`` to its leaves: embeddings, proxies from class ``first``, parameters."""
-        chosen = [(index, leaf) for index, leaf in enumerate(leaves) if self.needed[index]]
+        chosen = [index for index, need in enumerate(self.needed) if need]
         if not chosen:
             return
-        parts = torch.autograd.grad(
-            output, [leaf for _, leaf in chosen], gradient, allow_unused=True, materialize_grads=True
-        )
-        for (index, leaf), part in zip(chosen, parts, strict=True):
+        wanted = [leaves[index] for index in chosen]
+        with torch.autocast(output.device.type, enabled=False):  # a backward pass may be called inside one
+            parts = torch.autograd.grad(output, wanted, gradient, allow_unused=True, materialize_grads=True)
+        for index, part in zip(chosen, parts, strict=True):
             total = self.sums[index]
-            assert total is not None
-            if index == 1:
-                total[first : first + len(leaf)] = part
+            if index == 1 and len(part) < len(self.proxies):
+                total = torch.empty_like(self.proxies) if total is None else total  # every row is written once
+                total[first : first + len(part)] = part
             else:
-                total += part
+                total = part if total is None else total.add_(part)
+            self.sums[index] = total

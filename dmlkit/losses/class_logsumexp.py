@@ -1,5 +1,6 @@
 """The walk of a loss with a softmax over the classes of each row: denominators first, then the gradient."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,44 +24,60 @@ def logsumexp_over_classes(
     Returns:
         (B,) and (B,); -inf where there is no other class, or where the similarity is.
     """
-    rows = _Rows(walk, labels, scale, walk.keep and torch.is_grad_enabled())
+    rows = _Rows(walk, labels, scale)
+    if not torch.is_grad_enabled():
+        return rows.others_and_own(embeddings, proxies, (False, False), kept=None)
     return _LogSumExpOverClasses.apply(rows, embeddings, proxies, *walk.parameters)
+
+
+class _Chunk(NamedTuple):
+    """What the backward pass needs of w classes."""
+
+    leaves: tuple[Tensor, Tensor]  # embeddings and the chunk's proxies
+    similarity: Tensor  # (B, w), with its graph
+    exponentials: Tensor  # exp(scale s - shift), 0 for the own class (B, w)
+    shift: Tensor  # (B, 1)
+    column: Tensor  # of the own class, see own_columns (B, 1)
+    inside: Tensor  # (B, 1)
 
 
 class _Rows(NamedTuple):
     walk: Walk
     labels: Tensor
     scale: float
-    keep: bool
 
-    def exponentials(self, similarity: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """exp(scale s - shift) with 0 for the own class (B, w), and the shift (B, 1)."""
+    def chunk(self, embeddings: Tensor, proxies: Tensor, first: int, needed: Sequence[bool]) -> _Chunk:
+        leaf, graph = chunk_with_graph(self.walk, embeddings, proxies, first, needed)
+        similarity = graph.detach()
         column, inside = own_columns(self.labels, first, similarity.shape[1])
         exponent = similarity * self.scale
         exponent.scatter_(1, column, torch.where(inside, -torch.inf, exponent.gather(1, column)))
         shift = exponent.amax(1, keepdim=True).clamp_(min=torch.finfo(exponent.dtype).min)
-        return exponent.sub_(shift).exp_(), shift
+        return _Chunk((embeddings, leaf), graph, exponent.sub_(shift).exp_(), shift, column, inside)
+
+    def others_and_own(
+        self, embeddings: Tensor, proxies: Tensor, needed: Sequence[bool], kept: list[_Chunk | None] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The two results (B,) each; the chunks go into ``kept``."""
+        leaf_rows = embeddings.detach().requires_grad_(needed[0])
+        others = own = embeddings.new_full((len(embeddings), 1), -torch.inf)
+        for first in range(0, len(proxies), self.walk.chunk_size):
+            chunk = self.chunk(leaf_rows, proxies, first, needed)
+            own = torch.where(chunk.inside, chunk.similarity.detach().gather(1, chunk.column), own)
+            others = torch.logaddexp(others, chunk.exponentials.sum(1, keepdim=True).log_().add_(chunk.shift))
+            if kept is not None:
+                kept.append(chunk)
+        return others[:, 0], own[:, 0]
 
 
 class _LogSumExpOverClasses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: _Rows, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        embeddings, proxies = tensors[:2]
         ctx.rows, ctx.needed, ctx.kept = rows, ctx.needs_input_grad[1:], []
-        leaf_rows = embeddings.detach().requires_grad_(ctx.needed[0])
-        others = embeddings.new_full((len(embeddings), 1), -torch.inf)
-        own = torch.zeros_like(others)
-        for first in range(0, len(proxies), rows.walk.chunk_size):
-            leaf, graph = chunk_with_graph(rows.walk, leaf_rows, proxies, first, ctx.needed[1])
-            similarity = graph.detach()
-            exponentials, shift = rows.exponentials(similarity, first)
-            column, inside = own_columns(rows.labels, first, similarity.shape[1])
-            own = torch.where(inside, similarity.gather(1, column), own)
-            others = torch.logaddexp(others, exponentials.sum(1, keepdim=True).log_().add_(shift))
-            if rows.keep:
-                ctx.kept.append((leaf_rows, leaf, graph, exponentials, shift))
+        kept = ctx.kept if rows.walk.keep else None
+        others, own = rows.others_and_own(tensors[0], tensors[1], ctx.needed, kept)
         ctx.save_for_backward(*tensors, others)
-        return others[:, 0], own[:, 0]
+        return others, own
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -69,19 +86,17 @@ class _LogSumExpOverClasses(torch.autograd.Function):
         rows, (*tensors, others) = ctx.rows, ctx.saved_tensors
         embeddings, proxies, *parameters = tensors
         others = others.clamp(min=torch.finfo(others.dtype).min)  # -inf where there is no other class
-        gradients = GradientSums(tensors, ctx.needed)
+        gradients = GradientSums(proxies, ctx.needed)
         kept, ctx.kept = ctx.kept, []
         leaf_rows = embeddings.detach().requires_grad_(ctx.needed[0])
         for index, first in enumerate(range(0, len(proxies), rows.walk.chunk_size)):
             if kept:
-                leaf_rows, leaf, graph, weights, shift = kept[index]
-                kept[index] = None  # freed chunk by chunk
+                chunk, kept[index] = kept[index], None  # freed chunk by chunk
             else:
-                with torch.autocast(embeddings.device.type, enabled=False):  # as in the forward pass
-                    leaf, graph = chunk_with_graph(rows.walk, leaf_rows, proxies, first, ctx.needed[1])
-                weights, shift = rows.exponentials(graph.detach(), first)
-            weights.mul_(torch.exp(shift - others) * (rows.scale * grad_others[:, None]))
-            column, inside = own_columns(rows.labels, first, weights.shape[1])
-            weights.scatter_(1, column, torch.where(inside, grad_own[:, None], weights.gather(1, column)))
-            gradients.add(graph, weights, (leaf_rows, leaf, *parameters), first)
+                chunk = rows.chunk(leaf_rows, proxies, first, ctx.needed)
+            factor = torch.exp(chunk.shift - others[:, None]) * (rows.scale * grad_others[:, None])
+            gradient = chunk.exponentials.mul_(factor)
+            own = torch.where(chunk.inside, grad_own[:, None], gradient.gather(1, chunk.column))
+            gradient.scatter_(1, chunk.column, own)
+            gradients.add(chunk.similarity, gradient, (*chunk.leaves, *parameters), first)
         return (None, *gradients.sums)

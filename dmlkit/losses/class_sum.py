@@ -38,8 +38,7 @@ class _SumOverClasses(torch.autograd.Function):
         (grad,) = grad_outputs
         gradients, ctx.gradients = ctx.gradients, None  # let go, so that autograd need not copy C x d numbers
         if gradients is None:  # a second backward pass through a retained graph
-            with torch.autocast(grad.device.type, enabled=False):  # as in the forward pass
-                gradients = _sum_and_gradients(ctx.walk, ctx.score, ctx.saved_tensors, ctx.needed)[1]
+            gradients = _sum_and_gradients(ctx.walk, ctx.score, ctx.saved_tensors, ctx.needed)[1]
         if not (grad.is_cpu and grad.item() == 1):  # looking at it on a GPU would stall the step
             for total in gradients:
                 if total is not None:
@@ -51,11 +50,11 @@ def _sum_and_gradients(
     walk: Walk, score: Score, tensors: Sequence[Tensor], needed: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     embeddings, proxies, *parameters = tensors
-    gradients = GradientSums(tensors, needed)
+    gradients = GradientSums(proxies, needed)
     rows = embeddings.detach().requires_grad_(needed[0])
     value = embeddings.new_zeros(())
     for first in range(0, len(proxies), walk.chunk_size):
-        leaf, similarity = chunk_with_graph(walk, rows, proxies, first, needed[1])
+        leaf, similarity = chunk_with_graph(walk, rows, proxies, first, needed)
         term, gradient = score(similarity.detach(), first)
         value += term
         gradients.add(similarity, gradient, (rows, leaf, *parameters), first)

@@ -15,7 +15,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.miners.all import All, AllConfig
 from dmlkit.miners.base import Miner, MinerConfig, Triplets
 
-CHUNK = 2**22  # triplets computed at once by the smooth form: 16 MB a float32 matrix
+CHUNK = 2**21  # triplets computed at once by the smooth form: 8 MB a float32 matrix
 
 
 class TripletConfig(LossConfig, frozen=True):

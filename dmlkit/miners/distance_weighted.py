@@ -14,15 +14,15 @@ from dmlkit.miners.base import Miner, MinerConfig, Triplets
 
 REASON = "it weighs a negative by the density of chords between random points of the unit sphere"
 
+Chord = Annotated[float, Field(gt=0, lt=2)]
+
 
 class DistanceWeightedConfig(MinerConfig, frozen=True):
     """Distance-weighted (Wu et al. 2017): a random negative for each positive, drawn evenly over the distances."""
 
     name: Literal["distance_weighted"] = "distance_weighted"
-    cutoff: Annotated[float, Field(gt=0, lt=2)] = 0.5  # a chord; nearer negatives count as this near: clips the weights
-    max_distance: Annotated[float, Field(gt=0, lt=2)] = (
-        1.4  # a chord; farther ones have no loss with beta + alpha = 1.4
-    )
+    cutoff: Chord = 0.5  # nearer negatives are weighed as if at this distance: the paper's clipping
+    max_distance: Chord = 1.4  # farther negatives have no loss where beta + alpha is 1.4
 
     def build(self, manifold: Manifold) -> "DistanceWeighted":
         return DistanceWeighted(manifold, cutoff=self.cutoff, max_distance=self.max_distance)
@@ -43,10 +43,10 @@ class DistanceWeighted(Miner):
     Args:
         manifold: a `Sphere`; where its metric is ``arc``, the chord is taken of it.
         cutoff: > 0, a chord; nearer negatives are weighed as if at this one.
-        max_distance: in (cutoff, 2), a chord; farther negatives are not drawn.
+        max_distance: in (0, 2), a chord; farther negatives are not drawn.
 
     Raises:
-        ValueError: another manifold, or ``max_distance`` not between ``cutoff`` and 2, where q is zero.
+        ValueError: another manifold, or a ``max_distance`` of 2 or more, where q is zero.
 
     Example:
         >>> miner = DistanceWeighted(Sphere(3))
@@ -59,10 +59,8 @@ class DistanceWeighted(Miner):
     def __init__(self, manifold: Manifold, *, cutoff: float = 0.5, max_distance: float = 1.4) -> None:
         if not isinstance(manifold, Sphere):
             raise ValueError(f"DistanceWeighted: expected Sphere, because {REASON}; got {type(manifold).__name__}")
-        if not cutoff < max_distance < 2:
-            raise ValueError(
-                f"DistanceWeighted: expected max_distance between cutoff = {cutoff:g} and 2, got {max_distance:g}"
-            )
+        if max_distance >= 2:
+            raise ValueError(f"DistanceWeighted: expected max_distance below 2, got {max_distance:g}")
         self.dim, self.is_arc = manifold.dim, manifold.metric == "arc"
         self.cutoff, self.max_distance = cutoff, max_distance
 

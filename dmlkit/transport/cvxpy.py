@@ -28,6 +28,7 @@ class Cvxpy(TransportSolver):
         regularization: eps >= 0.
 
     Example:
+        >>> import torch
         >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]])
         >>> Cvxpy(regularization=0.5).plan(cost, torch.ones(1, 2), torch.ones(1, 2))
         tensor([[[0.6000, 0.4000],

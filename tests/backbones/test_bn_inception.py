@@ -76,7 +76,7 @@ def test_the_published_file_loads(tmp_path: Path):
     torch.save({**tensors, "conv1_7x7_s2.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "grey.pth")
     with pytest.raises(UserError, match=r"conv1_7x7_s2\.weight has shape \(64, 1, 7, 7\)"):
         BNInception(weights=str(tmp_path / "grey.pth"))
-    with pytest.raises(UserError, match="expected a file, e.g. that of http"):
+    with pytest.raises(UserError, match=r"expected a file, e\.g\. that of http"):
         BNInceptionConfig(weights="imagenet").build()
 
 
@@ -133,7 +133,7 @@ class Numpy:
         return x.mean((1, 2))
 
 
-@pytest.mark.parametrize("side", [64, 75])
+@pytest.mark.parametrize("side", [64, 67])
 def test_forward_equals_numpy(side: int, tmp_path: Path):
     tensors = published_tensors(torch.Generator().manual_seed(0))
     torch.save(tensors, tmp_path / "bn_inception.pth")
@@ -143,3 +143,8 @@ def test_forward_equals_numpy(side: int, tmp_path: Path):
         ours = network(image[None])[0]
     theirs = torch.from_numpy(Numpy(tensors).features(image.numpy()))
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_images_whose_maps_cannot_be_halved_are_refused():
+    with pytest.raises(ValueError, match=r"map before block 3c is 9 x 9, expected even sides; use images of 224"):
+        BNInception().eval()(torch.zeros(1, 3, 75, 75))

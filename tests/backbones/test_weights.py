@@ -12,6 +12,7 @@ from dmlkit.backbones import ResNet18Config, ResNet50Config, Timm, TimmConfig
 from dmlkit.errors import UserError
 from dmlkit.recipe_file import parse_recipe
 
+CAFFE = "channels: bgr, pixel_max: 255, mean: [104, 117, 128], std: [1, 1, 1]"
 RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"
 
 
@@ -22,12 +23,12 @@ def test_files_that_are_no_weights(tmp_path: Path):
     with pytest.raises(UserError, match="cannot read these weights"):
         ResNet18Config(weights=str(tmp_path / "cut.pth")).build()
     torch.save({"opt": argparse.Namespace(lr=1)}, tmp_path / "pickle.pth")
-    with pytest.raises(UserError, match="cannot read these weights.*tensors alone"):
+    with pytest.raises(UserError, match=r"cannot read these weights.*tensors alone"):
         ResNet18Config(weights=str(tmp_path / "pickle.pth")).build()
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
     with pytest.raises(UserError, match="holds no weights"):
         ResNet18Config(weights=str(tmp_path / "empty.pth")).build()
-    with pytest.raises(UserError, match="lacks .* tensors of this backbone"):
+    with pytest.raises(UserError, match=r"lacks .* tensors of this backbone"):
         state = ResNet18Config().build().network.state_dict()
         save_file(dict(state), tmp_path / "resnet18.safetensors")
         ResNet50Config(weights=str(tmp_path / "resnet18.safetensors")).build()
@@ -104,7 +105,7 @@ def test_timm_poolings_agree_with_timms_own():
 @pytest.mark.parametrize(
     ("backbone", "transform", "fault"),
     [
-        ("bn_inception, weights: x.pth", "imagenet", "bn_inception needs transform.mean (104.0, 117.0, 128.0), got (0.485"),
+        ("bn_inception, weights: x.pth", "imagenet", "needs transform.mean (104.0, 117.0, 128.0), got (0.485"),
         ("bn_inception, weights: x.pth", "imagenet", "bn_inception needs transform.channels bgr, got rgb"),
         ("bn_inception, weights: x.pth", "imagenet", "bn_inception needs transform.pixel_max 255, got 1"),
         ("resnet50, weights: imagenet", "bn_inception", "resnet50 needs transform.channels rgb, got bgr"),
@@ -127,7 +128,7 @@ def test_models_and_transforms_that_do_not_fit_are_refused(backbone: str, transf
     ("backbone", "transform"),
     [
         ("bn_inception, weights: x.pth", "bn_inception"),
-        ("bn_inception, weights: x.pth", "cgml_cars, channels: bgr, pixel_max: 255, mean: [104, 117, 128], std: [1, 1, 1]"),
+        ("bn_inception, weights: x.pth", f"cgml_cars, {CAFFE}"),
         ("bn_inception", "imagenet"),
         ("resnet50, weights: imagenet", "imagenet"),
         ("resnet50, weights: swav.pth", "hyp_vit"),

@@ -139,5 +139,5 @@ class TestDistanceWeighted:
     def test_refuses_other_manifolds_and_ranges(self):
         with pytest.raises(ValueError, match=r"expected Sphere, because .* got Euclidean"):
             DistanceWeighted(Euclidean(3))
-        with pytest.raises(ValueError, match=r"expected max_distance between cutoff = 0.5 and 2, got 0.4"):
-            DistanceWeighted(SPHERE, max_distance=0.4)
+        with pytest.raises(ValueError, match=r"expected max_distance below 2, got 2"):
+            DistanceWeighted(SPHERE, max_distance=2)
