@@ -46,7 +46,9 @@ def read_jpeg(path: str | Path) -> Tensor:
     """A colour JPEG by torchvision's decoder, which gives Pillow's pixels in three quarters of the time."""
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
-    return decode_jpeg(read_file(str(path)), ImageReadMode.RGB, apply_exif_orientation=True)
+    decoded = decode_jpeg(read_file(str(path)), ImageReadMode.RGB, apply_exif_orientation=True)
+    assert isinstance(decoded, Tensor)  # a list only for a list of files
+    return decoded
 
 
 def cut(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
@@ -70,7 +72,7 @@ def reason(path: str | Path, error: Exception) -> str:
         return "file not found"
     if isinstance(error, UnidentifiedImageError):
         return "the file is empty" if Path(path).stat().st_size == 0 else "it is of no known image format"
-    return str(error)
+    return str(error).rsplit(", ", 1)[-1]  # torchvision puts the line of its source before it
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
