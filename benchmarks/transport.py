@@ -141,10 +141,11 @@ def main() -> None:
     parser.add_argument("--qpth-python", help="an interpreter with torch, numpy < 2 and qpth")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "transport.md")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # two threads wait for each other longer than these problems take; the peers keep theirs
     lines = [
         "# Transport solvers",
         "",
-        f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} threads",
+        f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} thread (cvxpylayers takes all)",
         f"Command: `python benchmarks/transport.py{' --qpth-python PYTHON' if arguments.qpth_python else ''}`",
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
