@@ -147,7 +147,7 @@ def main() -> None:
     lines = [
         "# Transport solvers",
         "",
-        f"{date.today()}, {os.cpu_count()} CPU cores, torch {torch.__version__} on one thread, cvxpylayers on all cores",
+        f"{date.today()}, {os.cpu_count()} CPU cores, torch {torch.__version__} on 1 thread, cvxpylayers on all cores",
         f"Command: `python {' '.join(sys.argv)}`",
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
