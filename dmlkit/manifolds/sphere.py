@@ -55,26 +55,21 @@ class Sphere(Manifold):
         """x / |x|. A zero vector stays zero; below |x| = 1e-6 the gradient is that of x / 1e-6."""
         return normalize(features, dim=-1, eps=1e-6)
 
-    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        match self.similarity_name:
-            case "cosine":
-                return x @ y.T
-            case "negative_squared_distance":
-                return -self.distance(x, y).square()
-            case _:
-                return -self.distance(x, y)
-
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         squared = 2 - 2 * (x @ y.T)  # (N, M)
         chord = safe_sqrt(squared.masked_fill(squared < 2 * rounding_error(x), 0))
         return self._from_chord(chord)
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return self._from_chord(safe_sqrt((x - y).square().sum(-1)))
+        difference = normalize(x.double(), dim=-1) - normalize(y.double(), dim=-1)
+        return self._from_chord(safe_sqrt(difference.square().sum(-1))).to(x.dtype)
 
-    def index_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """The unit vectors: every similarity of the sphere grows with the cosine."""
+    def product_vectors(self, points: Tensor) -> Tensor:
         return points
+
+    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """The unit vectors: both distances fall with the cosine."""
+        return normalize(points.double(), dim=-1).to(points.dtype)
 
     def _from_chord(self, chord: Tensor) -> Tensor:
         # asin of the half chord keeps small angles (acos gives d(x, x) = 0.014 in float32); its gradient is
