@@ -27,6 +27,10 @@ class MetricConfig(ComponentConfig, frozen=True):
     definition: ClassVar[str]
     """One line, printed beside the figure; R = positives of the query without itself."""
 
+    def names(self) -> tuple[str, ...]:
+        """The keys of what `compute` returns."""
+        raise NotImplementedError
+
     def depth(self, max_positives: int) -> int:
         """How many neighbours the metric looks at, where no query has more than ``max_positives`` positives."""
         raise NotImplementedError

@@ -16,6 +16,9 @@ class MapAtRConfig(MetricConfig, frozen=True):
     name: Literal["map_at_r"] = "map_at_r"
     definition: ClassVar[str] = "map@r: (1/R) sum over i <= R of precision(i) * hit(i)"
 
+    def names(self) -> tuple[str, ...]:
+        return ("map@r",)
+
     def depth(self, max_positives: int) -> int:
         return max_positives
 

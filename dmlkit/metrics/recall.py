@@ -14,6 +14,9 @@ class RecallConfig(MetricConfig, frozen=True):
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 2, 4, 8)
     definition: ClassVar[str] = "recall@k: any hit in the k nearest"
 
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"recall@{k}" for k in self.k)
+
     def depth(self, max_positives: int) -> int:
         return max(self.k)
 

@@ -1,0 +1,49 @@
+"""A small convolutional network for small images; trains on a laptop."""
+
+from typing import Literal
+
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from dmlkit.backbones.base import Backbone, BackboneConfig
+
+
+class SmallCNNConfig(BackboneConfig, frozen=True):
+    """Six 3x3 convolutions with batch norm for images of about 32 pixels, from scratch."""
+
+    name: Literal["small_cnn"] = "small_cnn"
+    width: PositiveInt = 32  # channels of the first pair of layers; the next pairs have 2x and 4x
+
+    def build(self) -> "SmallCNN":
+        return SmallCNN(width=self.width, freeze_batchnorm=self.freeze_batchnorm)
+
+
+class SmallCNN(Backbone):
+    """Three pairs of 3x3 convolutions, halving the side after each of the first two, then average pooling.
+
+    Args:
+        width: channels of the first pair.
+        freeze_batchnorm: see `Backbone`.
+
+    Example:
+        >>> import torch
+        >>> SmallCNN()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 128])
+    """
+
+    def __init__(self, *, width: int = 32, freeze_batchnorm: bool = False) -> None:
+        super().__init__(freeze_batchnorm=freeze_batchnorm)
+        self.num_features = 4 * width
+        layers: list[nn.Module] = []
+        channels = 3
+        for wide, pool in ((width, True), (2 * width, True), (4 * width, False)):
+            for _ in range(2):
+                convolution = nn.Conv2d(channels, wide, kernel_size=3, padding=1, bias=False)
+                layers += [convolution, nn.BatchNorm2d(wide), nn.ReLU(inplace=True)]
+                channels = wide
+            if pool:
+                layers.append(nn.MaxPool2d(2))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images).mean((2, 3))

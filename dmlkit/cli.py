@@ -1,0 +1,174 @@
+"""The command line. Heavy imports wait inside the commands, so that --help answers at once."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from dmlkit import __version__
+from dmlkit.errors import UserError
+
+app = typer.Typer(
+    name="dmlkit",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Deep metric learning from labelled images to searchable embeddings: "
+    "[bold]train[/] a recipe, [bold]eval[/] it on unseen classes, [bold]embed[/] images, [bold]export[/] the result.",
+    epilog="Start with:  dmlkit train recipes/glyphs/proxy_anchor.yaml --output runs/demo",
+)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, e.g. loss.margin=0.2. Repeatable."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that train wrote.", show_default=False)]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML recipe.", show_default=False)]
+Checkpoint = Annotated[
+    Literal["best", "last"] | None,
+    typer.Option(help="Which weights; by default the best on validation classes, else the last."),
+]
+SplitName = Literal["train", "validation", "test", "all"]
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends as one line and exit code 2."""
+    import warnings
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # geoopt scripts functions
+    try:
+        app()
+    except UserError as error:
+        if "--debug" in sys.argv:
+            raise
+        for line in str(error).splitlines():
+            typer.secho(f"error: {line}", fg="red", err=True)
+        raise SystemExit(2) from None
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"dmlkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+@app.command(epilog="Example:  dmlkit train recipes/glyphs/proxy_anchor.yaml --set training.epochs=3 -o runs/short")
+def train(
+    recipe: RecipeFile,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run folder; by default runs/ and the recipe's name.")
+    ] = None,
+    overrides: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build everything, say what would run, write nothing.")
+    ] = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Train a recipe into a run folder."""
+    from dmlkit.commands import train_command
+
+    train_command(recipe, output or Path("runs") / recipe.stem, overrides or [], device, resume, overwrite, dry_run)
+
+
+@app.command(name="eval", epilog="Example:  dmlkit eval runs/demo --json")
+def evaluate(
+    run: Run,
+    split: Annotated[SplitName | None, typer.Option(help="test by default; all with --dataset-root.")] = None,
+    checkpoint: Checkpoint = None,
+    dataset_root: Annotated[
+        Path | None, typer.Option(help="Evaluate on another folder of images, one subfolder a class.")
+    ] = None,
+    overrides: Set = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Measure how well a run retrieves images of unseen classes."""
+    from dmlkit.commands import evaluate_command
+
+    evaluate_command(run, split, checkpoint, dataset_root, overrides or [], device, json)
+
+
+@app.command(epilog="Example:  dmlkit embed runs/demo photos/ -o embeddings/photos")
+def embed(
+    run: Run,
+    images: Annotated[Path | None, typer.Argument(metavar="[IMAGES]", help="Folder of images.")] = None,
+    split: Annotated[SplitName | None, typer.Option(help="Embed a split of the run's own dataset instead.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write.", show_default=False)] = None,
+    checkpoint: Checkpoint = None,
+    skip_bad_images: Annotated[
+        bool, typer.Option("--skip-bad-images", help="Leave out images that cannot be read, and list them.")
+    ] = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Embed images into embeddings.npy, items.parquet and manifest.json."""
+    from dmlkit.commands import embed_command
+
+    embed_command(run, images, split, output, checkpoint, skip_bad_images, device)
+
+
+@app.command(
+    epilog="Examples:  dmlkit export runs/demo --format onnx    dmlkit export embeddings/photos --format faiss"
+)
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN|EMBEDDINGS", help="What to export.", show_default=False)],
+    format: Annotated[  # noqa: A002
+        Literal["safetensors", "onnx", "torch-export", "faiss", "parquet", "npz", "tensorboard"],
+        typer.Option(help="Of a run: the first three. Of embeddings: the others.", show_default=False),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; by default in the source.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    debug: Debug = False,
+) -> None:
+    """Export a run's model, or embeddings, for other programs."""
+    from dmlkit.commands import export_command
+
+    export_command(source, format, output, checkpoint)
+
+
+@app.command(name="list", epilog="Example:  dmlkit list losses")
+def list_parts(
+    family: Annotated[str | None, typer.Argument(help="One family, with its parameters.", show_default=False)] = None,
+    debug: Debug = False,
+) -> None:
+    """List the parts that recipes put together."""
+    from dmlkit.commands import list_command
+
+    list_command(family)
+
+
+@app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")
+def check(recipe: RecipeFile, overrides: Set = None, debug: Debug = False) -> None:
+    """Check a recipe and print it with every default spelled out."""
+    from dmlkit.recipe_file import dump_recipe, read_recipe
+
+    typer.echo(dump_recipe(read_recipe(recipe, overrides or [])), nl=False)
+
+
+@app.command(epilog="Example:  dmlkit schema > recipe.schema.json")
+def schema(debug: Debug = False) -> None:
+    """Print the JSON schema of recipes, for editors."""
+    import json
+
+    from dmlkit.recipe_file import schema as recipe_schema
+
+    result: dict[str, Any] = recipe_schema()
+    typer.echo(json.dumps(result, indent=2))

@@ -1,0 +1,234 @@
+"""What each command does between reading its arguments and printing its result."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.folder import FolderConfig
+from dmlkit.devices import start_fabric
+from dmlkit.embed import TrainedModel, dataset_of, embed, load_model
+from dmlkit.errors import UserError
+from dmlkit.evaluate import evaluate
+from dmlkit.experiment import assemble
+from dmlkit.export import FILE_NAMES as MODEL_FILES
+from dmlkit.export import ModelFormat, export_model
+from dmlkit.export_embeddings import FILE_NAMES as EMBEDDING_FILES
+from dmlkit.export_embeddings import EmbeddingFolder, export_embeddings
+from dmlkit.progress import TrainingProgress, format_metrics, image_progress
+from dmlkit.recipe import FAMILIES, Recipe
+from dmlkit.recipe_file import dump_recipe, first_line, parse_recipe, read_recipe
+from dmlkit.run_folder import CheckpointName, RunFolder, write_json
+from dmlkit.stopping import TrainingStoppedError
+from dmlkit.train import train
+
+STOPPED = 130  # the shell's exit code for Ctrl-C
+
+
+def train_command(
+    path: Path, output: Path, overrides: list[str], device: str, resume: bool, overwrite: bool, dry_run: bool
+) -> None:
+    """``dmlkit train``."""
+    if resume and overwrite:
+        raise UserError("--resume continues a run and --overwrite deletes it; give one of them")
+    recipe = read_recipe(path, overrides)
+    console = Console()
+    if dry_run:
+        describe_experiment(recipe, console)
+        return
+    fabric = start_fabric(device, recipe.training.precision)
+    console.quiet = not fabric.is_global_zero
+    progress = TrainingProgress(console, recipe.training.epochs)
+    try:
+        with progress:
+            summary = train(recipe, output, fabric, progress, resume=resume, overwrite=overwrite)
+    except TrainingStoppedError as stopped:
+        console.print(f"{stopped}; continue with the same command and --resume", highlight=False)
+        raise typer.Exit(STOPPED) from None
+    for name in ("last", "best"):
+        if summary[name]:
+            console.print(
+                f"{name} (epoch {summary[name]['epoch']})  test {format_metrics(summary[name]['test'])}",
+                highlight=False,
+                soft_wrap=True,
+            )
+    if summary["skipped_images"]:
+        console.print(f"{len(summary['skipped_images'])} images could not be read; summary.json lists them")
+    console.print(f"run folder: {output}", highlight=False, soft_wrap=True)
+
+
+def describe_experiment(recipe: Recipe, console: Console) -> None:
+    """``dmlkit train --dry-run``: the resolved recipe and the size of everything."""
+    experiment = assemble(recipe)
+    sizes = {
+        "training": f"{len(experiment.train)} images of {len(experiment.train.class_names)} classes",
+        "validation": f"{len(experiment.validation)} images of {len(experiment.validation.class_names)} classes"
+        if experiment.validation
+        else "none",
+        "steps": f"{len(experiment.sampler)} an epoch, {recipe.training.epochs} epochs, "
+        f"batches of {experiment.sampler.batch_size} images",
+        "model": f"{sum(parameter.numel() for parameter in experiment.model.parameters()):,} parameters",
+        "loss": f"{sum(parameter.numel() for parameter in experiment.objective.parameters()):,} parameters",
+    }
+    console.print(dump_recipe(recipe), highlight=False, markup=False, soft_wrap=True)
+    for name, text in sizes.items():
+        console.print(f"{name + ':':12}{text}", highlight=False)
+    console.print("dry run: nothing was trained or written")
+
+
+def evaluate_command(
+    path: Path,
+    split: Split | None,
+    checkpoint: CheckpointName | None,
+    dataset_root: Path | None,
+    overrides: list[str],
+    device: str,
+    as_json: bool,
+) -> None:
+    """``dmlkit eval``."""
+    run = RunFolder(path)
+    fabric = start_fabric(device)
+    trained = load_model(run, fabric, checkpoint)
+    recipe = parse_recipe(dump_recipe(trained.recipe), str(run.recipe_path), overrides)
+    if dataset_root is not None:
+        folder = FolderConfig(root=str(dataset_root), on_bad_image=recipe.dataset.on_bad_image)
+        recipe = recipe.model_copy(update={"dataset": folder})
+    split = split or ("all" if dataset_root is not None else "test")
+    dataset = recipe.dataset.build(split)
+    console = Console(stderr=as_json)
+    console.quiet = not fabric.is_global_zero
+    with image_progress(console, f"embedding {split}", len(dataset)) as advance:
+        report = evaluate(fabric, trained.model, dataset, recipe, split=split, advance=advance)
+    report = {
+        **report,
+        "checkpoint": trained.checkpoint,
+        "epoch": trained.epoch,
+        "dataset": recipe.dataset.model_dump(mode="json"),
+    }
+    if not fabric.is_global_zero:
+        return
+    target = path / "evaluations" / f"{_report_name(dataset_root, split)}-{trained.checkpoint}.json"
+    target.parent.mkdir(exist_ok=True)
+    write_json(target, report)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
+        return
+    print_report(report, recipe, console)
+    console.print(f"written to {target}", highlight=False, soft_wrap=True)
+
+
+def _report_name(dataset_root: Path | None, split: str) -> str:
+    return split if dataset_root is None else f"{dataset_root.resolve().name}-{split}"
+
+
+def print_report(report: dict[str, Any], recipe: Recipe, console: Console) -> None:
+    """Metrics with their definitions, and what they were measured on."""
+    table = Table(
+        title=f"{report['split']} split of {recipe.dataset.name}: {report['queries']} queries, "
+        f"{report['classes']} classes; {report['checkpoint']} checkpoint, epoch {report['epoch']}",
+        title_justify="left",
+    )
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    table.add_column("definition")
+    for metric in recipe.metrics:
+        for name in metric.names():
+            table.add_row(name, f"{report['metrics'][name]:.4f}", metric.definition)
+    console.print(table)
+    if report["skipped"]:
+        console.print(f"{len(report['skipped'])} images could not be read and were left out")
+
+
+def embed_command(
+    path: Path,
+    images: Path | None,
+    split: Split | None,
+    output: Path | None,
+    checkpoint: CheckpointName | None,
+    skip_bad_images: bool,
+    device: str,
+) -> None:
+    """``dmlkit embed``."""
+    if (images is None) == (split is None):
+        raise UserError("give either a folder of IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
+    fabric = start_fabric(device)
+    trained = load_model(RunFolder(path), fabric, checkpoint)
+    dataset, labelled = dataset_of(images, split or "test", trained.recipe)
+    output = output or path / "embeddings" / (images.resolve().name if images else str(split))
+    console = Console()
+    with image_progress(console, "embedding", len(dataset)) as advance:
+        manifest = embed(
+            trained,
+            fabric,
+            dataset,
+            output,
+            source=f"{trained.recipe.dataset.name}:{split}" if images is None else str(images),
+            labelled=labelled,
+            skip_bad_images=skip_bad_images or trained.recipe.dataset.on_bad_image == "skip",
+            advance=advance,
+        )
+    console.print(f"{manifest['count']} embeddings of {manifest['dim']} dimensions in {output}", highlight=False)
+    if manifest["skipped"]:
+        console.print(f"{len(manifest['skipped'])} images could not be read; manifest.json lists them")
+
+
+def export_command(
+    source: Path,
+    format: Literal["safetensors", "onnx", "torch-export", "faiss", "parquet", "npz", "tensorboard"],  # noqa: A002
+    output: Path | None,
+    checkpoint: CheckpointName | None,
+) -> None:
+    """``dmlkit export``."""
+    console = Console()
+    if format in get_args(ModelFormat):
+        if (source / "manifest.json").exists():
+            raise UserError(f"{source}: holds embeddings; --format {format} exports the model of a run")
+        fabric = start_fabric("cpu")
+        trained: TrainedModel = load_model(RunFolder(source), fabric, checkpoint)
+        output = output or source / "exports" / MODEL_FILES[format]  # type: ignore[index]
+        manifest = export_model(trained, format, output)  # type: ignore[arg-type]
+        parity = manifest["parity"]
+        console.print(
+            f"{output}: agrees with the run on {parity['images']} images to {parity['largest_difference']:.0e}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
+    if RunFolder(source).holds_run():
+        raise UserError(f"{source}: is a run; --format {format} exports embeddings: run dmlkit embed {source} first")
+    folder = EmbeddingFolder(source)
+    output = output or source / EMBEDDING_FILES[format]  # type: ignore[index]
+    for path in export_embeddings(folder, format, output):  # type: ignore[arg-type]
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+def list_command(family: str | None) -> None:
+    """``dmlkit list``."""
+    console = Console()
+    if family is not None and family not in FAMILIES:
+        raise UserError(f"list: unknown family {family!r}; expected one of {', '.join(FAMILIES)}")
+    if family is None:
+        table = Table("family", "members")
+        for name, root in FAMILIES.items():
+            table.add_row(name, ", ".join(sorted(root.variants)))
+        console.print(table)
+        console.print("dmlkit list FAMILY shows what each member is and its parameters with their defaults")
+        return
+    table = Table("name", "what it is", "parameters", show_lines=True)
+    for name, variant in sorted(FAMILIES[family].variants.items()):
+        parameters = [
+            f"{field}: {'required' if info.is_required() else _default(info)}"
+            for field, info in variant.model_fields.items()
+            if field != "name"
+        ]
+        table.add_row(name, first_line(variant), "\n".join(parameters))
+    console.print(table)
+
+
+def _default(info: Any) -> str:
+    default = info.get_default(call_default_factory=True)
+    return json.dumps(default.model_dump(mode="json") if hasattr(default, "model_dump") else default)

@@ -1,0 +1,35 @@
+"""Training curves as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+
+def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the loss and the validation metrics over the epochs as a PNG.
+
+    Args:
+        rows: of ``metrics.jsonl``.
+        path: where to write.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot([row["epoch"] for row in rows], [row["loss"] for row in rows], marker=".")
+    left.set(xlabel="epoch", ylabel="loss", title="Training loss")
+    validated = [row for row in rows if row["validation"]]
+    names = list(validated[0]["validation"]) if validated else []
+    for name in names:
+        right.plot(
+            [row["epoch"] for row in validated],
+            [row["validation"][name] for row in validated],
+            marker=".",
+            label=name,
+        )
+    right.set(xlabel="epoch", title="Validation classes" if names else "No validation classes", ylim=(0, 1.02))
+    if names:
+        right.legend(loc="lower right", fontsize="small")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.savefig(path, dpi=120, format="png")

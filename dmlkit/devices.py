@@ -1,0 +1,85 @@
+"""Where to run: one process on the best device, or the ranks that torchrun started."""
+
+import logging
+import os
+import re
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.errors import UserError
+
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
+    """Claim a device and, under torchrun, join the other ranks.
+
+    Args:
+        device: ``auto`` (CUDA, else Apple's GPU, else CPU), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+
+    Raises:
+        UserError: the device does not exist here.
+    """
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    kind, index = _resolve(device)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks > 1 and index is not None:
+        raise UserError(f"--device {device}: under torchrun each rank takes its own GPU; use --device cuda")
+    fabric = Fabric(
+        accelerator=kind,
+        devices=[index] if index is not None else local_ranks,
+        num_nodes=ranks // local_ranks,
+        strategy="ddp" if ranks > 1 else "auto",
+        precision=PRECISIONS[precision],  # pyright: ignore[reportArgumentType] - three of the many literals
+    )
+    fabric.launch()
+    return fabric
+
+
+def _resolve(device: str) -> tuple[str, int | None]:
+    match = re.fullmatch(r"(auto|cpu|mps|cuda)(?::(\d+))?", device)
+    if match is None or (match[2] and match[1] != "cuda"):
+        raise UserError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
+    kind, index = match[1], int(match[2]) if match[2] else None
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device {device}: torch finds no CUDA device here; use --device cpu")
+    if kind == "cuda" and index is not None and index >= torch.cuda.device_count():
+        raise UserError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"--device {device}: torch finds no Apple GPU here; use --device cpu")
+    return kind, index
+
+
+class GatherRows(torch.autograd.Function):
+    """The rows (B, D) of all ranks, in rank order: (ranks * B, D), with gradient.
+
+    Every rank computes the same loss of the same global batch, so the gradient of its own rows is complete
+    already; it is multiplied by the number of ranks because data-parallel training averages over them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, fabric: Fabric) -> Tensor:
+        """Gather the rows."""
+        ctx.rank, ctx.ranks, ctx.count = fabric.global_rank, fabric.world_size, len(rows)
+        gathered = fabric.all_gather(rows)
+        assert isinstance(gathered, Tensor)
+        return gathered.flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The own rows' part of the gradient."""
+        start = ctx.rank * ctx.count
+        return gradients[0][start : start + ctx.count] * ctx.ranks, None
+
+
+def gather_rows(fabric: Fabric, rows: Tensor) -> Tensor:
+    """The rows of all ranks with gradient; the rows themselves where there is one rank."""
+    apply: Any = GatherRows.apply  # untyped in torch
+    return rows if fabric.world_size == 1 else apply(rows, fabric)

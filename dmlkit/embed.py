@@ -1,0 +1,269 @@
+"""Embed images: with the model of a run into arrays in memory, or into a folder that other programs read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from numpy.lib import format as npy
+from torch import Tensor
+
+from dmlkit import __version__
+from dmlkit.datasets.base import Dataset, Split
+from dmlkit.datasets.image import read_image
+from dmlkit.errors import UserError
+from dmlkit.loading import evaluation_loader, refuse_faults
+from dmlkit.model import EmbeddingModel, build_model
+from dmlkit.recipe import Recipe
+from dmlkit.run_folder import CheckpointName, RunFolder, atomic_write, write_json
+from dmlkit.transforms.base import TransformConfig
+
+Advance = Callable[[int], None]
+"""Told how many more images are done."""
+
+
+class Embeddings(NamedTuple):
+    """Points of the images that could be read."""
+
+    points: Tensor  # (N, D) float32 on the CPU
+    labels: Tensor  # (N,) int64
+    faults: list[str]  # one message per image that could not be read
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The model of a run, ready to embed.
+
+    Args:
+        recipe: the run's.
+        model: in evaluation mode, on the fabric's device.
+        checkpoint: which of the run's checkpoints.
+        epoch: finished epochs.
+    """
+
+    recipe: Recipe
+    model: EmbeddingModel
+    checkpoint: CheckpointName
+    epoch: int
+
+
+def load_model(run: RunFolder, fabric: Fabric, checkpoint: CheckpointName | None = None) -> TrainedModel:
+    """The model of a run; the best checkpoint where none is named, the last where none was chosen.
+
+    Raises:
+        UserError: there is no run, or no readable checkpoint.
+    """
+    recipe = run.recipe()
+    if checkpoint is None:
+        checkpoint = "best" if run.checkpoint_path("best").exists() else "last"
+    state = run.load_checkpoint(checkpoint)
+    model = build_model(without_pretrained_weights(recipe))
+    model.load_state_dict(state["model"])
+    return TrainedModel(recipe, model.to(fabric.device).eval(), checkpoint, state["epoch"])
+
+
+def without_pretrained_weights(recipe: Recipe) -> Recipe:
+    """The recipe with a fresh backbone: a checkpoint brings the weights, so none need be fetched."""
+    if getattr(recipe.backbone, "weights", None) is None:
+        return recipe
+    return recipe.model_copy(update={"backbone": recipe.backbone.model_copy(update={"weights": None})})
+
+
+@torch.inference_mode()
+def embed_dataset(
+    fabric: Fabric,
+    model: EmbeddingModel,
+    dataset: Dataset,
+    transform: TransformConfig,
+    *,
+    workers: int | None = None,
+    advance: Advance | None = None,
+) -> Embeddings:
+    """Embed all images in float32, each rank a part; every rank gets all points, in the order of the dataset.
+
+    Args:
+        fabric: the device, and the ranks.
+        model: on that device; its mode is restored afterwards.
+        dataset: the images.
+        transform: its evaluation part is applied.
+        workers: processes that read images; see `dmlkit.loading.make_loader`.
+        advance: told of every batch.
+    """
+    was_training = model.training
+    model.eval()
+    share = -(-len(dataset) // fabric.world_size)
+    start = fabric.global_rank * share
+    loader = evaluation_loader(
+        dataset,
+        transform.evaluation(),
+        indices=range(start, min(start + share, len(dataset))),
+        workers=workers,
+        pin_memory=fabric.device.type == "cuda",
+    )
+    points = torch.zeros(share, model.manifold.point_dim)
+    indices = torch.full((share,), -1)
+    faults: list[str] = []
+    filled = 0
+    for batch in loader:
+        faults += batch.faults
+        if len(batch.labels):
+            into = slice(filled, filled + len(batch.labels))
+            points[into] = model(batch.images.to(fabric.device)).float().cpu()
+            indices[into] = batch.indices
+            filled = into.stop
+        if advance:
+            advance((len(batch.labels) + len(batch.faults)) * fabric.world_size)
+    model.train(was_training)
+    if fabric.world_size > 1:
+        points, indices, faults = _gather(fabric, points, indices, faults)
+    kept = indices >= 0
+    return Embeddings(points[kept], dataset.labels[indices[kept]], faults)
+
+
+def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
+    gathered: list[Any] = [
+        fabric.all_gather(part.to(fabric.device)).flatten(0, 1).cpu()  # pyright: ignore[reportAttributeAccessIssue]
+        for part in (points, indices)
+    ]
+    all_faults: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(all_faults, faults)
+    return gathered[0], gathered[1], [fault for part in all_faults for fault in part]
+
+
+class ImageList(Dataset):
+    """Unlabelled image files.
+
+    Args:
+        paths: the files.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__(torch.zeros(len(paths), dtype=torch.int64), ("",), paths)
+
+    def image(self, index: int) -> Tensor:
+        return read_image(self.paths[index])
+
+
+def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Dataset, bool]:
+    """What to embed, and whether its labels mean anything: a folder of images, or a split of the recipe's dataset.
+
+    Raises:
+        UserError: the folder is missing or holds no image.
+    """
+    if images is None:
+        return recipe.dataset.build(split), True
+    from dmlkit.datasets.folder import image_files
+
+    if not images.is_dir():
+        raise UserError(f"{images}: no such folder; expected a folder with images")
+    paths = image_files(images)
+    if not paths:
+        raise UserError(f"{images}: no images found in this folder or below it")
+    return ImageList(paths), False
+
+
+def embed(
+    trained: TrainedModel,
+    fabric: Fabric,
+    dataset: Dataset,
+    output: Path,
+    *,
+    source: str,
+    labelled: bool,
+    skip_bad_images: bool,
+    advance: Advance | None = None,
+) -> dict[str, Any]:
+    """Embed images into ``embeddings.npy``, ``items.parquet`` and ``manifest.json``, in bounded memory.
+
+    Args:
+        trained: the model.
+        fabric: the device.
+        dataset: the images.
+        output: a folder that does not hold embeddings yet.
+        source: what the images are, for the manifest.
+        labelled: the dataset's labels mean something; otherwise the label column is null.
+        skip_bad_images: leave out images that cannot be read, instead of stopping.
+        advance: told of every batch.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: the folder holds embeddings already, or an image cannot be read.
+    """
+    if (output / "manifest.json").exists():
+        raise UserError(f"{output}: this folder already holds embeddings; choose another --output or remove it")
+    output.mkdir(parents=True, exist_ok=True)
+    model, recipe = trained.model, trained.recipe
+    kept: list[Tensor] = []
+    faults: list[str] = []
+    loader = evaluation_loader(
+        dataset, recipe.transform.evaluation(), workers=recipe.training.workers, pin_memory=fabric.device.type == "cuda"
+    )
+    with atomic_write(output / "embeddings.npy") as partial, partial.open("wb+") as file, torch.inference_mode():
+        _write_header(file, len(dataset), model.manifold.point_dim)
+        for batch in loader:
+            refuse_faults(batch.faults, "skip" if skip_bad_images else "error")
+            faults += batch.faults
+            if len(batch.labels):
+                points = model(batch.images.to(fabric.device)).float().cpu()
+                file.write(np.ascontiguousarray(points.numpy(), dtype="<f4").tobytes())
+                kept.append(batch.indices)
+            if advance:
+                advance(len(batch.labels) + len(batch.faults))
+        indices = torch.cat(kept) if kept else torch.empty(0, dtype=torch.int64)
+        _write_header(file, len(indices), model.manifold.point_dim)
+    _write_items(output / "items.parquet", dataset, indices.tolist(), labelled=labelled)
+    manifest = describe(trained) | {"source": source, "count": len(indices), "skipped": faults}
+    write_json(output / "manifest.json", manifest)
+    return manifest
+
+
+def describe(trained: TrainedModel) -> dict[str, Any]:
+    """What anyone needs to use the embeddings of a model: its geometry, its fingerprint and its preprocessing."""
+    recipe, manifold = trained.recipe, trained.model.manifold
+    return {
+        "dmlkit": __version__,
+        "dim": manifold.point_dim,
+        "features": manifold.dim,
+        "dtype": "float32",
+        "manifold": recipe.manifold.model_dump(mode="json"),
+        "similarity": manifold.similarity_name,
+        "model": {
+            "fingerprint": trained.model.fingerprint(),
+            "checkpoint": trained.checkpoint,
+            "epoch": trained.epoch,
+            "backbone": recipe.backbone.model_dump(mode="json"),
+        },
+        "preprocessing": {
+            "input": "RGB pixels 0..255, upright",
+            **recipe.transform.model_dump(mode="json"),
+        },
+    }
+
+
+def _write_header(file: Any, count: int, dim: int) -> None:
+    """Write the header of a (count, dim) float32 array at the start, of the same length for every count."""
+    file.seek(0)
+    npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (count, dim)})
+
+
+def _write_items(path: Path, dataset: Dataset, indices: list[int], *, labelled: bool) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    labels = dataset.labels.tolist()
+    table = pa.table(
+        {
+            "id": pa.array(range(len(indices)), pa.int64()),
+            "path": pa.array([dataset.paths[index] for index in indices], pa.string()),
+            "label": pa.array(
+                [dataset.class_names[labels[index]] if labelled else None for index in indices], pa.string()
+            ),
+        }
+    )
+    with atomic_write(path) as partial:
+        parquet.write_table(table, partial)

@@ -1,0 +1,140 @@
+"""From a dataset to batches: augmentation that depends on the image's place alone, and bad images told apart."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from dmlkit.datasets.base import BadImageError, Dataset
+from dmlkit.errors import UserError
+from dmlkit.samplers.base import Sampler
+from dmlkit.transforms.base import ImageTransform
+
+Draw = tuple[int, int]
+"""The index of an image and the seed of its augmentation."""
+
+
+class Batch(NamedTuple):
+    """Images that could be read, and what is wrong with the others."""
+
+    images: Tensor  # (B, 3, S, S) uint8
+    labels: Tensor  # (B,) int64
+    indices: Tensor  # (B,) int64, into the dataset
+    faults: list[str]  # one message per image that could not be read
+
+
+def refuse_faults(faults: list[str], on_bad_image: str) -> None:
+    """Stop at the first image that could not be read, unless such images are to be skipped.
+
+    Raises:
+        UserError: names the image.
+    """
+    if faults and on_bad_image == "error":
+        raise UserError(f"{faults[0]}; mend or remove it, or leave such images out with dataset.on_bad_image=skip")
+
+
+class TransformedImages(torch.utils.data.Dataset[tuple[Tensor | None, int, int, str]]):
+    """Images of a dataset, transformed. Augmentation is seeded per draw: neither the number of workers nor an
+    interruption changes a pixel.
+
+    Args:
+        dataset: the images.
+        transform: what to do with each.
+        augments: the transform draws random numbers.
+    """
+
+    def __init__(self, dataset: Dataset, transform: ImageTransform, *, augments: bool) -> None:
+        self.dataset, self.transform, self.augments = dataset, transform, augments
+
+    def __getitem__(self, draw: Draw) -> tuple[Tensor | None, int, int, str]:
+        index, seed = draw
+        try:
+            image, label = self.dataset[index]
+        except BadImageError as error:
+            return None, 0, index, str(error)
+        if not self.augments:
+            return self.transform(image), label, index, ""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.transform(image), label, index, ""
+
+
+class TrainingBatches:
+    """The draws of one rank, batch by batch. Set ``epoch`` and ``start`` before each pass.
+
+    Args:
+        sampler: gives the global batches.
+        seed: of the augmentation.
+        rank: takes the ``rank``-th of ``ranks`` equal contiguous parts of every batch.
+        ranks: processes.
+    """
+
+    def __init__(self, sampler: Sampler, seed: int, *, rank: int = 0, ranks: int = 1) -> None:
+        self.sampler, self.seed, self.ranks = sampler, seed, ranks
+        share = sampler.batch_size // ranks
+        self.part = slice(rank * share, (rank + 1) * share)
+        self.epoch = self.start = 0
+
+    def __len__(self) -> int:
+        return len(self.sampler) - self.start
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for step, batch in enumerate(self.sampler.batches(self.epoch)):
+            if step >= self.start:
+                seeds = np.random.default_rng([self.seed, self.epoch, step]).integers(2**62, size=len(batch))
+                yield list(zip(batch[self.part], seeds[self.part].tolist(), strict=True))
+
+
+def collate(items: list[tuple[Tensor | None, int, int, str]]) -> Batch:
+    """Stack the images that could be read."""
+    good = [(image, label, index) for image, label, index, _ in items if image is not None]
+    return Batch(
+        torch.stack([image for image, _, _ in good]) if good else torch.empty(0),
+        torch.tensor([label for _, label, _ in good], dtype=torch.int64),
+        torch.tensor([index for _, _, index in good], dtype=torch.int64),
+        [fault for image, _, _, fault in items if image is None],
+    )
+
+
+def make_loader(
+    images: TransformedImages, batches: Iterable[list[Draw]], *, workers: int | None, pin_memory: bool
+) -> DataLoader[Any]:
+    """A loader of `Batch` over batches of draws.
+
+    Args:
+        images: where they come from.
+        batches: iterated anew at every pass.
+        workers: processes that read images; None takes one per CPU core, at most 8, and none for images in memory.
+        pin_memory: for copies to a GPU that do not stall.
+    """
+    if workers is None:
+        workers = 0 if images.dataset.in_memory else min(8, os.cpu_count() or 1)
+    collate_function: Callable[[list[tuple[Tensor | None, int, int, str]]], Batch] = collate
+    return DataLoader(
+        images,
+        batch_sampler=batches,  # pyright: ignore[reportArgumentType] - draws are pairs, torch's stub wants ints
+        collate_fn=collate_function,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        persistent_workers=workers > 0,
+    )
+
+
+def evaluation_loader(
+    dataset: Dataset,
+    transform: ImageTransform,
+    *,
+    indices: Iterable[int] | None = None,
+    batch_size: int = 128,
+    workers: int | None = None,
+    pin_memory: bool = False,
+) -> DataLoader[Any]:
+    """A loader of `Batch` over the images of a dataset in order, or over some of them."""
+    order = [(index, 0) for index in (range(len(dataset)) if indices is None else indices)]
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    images = TransformedImages(dataset, transform, augments=False)
+    return make_loader(images, batches, workers=workers, pin_memory=pin_memory)

@@ -1,0 +1,20 @@
+"""AdamW."""
+
+from typing import Literal
+
+import torch
+from pydantic import PositiveFloat
+from torch import nn
+from torch.optim import Optimizer
+
+from dmlkit.optimizers.base import OptimizerConfig
+
+
+class AdamWConfig(OptimizerConfig, frozen=True):
+    """AdamW (Loshchilov & Hutter 2019); weight decay shrinks the weights apart from the gradient."""
+
+    name: Literal["adamw"] = "adamw"
+    eps: PositiveFloat = 1e-8
+
+    def build(self, parts: dict[str, list[nn.Parameter]]) -> Optimizer:
+        return torch.optim.AdamW(self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps)

@@ -1,0 +1,39 @@
+"""The optimizer interface: one learning rate, multiplied per part of the experiment."""
+
+from typing import Any
+
+from pydantic import BaseModel, NonNegativeFloat, PositiveFloat
+from torch import nn
+from torch.optim import Optimizer
+
+from dmlkit.component import ComponentConfig
+
+
+class LearningRateMultipliers(BaseModel, frozen=True, extra="forbid", strict=True):
+    """How much faster than ``lr`` each part learns."""
+
+    backbone: PositiveFloat = 1.0
+    head: PositiveFloat = 1.0
+    loss: PositiveFloat = 1.0
+    """Proxies see few gradients and need a larger step: 100 is usual."""
+
+
+class OptimizerConfig(ComponentConfig, frozen=True):
+    """Root of the optimizer family."""
+
+    lr: PositiveFloat = 1e-3
+    weight_decay: NonNegativeFloat = 1e-4
+    lr_multipliers: LearningRateMultipliers = LearningRateMultipliers()
+
+    def build(self, parts: dict[str, list[nn.Parameter]]) -> Optimizer:
+        """The optimizer over the parameters of ``backbone``, ``head`` and ``loss``."""
+        raise NotImplementedError
+
+    def groups(self, parts: dict[str, list[nn.Parameter]]) -> list[dict[str, Any]]:
+        """One parameter group a part with any parameters, named, with its own learning rate."""
+        rates = self.lr_multipliers.model_dump()
+        return [
+            {"params": parameters, "name": part, "lr": self.lr * rates[part]}
+            for part, parameters in parts.items()
+            if parameters
+        ]

@@ -1,0 +1,23 @@
+"""Riemannian Adam of geoopt: parameters that are points of a manifold stay on it."""
+
+from typing import Literal
+
+import geoopt
+from pydantic import PositiveFloat
+from torch import nn
+from torch.optim import Optimizer
+
+from dmlkit.optimizers.base import OptimizerConfig
+
+
+class RiemannianAdamConfig(OptimizerConfig, frozen=True):
+    """Riemannian Adam (Bécigneul & Ganea 2019); ordinary parameters take ordinary Adam steps."""
+
+    name: Literal["riemannian_adam"] = "riemannian_adam"
+    eps: PositiveFloat = 1e-8
+
+    def build(self, parts: dict[str, list[nn.Parameter]]) -> Optimizer:
+        # stabilize: project back every 10 steps, so that rounding never adds up
+        return geoopt.optim.RiemannianAdam(
+            self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, stabilize=10
+        )

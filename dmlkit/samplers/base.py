@@ -1,0 +1,44 @@
+"""The sampler interface: which images share a batch, as a pure function of the seed and the epoch."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from torch import Tensor
+
+from dmlkit.component import ComponentConfig
+
+
+class SamplerConfig(ComponentConfig, frozen=True):
+    """Root of the sampler family. Batch sizes are global: all ranks of a distributed run share one batch."""
+
+    def build(self, labels: Tensor, seed: int) -> "Sampler":
+        """The sampler for training images with ``labels`` (N,)."""
+        raise NotImplementedError
+
+
+class Sampler(ABC):
+    """Batches of indices. Each rank takes its contiguous part of a batch, so any number of ranks sees the same.
+
+    Args:
+        seed: with the epoch, it alone decides the batches.
+
+    Attributes:
+        batch_size: images in every batch.
+    """
+
+    batch_size: int
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+
+    @abstractmethod
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch, each of ``batch_size`` indices."""
+
+    def generator(self, epoch: int) -> np.random.Generator:
+        """The random numbers of an epoch."""
+        return np.random.default_rng([self.seed, epoch])

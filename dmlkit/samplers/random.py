@@ -1,0 +1,55 @@
+"""Random batches: every image once an epoch."""
+
+from typing import Literal
+
+from pydantic import PositiveInt
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.samplers.base import Sampler, SamplerConfig
+
+
+class RandomConfig(SamplerConfig, frozen=True):
+    """Shuffled images; the usual choice for proxy losses. The images that do not fill a batch wait an epoch."""
+
+    name: Literal["random"] = "random"
+    batch_size: PositiveInt = 32
+
+    def build(self, labels: Tensor, seed: int) -> "Random":
+        return Random(labels, seed, batch_size=self.batch_size)
+
+
+class Random(Sampler):
+    """A new permutation every epoch, cut into full batches.
+
+    Args:
+        labels: (N,), of which only the length counts.
+        seed: see `Sampler`.
+        batch_size: images in a batch.
+
+    Raises:
+        UserError: there are fewer images than a batch holds.
+
+    Example:
+        >>> import torch
+        >>> sampler = Random(torch.zeros(7), seed=0, batch_size=3)
+        >>> [len(batch) for batch in sampler.batches(epoch=0)]
+        [3, 3]
+    """
+
+    def __init__(self, labels: Tensor, seed: int, *, batch_size: int = 32) -> None:
+        super().__init__(seed)
+        if len(labels) < batch_size:
+            raise UserError(
+                f"sampler.batch_size: {batch_size} images do not fit into {len(labels)} training images; "
+                "lower it or add images"
+            )
+        self.batch_size = batch_size
+        self.num_images = len(labels)
+
+    def __len__(self) -> int:
+        return self.num_images // self.batch_size
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        order = self.generator(epoch).permutation(self.num_images)
+        return order[: len(self) * self.batch_size].reshape(len(self), self.batch_size).tolist()

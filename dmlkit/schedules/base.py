@@ -1,0 +1,28 @@
+"""The schedule interface: a factor on every learning rate, as a pure function of progress."""
+
+from pydantic import NonNegativeFloat
+
+from dmlkit.component import ComponentConfig
+
+
+class ScheduleConfig(ComponentConfig, frozen=True):
+    """Root of the schedule family."""
+
+    warmup_epochs: NonNegativeFloat = 0.0
+    """The factor rises linearly from 0 over this many epochs (fractions allowed)."""
+
+    def factor(self, epoch: float, epochs: int) -> float:
+        """The factor at ``epoch`` (a fraction within an epoch) of ``epochs``.
+
+        Example:
+            >>> from dmlkit.schedules import CosineConfig
+            >>> CosineConfig(warmup_epochs=2.0).factor(epoch=1.0, epochs=10)
+            0.5
+        """
+        if epoch < self.warmup_epochs:
+            return epoch / self.warmup_epochs
+        return self.after_warmup(epoch, epochs)
+
+    def after_warmup(self, epoch: float, epochs: int) -> float:
+        """The factor once the warm-up is over."""
+        raise NotImplementedError

@@ -1,0 +1,250 @@
+"""Train: one visible loop, stoppable at any step and resumable to the bit."""
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from dmlkit.curves import plot_curves
+from dmlkit.datasets.base import Dataset
+from dmlkit.devices import gather_rows
+from dmlkit.errors import UserError
+from dmlkit.evaluate import evaluate
+from dmlkit.experiment import Experiment, assemble
+from dmlkit.loading import TrainingBatches, TransformedImages, make_loader, refuse_faults
+from dmlkit.recipe import Recipe
+from dmlkit.run_folder import RunFolder, atomic_write, write_json
+from dmlkit.stopping import TrainingStoppedError, stop_signals
+from dmlkit.training_state import State, restore, save, weights
+
+CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
+
+
+class Progress(Protocol):
+    """What training tells while it runs."""
+
+    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
+        """After a share ``progress`` of an epoch: the last loss, and the images since the last call."""
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """After an epoch: its row of metrics.jsonl."""
+
+
+def train(
+    recipe: Recipe, folder: Path, fabric: Fabric, progress: Progress, *, resume: bool = False, overwrite: bool = False
+) -> dict[str, Any]:
+    """Train a recipe into a run folder.
+
+    Args:
+        recipe: what to train.
+        folder: of the run; see `RunFolder`.
+        fabric: device, precision and ranks, launched.
+        progress: told of steps and epochs.
+        resume: continue the run in ``folder`` from its last checkpoint, or start it if there is none yet.
+        overwrite: replace the run in ``folder``.
+
+    Returns:
+        The summary: last and best checkpoint with their validation and test metrics.
+
+    Raises:
+        UserError: the recipe, the data or the folder is at fault, or the loss is no longer finite.
+        TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
+    """
+    run = RunFolder(folder)
+    resume = resume and run.holds_run()
+    fabric.barrier()  # all ranks have looked before the first one creates the folder
+    if resume:
+        run.check_same_recipe(recipe)
+    experiment = assemble(recipe)
+    if experiment.sampler.batch_size % fabric.world_size:
+        raise UserError(
+            f"sampler: {fabric.world_size} ranks cannot share a batch of {experiment.sampler.batch_size} images equally"
+        )
+    if fabric.is_global_zero and not resume:
+        run.create(recipe, overwrite=overwrite)
+    fabric.barrier()
+    state = fit(experiment, run, fabric, progress, resume=resume)
+    return summarize(experiment, run, fabric, state)
+
+
+def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool) -> State:
+    """The loop. On return the last checkpoint holds the final weights."""
+    recipe, settings = experiment.recipe, experiment.recipe.training
+    model: Any = fabric.setup_module(experiment.model)
+    objective = experiment.objective.to(fabric.device)
+    optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
+    everything = nn.ModuleList([experiment.model, objective])
+    base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
+    images = TransformedImages(experiment.train, recipe.transform.training(), augments=recipe.transform.augments)
+    batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
+    loader = make_loader(images, batches, workers=settings.workers, pin_memory=fabric.device.type == "cuda")
+    check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
+
+    state = restore(experiment, run, fabric) if resume else State()
+    if fabric.is_global_zero:
+        run.keep_metrics(state.epoch)
+    model.train()
+    with stop_signals() as stop_requested:
+        while state.epoch < settings.epochs:
+            started = time.perf_counter()
+            batches.epoch, batches.start = state.epoch, state.step
+            objective.loss.set_epoch(state.epoch)
+            pending: list[Tensor] = []  # losses not looked at yet
+            images_seen = images_pending = 0
+            for batch in loader:
+                refuse_faults(batch.faults, recipe.dataset.on_bad_image)
+                state.skipped += batch.faults
+                factor = recipe.schedule.factor(state.epoch + state.step / len(experiment.sampler), settings.epochs)
+                for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
+                    group["lr"] = rate * factor
+                if len(batch.labels):
+                    embeddings = gather_rows(fabric, model(batch.images.to(fabric.device, non_blocking=True)))
+                    labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True))
+                    loss = compute_loss(objective, embeddings, labels, state, run)
+                    optimizer.zero_grad()
+                    fabric.backward(loss)
+                    average_gradients(fabric, objective)
+                    if settings.clip_grad_norm is not None:
+                        fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm)
+                    if settings.clip_grad_value is not None:
+                        fabric.clip_gradients(everything, optimizer, clip_val=settings.clip_grad_value)
+                    optimizer.step()
+                    pending.append(loss.detach())
+                    images_pending += len(labels)
+                state.step += 1
+                if len(pending) >= check_every or state.step == len(experiment.sampler):
+                    last_loss = check_losses(pending, state, run)
+                    images_seen += images_pending
+                    progress.step(
+                        epoch=state.epoch,
+                        progress=state.step / len(experiment.sampler),
+                        loss=last_loss,
+                        images=images_pending,
+                    )
+                    images_pending = 0
+                    if stop_requested(fabric) and state.step < len(experiment.sampler):
+                        state.seconds += time.perf_counter() - started
+                        save(experiment, run, fabric, state)
+                        raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
+            training_seconds = time.perf_counter() - started
+            finish_epoch(experiment, run, fabric, state, progress, images_seen, training_seconds)
+            state.seconds += time.perf_counter() - started
+            save(experiment, run, fabric, state)
+            if stop_requested(fabric) and state.epoch < settings.epochs:
+                raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
+    return state
+
+
+def compute_loss(objective: nn.Module, embeddings: Tensor, labels: Tensor, state: State, run: RunFolder) -> Tensor:
+    """The loss of a batch; embeddings that are no longer finite end the run with the step's number."""
+    try:
+        return objective(embeddings, labels)
+    except ValueError as error:
+        if embeddings.isfinite().all():
+            raise
+        raise diverged(state.step + 1, "embeddings", state, run) from error
+
+
+def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
+    """Add the pending losses up and clear them; returns the last. Stops at the first that is not finite."""
+    losses = torch.stack(pending).tolist() if pending else []
+    for offset, loss in enumerate(losses):
+        if loss != loss or abs(loss) == float("inf"):
+            raise diverged(state.step - len(losses) + offset + 1, f"loss ({loss})", state, run)
+        state.loss_sum += loss
+    pending.clear()
+    return losses[-1] if losses else float("nan")
+
+
+def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
+    """The error of a run that has come to nothing."""
+    last = run.checkpoint_path("last")
+    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
+    return UserError(
+        f"epoch {state.epoch + 1}, step {step}: the {what} is not finite; {kept}. "
+        "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"
+    )
+
+
+def average_gradients(fabric: Fabric, objective: nn.Module) -> None:
+    """Make the proxies' gradients equal on all ranks; they differ by rounding only, but would drift apart."""
+    if fabric.world_size > 1:
+        for parameter in objective.parameters():
+            if parameter.grad is not None:
+                parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def finish_epoch(
+    experiment: Experiment,
+    run: RunFolder,
+    fabric: Fabric,
+    state: State,
+    progress: Progress,
+    images: int,
+    seconds: float,
+) -> None:
+    """Validate, log the epoch, and keep the checkpoint if it is the best so far."""
+    settings = experiment.recipe.training
+    row: dict[str, Any] = {
+        "epoch": state.epoch + 1,
+        "loss": state.loss_sum / len(experiment.sampler),
+        "lr": experiment.optimizer.param_groups[0]["lr"],
+        "images_per_second": round(images / seconds, 1),
+        "seconds": round(state.seconds + seconds, 2),
+        "validation": None,
+    }
+    state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
+    is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
+    if experiment.validation is not None and is_due:
+        report = evaluate(fabric, experiment.model, experiment.validation, experiment.recipe, split="validation")
+        row["validation"] = report["metrics"]
+        score = report["metrics"][settings.select_by]
+        if state.best is None or score > state.best["metrics"][settings.select_by]:
+            state.best = {"epoch": state.epoch, "metrics": report["metrics"]}
+            if fabric.is_global_zero:
+                run.save_checkpoint("best", {**weights(experiment), "epoch": state.epoch})
+    if fabric.is_global_zero:
+        run.append_metrics(row)
+    progress.epoch(row)
+
+
+def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> dict[str, Any]:
+    """Score the last and the best checkpoint on the test classes and write ``summary.json`` and the curves."""
+    rows = run.read_metrics()
+    test = experiment.recipe.dataset.build("test")
+    summary: dict[str, Any] = {
+        "last": {
+            "epoch": state.epoch,
+            "validation": rows[-1]["validation"],
+            "test": test_metrics(experiment, fabric, test),
+        },
+        "best": None,
+    }
+    if state.best is not None:
+        final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
+        experiment.model.load_state_dict(run.load_checkpoint("best")["model"])
+        summary["best"] = {
+            "epoch": state.best["epoch"],
+            "validation": state.best["metrics"],
+            "test": test_metrics(experiment, fabric, test),
+        }
+        experiment.model.load_state_dict(final)
+    summary |= {
+        "selected_by": experiment.recipe.training.select_by if state.best else None,
+        "seconds": round(state.seconds, 1),
+        "images_per_second": rows[-1]["images_per_second"],
+        "skipped_images": sorted(set(state.skipped)),
+    }
+    if fabric.is_global_zero:
+        write_json(run.summary_path, summary)
+        with atomic_write(run.curves_path) as partial:
+            plot_curves(rows, partial)
+    return summary
+
+
+def test_metrics(experiment: Experiment, fabric: Fabric, test: Dataset) -> dict[str, float]:
+    """Metrics of the current weights on the test classes."""
+    return evaluate(fabric, experiment.model, test, experiment.recipe, split="test")["metrics"]

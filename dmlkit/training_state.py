@@ -1,0 +1,61 @@
+"""Where training stands, on disk and back: everything that the rest of a run depends on."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from dmlkit.experiment import Experiment
+from dmlkit.run_folder import RunFolder
+
+
+@dataclass
+class State:
+    """Where training stands, beside the weights."""
+
+    epoch: int = 0  # finished epochs
+    step: int = 0  # finished steps of the epoch under way
+    loss_sum: float = 0.0  # over those steps
+    seconds: float = 0.0  # of training and validation, over all sessions
+    best: dict[str, Any] | None = None  # epoch and validation metrics of the best checkpoint
+    skipped: list[str] = field(default_factory=list[str])  # images that could not be read
+
+
+def weights(experiment: Experiment) -> dict[str, Any]:
+    """What a model needs to embed, and its loss to go on."""
+    return {"model": experiment.model.state_dict(), "objective": experiment.objective.state_dict()}
+
+
+def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> None:
+    """Write the last checkpoint: everything that the rest of the run depends on."""
+    if fabric.is_global_zero:
+        random = {"cpu": torch.get_rng_state()}
+        if fabric.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(fabric.device)
+        run.save_checkpoint(
+            "last",
+            {
+                **weights(experiment),
+                **asdict(state),
+                "optimizer": experiment.optimizer.state_dict(),
+                "precision": fabric.strategy.precision.state_dict(),
+                "random": random,
+            },
+        )
+    fabric.barrier()
+
+
+def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
+    """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts anew."""
+    if not run.checkpoint_path("last").exists():
+        return State()
+    saved = run.load_checkpoint("last")
+    experiment.model.load_state_dict(saved["model"])
+    experiment.objective.load_state_dict(saved["objective"])
+    experiment.optimizer.load_state_dict(saved["optimizer"])
+    fabric.strategy.precision.load_state_dict(saved["precision"])
+    torch.set_rng_state(saved["random"]["cpu"])
+    if fabric.device.type == "cuda" and "cuda" in saved["random"]:
+        torch.cuda.set_rng_state(saved["random"]["cuda"], fabric.device)
+    return State(**{name: saved[name] for name in State.__dataclass_fields__})

@@ -1,0 +1,121 @@
+"""YAML 1.2 as plain data that remembers its lines.
+
+PyYAML reads YAML 1.1: ``3e-4`` is a string to it, ``no`` is False and ``1:30`` is 90. Only the core schema of
+YAML 1.2 is resolved here, and nothing else is constructed.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from dmlkit.errors import UserError
+
+Key = tuple[str | int, ...]
+
+MAX_NODES = 10_000  # stops aliases that multiply ("billion laughs")
+MAX_DEPTH = 50
+
+
+@dataclass
+class Tree:
+    """Plain data and where each part of it came from.
+
+    Args:
+        source: the name of the file.
+        data: the root mapping (or, for an override, any value).
+        origins: key -> ``file:line`` or the override that set it.
+    """
+
+    source: str
+    data: Any = None
+    origins: dict[Key, str] = field(default_factory=dict[Key, str])
+
+    def origin(self, key: Key) -> str:
+        """Where a key came from; for a missing one, its nearest parent."""
+        while key and key not in self.origins:
+            key = key[:-1]
+        return self.origins.get(key, self.source)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's implicit types."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own convention
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
+
+
+def parse_yaml(text: str, source: str) -> Tree:
+    """Parse one YAML document.
+
+    Raises:
+        UserError: the text is no YAML, repeats a key, uses a tag, or is unreasonably large or deep.
+
+    Example:
+        >>> parse_yaml("{lr: 3e-4, country: no, workers: 010}", "r.yaml").data
+        {'lr': 0.0003, 'country': 'no', 'workers': 10}
+    """
+    try:
+        node = yaml.compose(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{source}: not valid YAML: {error}") from None
+    tree = Tree(source)
+    if node is not None:
+        tree.data = _build(node, (), tree)
+    return tree
+
+
+def _build(node: yaml.Node, key: Key, tree: Tree) -> Any:
+    where = f"{tree.source}:{node.start_mark.line + 1}"
+    tree.origins.setdefault(key, where)
+    if len(tree.origins) > MAX_NODES or len(key) > MAX_DEPTH:
+        raise UserError(f"{where}: more than {MAX_NODES} values or {MAX_DEPTH} levels; this is no recipe")
+    if node.tag.rpartition(":")[2] not in ("map", "seq", "str", "null", "bool", "int", "float"):
+        raise UserError(f"{where}: the tag {node.tag} is not allowed; write plain YAML")
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            name = str(name_node.value)
+            here = f"{tree.source}:{name_node.start_mark.line + 1}"
+            if name in mapping:
+                raise UserError(f"{here}: {'.'.join(map(str, (*key, name)))}: this key is given twice; remove one")
+            tree.origins[*key, name] = here
+            mapping[name] = _build(value_node, (*key, name), tree)
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        return [_build(item, (*key, index), tree) for index, item in enumerate(node.value)]
+    return _scalar(node, where)
+
+
+def _scalar(node: yaml.Node, where: str) -> Any:
+    text: str = node.value
+    match node.tag.rpartition(":")[2]:
+        case "str":
+            return text
+        case "null":
+            return None
+        case "bool":
+            return text.lower() == "true"
+        case "int":
+            return int(text, 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10)
+        case _:
+            if text.lower().endswith(("inf", "nan")):
+                raise UserError(f"{where}: {text} is not a finite number")
+            return float(text)

@@ -1,0 +1,60 @@
+"""Folders of images: which classes train and which test."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dmlkit.datasets import FolderConfig
+from dmlkit.errors import UserError
+
+
+def make_tree(root: Path, classes: dict[str, int]) -> Path:
+    for name, count in classes.items():
+        for index in range(count):
+            path = root / name / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (index, len(name), 0)).save(path)
+    return root
+
+
+def test_the_first_half_of_the_sorted_classes_trains(tmp_path):
+    make_tree(tmp_path, {"d": 2, "a": 3, "c": 2, "b": 2, "e": 2})
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    (tmp_path / ".hidden").mkdir()
+    config = FolderConfig(root=str(tmp_path), validation_fraction=0.0)
+    train, test, everything = (config.build(split) for split in ("train", "test", "all"))
+    assert train.class_names == ("a", "b") and train.labels.tolist() == [0, 0, 0, 1, 1]
+    assert test.class_names == ("c", "d", "e") and test.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert everything.class_names == ("a", "b", "c", "d", "e")
+    image, label = train[4]
+    assert label == 1 and image[:, 0, 0].tolist() == [1, 1, 0]
+
+
+def test_explicit_train_and_test_folders(tmp_path):
+    make_tree(tmp_path, {"train/x": 2, "train/y/deep": 2, "test/a": 2})
+    config = FolderConfig(root=str(tmp_path), validation_fraction=0.5)
+    assert config.build("train").class_names == ("x",)
+    assert config.build("validation").class_names == ("y",)
+    assert config.build("validation").labels.tolist() == [0, 0]
+    assert config.build("test").class_names == ("a",)
+
+
+def test_bad_folders_are_explained(tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        FolderConfig(root=str(tmp_path / "none")).build("train")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="too few class folders"):
+        FolderConfig(root=str(tmp_path / "empty")).build("test")
+    single = make_tree(tmp_path / "single", {"a": 2, "b": 1, "c": 2, "d": 2})
+    with pytest.raises(UserError, match=r"b: 1 image\(s\); a class needs at least 2"):
+        FolderConfig(root=str(single)).build("train")
+    shared = make_tree(tmp_path / "shared", {"train/a": 2, "train/b": 2, "test/b": 2})
+    with pytest.raises(UserError, match="class 'b' is in both train and test"):
+        FolderConfig(root=str(shared)).build("test")
+    half = make_tree(tmp_path / "half", {"train/a": 2})
+    with pytest.raises(UserError, match="has no folder 'test'"):
+        FolderConfig(root=str(half)).build("train")
+    few = make_tree(tmp_path / "few", {"a": 2, "b": 2})
+    with pytest.raises(UserError, match=r"leaves 0 to train and 1 to validate"):
+        FolderConfig(root=str(few)).build("train")

@@ -1,0 +1,80 @@
+"""Decoding: every kind of image becomes upright 8-bit RGB with the colours that it shows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dmlkit.datasets.base import BadImageError
+from dmlkit.datasets.image import read_image
+
+RED, WHITE = [255, 0, 0], [255, 255, 255]
+
+
+def pixel(path: Path, row: int = 0, column: int = 0) -> list[int]:
+    image = read_image(path)
+    assert image.dtype == torch.uint8 and image.shape[0] == 3
+    return image[:, row, column].tolist()
+
+
+def test_grey_and_16_bit_keep_their_brightness(tmp_path):
+    Image.fromarray(np.full((4, 4), 100, np.uint8)).save(tmp_path / "grey.png")
+    assert pixel(tmp_path / "grey.png") == [100, 100, 100]
+    Image.fromarray(np.full((4, 4), 100 * 257, np.uint16)).save(tmp_path / "deep.png")
+    assert pixel(tmp_path / "deep.png") == [100, 100, 100]
+
+
+def test_transparency_lies_on_white(tmp_path):
+    Image.new("RGBA", (4, 4), (255, 0, 0, 255)).save(tmp_path / "opaque.png")
+    assert pixel(tmp_path / "opaque.png") == RED
+    Image.new("RGBA", (4, 4), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert pixel(tmp_path / "clear.png") == WHITE
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([255, 0, 0, 0, 0, 255])
+    palette.save(tmp_path / "palette.png", transparency=0)
+    assert pixel(tmp_path / "palette.png") == WHITE
+    palette.save(tmp_path / "opaque_palette.png")
+    assert pixel(tmp_path / "opaque_palette.png") == RED
+
+
+def test_cmyk(tmp_path):
+    Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "cmyk.jpg", quality=100)
+    assert np.abs(np.array(pixel(tmp_path / "cmyk.jpg")) - RED).max() <= 3
+
+
+def test_exif_rotation_is_applied(tmp_path):
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:, :16] = RED  # the left half is red
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright: turn by 90 degrees clockwise to view
+    Image.fromarray(pixels).save(tmp_path / "turned.jpg", exif=exif, quality=100)
+    image = read_image(tmp_path / "turned.jpg")
+    assert image.shape == (3, 32, 16)
+    assert image[0, 2].float().mean() > 200 > 50 > image[0, -2].float().mean()  # red is on top now
+
+
+def test_the_first_frame_of_an_animation(tmp_path):
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    assert pixel(tmp_path / "moving.gif") == RED
+
+
+def test_damaged_files_are_named(tmp_path, monkeypatch):
+    good = tmp_path / "good.jpg"
+    Image.effect_noise((64, 64), 50).save(good)
+    for name, content in {
+        "empty.jpg": b"",
+        "text.jpg": b"not an image",
+        "truncated.jpg": good.read_bytes()[:600],
+        "truncated.png": b"\x89PNG\r\n\x1a\n\x00\x00",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(BadImageError, match=rf"{name}: cannot read this image"):
+            read_image(tmp_path / name)
+    with pytest.raises(BadImageError, match=r"none\.jpg: cannot read this image: file not found"):
+        read_image(tmp_path / "none.jpg")
+    monkeypatch.setattr("dmlkit.datasets.image.MAX_PIXELS", 4000)
+    with pytest.raises(BadImageError, match="64 x 64 pixels; expected at most 4,000"):
+        read_image(good)

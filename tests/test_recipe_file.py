@@ -1,0 +1,160 @@
+"""Recipes as text: YAML 1.2, overrides, and every fault with its place."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmlkit.errors import UserError
+from dmlkit.recipe import Recipe
+from dmlkit.recipe_file import dump_recipe, parse_recipe, read_recipe, schema
+from dmlkit.yaml_tree import parse_yaml
+
+GOOD = "dataset: {name: glyphs}\nloss:\n  name: triplet\n  margin: 0.2\n"
+
+
+def faults(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(UserError) as error:
+        parse_recipe(text, "r.yaml", overrides)
+    return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1e5", 1e5),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("-2E+3", -2000.0),
+        ("no", "no"),
+        ("on", "on"),
+        ("y", "y"),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("010", 10),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("1:30", "1:30"),
+        ("1_000", "1_000"),
+        ("2026-01-01", "2026-01-01"),
+        ("'3'", "3"),
+        ("[1, 2.5, a]", [1, 2.5, "a"]),
+    ],
+)
+def test_scalars_follow_yaml_1_2(text: str, value: object):
+    found = parse_yaml(text, "r.yaml").data
+    assert found == value and type(found) is type(value)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_float_survives(value: float):
+    assert float(parse_yaml(f"x: {value!r}", "r.yaml").data["x"]) == value
+
+
+def test_the_resolved_recipe_reads_back_equal():
+    recipe = parse_recipe(GOOD, "r.yaml", ["optimizer.lr=1e-5", "training.clip_grad_norm=10"])
+    assert parse_recipe(dump_recipe(recipe), "again.yaml") == recipe
+    assert recipe.optimizer.lr == 1e-5  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_all_faults_at_once_with_their_lines():
+    text = (
+        "seed: many\n"
+        "dataset: {name: glyphs, clases: 10}\n"
+        "loss:\n"
+        "  name: triplet\n"
+        "  margn: 0.2\n"
+        "sampler: {name: rndom}\n"
+        "training:\n"
+        "  epochs: 0\n"
+        "epocs: 3\n"
+    )
+    assert faults(text) == [
+        "r.yaml:1: seed: got 'many', expected a valid integer",
+        "r.yaml:2: dataset.clases: unknown key; did you mean 'classes'?",
+        "r.yaml:5: loss.margn: unknown key; did you mean 'margin'?",
+        "r.yaml:6: sampler.name: unknown sampler 'rndom'; did you mean 'random'?",
+        "r.yaml:8: training.epochs: got 0, expected greater than 0",
+        f"r.yaml:9: epocs: unknown key; expected one of {', '.join(Recipe.model_fields)}",
+    ]
+
+
+def test_missing_and_misshapen_parts():
+    assert faults("loss: triplet\n")[0] == "r.yaml:1: dataset: missing, and it has no default"
+    assert faults("dataset: {name: glyphs}\nloss: triplet\n")[0].startswith(
+        "r.yaml:2: loss: got 'triplet'; expected a mapping such as {name: NAME}, NAME one of "
+    )
+    assert "a mapping without a name" in faults("dataset: {name: glyphs}\nloss: {margin: 1}\n")[0]
+    assert faults("[1, 2]")[0].startswith("r.yaml:1: ")
+    assert faults("")[0].startswith("r.yaml")
+
+
+def test_faults_inside_lists_name_the_item():
+    text = GOOD + "metrics:\n- {name: map_at_r}\n- {name: recall, k: [0]}\n"
+    assert faults(text)[0] == "r.yaml:7: metrics.1.k.0: got 0, expected greater than 0"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\nb: [1\n", "r.yaml:3: not valid YAML"),
+        ("a: 1\na: 2\n", "r.yaml:2: a: this key is given twice"),
+        ("a: !!python/object/apply:os.system [ls]\n", "is not allowed"),
+        ("a: .nan\n", "r.yaml:1: .nan is not a finite number"),
+        (
+            "a: &x [&y [1, 1, 1, 1, 1, 1, 1, 1, 1, 1], *y, *y]\nb: &z [*x, *x, *x, *x, *x, *x, *x, *x, *x, *x]\n"
+            "c: &w [*z, *z, *z, *z, *z, *z, *z, *z, *z, *z]\nd: [*w, *w, *w, *w, *w, *w, *w, *w, *w, *w]\n",
+            "this is no recipe",
+        ),
+        ("a: &x [*x]\n", "this is no recipe"),
+    ],
+)
+def test_hostile_or_broken_yaml_is_one_line(text: str, line: str):
+    found = faults(text)
+    assert len(found) == 1 and line in found[0]
+
+
+def test_overrides_replace_and_are_named_in_faults():
+    assert parse_recipe(GOOD, "r.yaml", ["loss.margin=1e-1"]).loss.margin == 0.1  # pyright: ignore
+    assert parse_recipe(GOOD, "r.yaml", ["loss={name: proxy_anchor}"]).loss.name == "proxy_anchor"
+    assert parse_recipe(GOOD, "r.yaml", ["training.epochs=7"]).training.epochs == 7
+    text = GOOD + "metrics: [{name: recall}, {name: map_at_r}]\n"
+    assert parse_recipe(text, "r.yaml", ["metrics.0.k=[1, 10]"]).metrics[0].k == (1, 10)  # pyright: ignore
+    assert faults(GOOD, "loss.margin=big") == ["--set loss.margin=big: loss.margin: got 'big', expected a valid number"]
+    assert faults(GOOD, "loss.margin") == ["--set loss.margin: expected key.subkey=value, e.g. --set loss.margin=0.2"]
+    assert "is the value 0.2, not a mapping" in faults(GOOD, "loss.margin.x=1")[0]
+    assert "does not exist" in faults(text, "metrics.7.k=[1]")[0]
+
+
+def test_rules_across_parts_name_the_part_with_the_need():
+    assert faults(GOOD + "manifold: {name: sphere, proxies: points}\n") == [
+        "r.yaml:5: manifold.proxies: points need a Riemannian optimizer to stay on the manifold, got optimizer adamw"
+    ]
+    assert faults(GOOD + "training: {select_by: recall@3}\n") == [
+        "r.yaml:5: training.select_by: got 'recall@3', expected one of the recipe's metrics: "
+        "recall@1, recall@2, recall@4, recall@8, map@r"
+    ]
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_recipe(tmp_path / "none.yaml")
+    with pytest.raises(UserError, match="cannot read"):
+        read_recipe(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(UserError, match="cannot read"):
+        read_recipe(tmp_path / "latin.yaml")
+    (tmp_path / "big.yaml").write_bytes(b"#" * 2_000_000)
+    with pytest.raises(UserError, match="no recipe"):
+        read_recipe(tmp_path / "big.yaml")
+
+
+def test_the_schema_knows_every_loss_and_its_ranges():
+    definitions = json.loads(json.dumps(schema()))["$defs"]
+    assert definitions["TripletConfig"]["properties"]["margin"]["minimum"] == 0
+    assert definitions["TripletConfig"]["additionalProperties"] is False

@@ -1,0 +1,181 @@
+"""Training: the same weights as a plain loop, through any interruption, on any number of ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dmlkit.recipe_file import parse_recipe, read_recipe
+from dmlkit.run_folder import RunFolder
+
+from .conftest import TINY_RECIPE
+
+
+def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    checkpoint = RunFolder(run).load_checkpoint(name)
+    return {**checkpoint["model"], **{f"objective.{key}": value for key, value in checkpoint["objective"].items()}}
+
+
+def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def plain_loop(text: str) -> dict[str, torch.Tensor]:
+    """What train must do, written out with nothing but torch and the parts."""
+    from dmlkit.losses import ProxyAnchor
+    from dmlkit.model import build_model
+
+    recipe = parse_recipe(text, "r.yaml")
+    train = recipe.dataset.build("train")
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe)
+    loss = ProxyAnchor(model.manifold, len(train.class_names))
+    optimizer = torch.optim.AdamW(
+        [{"params": model.parameters()}, {"params": [loss.proxies], "lr": 0.03}], lr=0.003, weight_decay=1e-4
+    )
+    sampler = recipe.sampler.build(train.labels, recipe.seed)
+    for epoch in range(recipe.training.epochs):
+        for batch in sampler.batches(epoch):
+            images = torch.stack([train.image(index) for index in batch])
+            optimizer.zero_grad()
+            loss(model(images), train.labels[batch]).backward()
+            optimizer.step()
+    return {**model.state_dict(), **{f"objective.loss.{key}": value for key, value in loss.state_dict().items()}}
+
+
+def test_training_equals_a_plain_loop(dmlkit, tiny_recipe, tmp_path):
+    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu").code == 0
+    expected = plain_loop(TINY_RECIPE)
+    found = weights(tmp_path / "run")
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, msg=name)
+
+
+def test_the_run_folder_tells_the_whole_story(dmlkit, tiny_recipe, tmp_path):
+    run = tmp_path / "run"
+    result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu")
+    assert "epoch 3/3" in result.out and "best (epoch" in result.out
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert set(rows[0]["validation"]) == {"recall@1", "recall@2", "map@r"}
+    summary = json.loads((run / "summary.json").read_text())
+    scores = [row["validation"]["map@r"] for row in rows]
+    assert summary["best"]["epoch"] == scores.index(max(scores)) + 1
+    assert summary["last"]["epoch"] == 3 and summary["last"]["validation"] == rows[-1]["validation"]
+    assert read_recipe(run / "recipe.yaml") == read_recipe(tiny_recipe)
+    assert json.loads((run / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("last", "best"):
+        torch.load(run / "checkpoints" / f"{name}.pt", weights_only=True)
+    assert not list(run.rglob("*.partial"))
+
+
+def start(recipe: Path, run: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dmlkit", "train", str(recipe), "-o", str(run), "--device", "cpu", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_epochs(run: Path, count: int, process: subprocess.Popen[str]):
+    deadline = time.monotonic() + 120
+    while len(RunFolder(run).read_metrics()) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+LONG = TINY_RECIPE.replace("epochs: 3", "epochs: 40").replace(
+    "{name: plain, size: 16}", "{name: imagenet, size: 16, resize: 16}"
+)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A run with random augmentation, long enough to be hit in the middle."""
+    folder = tmp_path_factory.mktemp("whole")
+    recipe = folder / "long.yaml"
+    recipe.write_text(LONG)
+    process = start(recipe, folder / "run")
+    assert process.wait(timeout=240) == 0, process.communicate()[0]
+    return recipe, weights(folder / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_path):
+    recipe, expected = uninterrupted
+    run = tmp_path / "run"
+    process = start(recipe, run)
+    wait_for_epochs(run, 3, process)
+    process.send_signal(number)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130), output
+    done = len(RunFolder(run).read_metrics())
+    assert done < 40
+    resumed = start(recipe, run, "--resume")
+    output = resumed.communicate(timeout=240)[0]
+    assert resumed.returncode == 0, output
+    assert f"epoch {done + 1}/40" in output and f"epoch {done - 1}/40" not in output
+    assert [row["epoch"] for row in RunFolder(run).read_metrics()] == list(range(1, 41))
+    assert_equal_weights(weights(run), expected)
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one(tmp_path):
+    """Frozen batch norm, because its statistics are of a rank's own images; everything else is global."""
+    text = TINY_RECIPE.replace("width: 4}", "width: 4, freeze_batchnorm: true}")
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(text)
+    one = start(recipe, tmp_path / "one")
+    assert one.wait(timeout=120) == 0, one.communicate()[0]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dmlkit"]
+    arguments = ["train", str(recipe), "-o", str(tmp_path / "two"), "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    two = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=240, env=environment)
+    assert two.returncode == 0, two.stdout + two.stderr
+    found, expected = weights(tmp_path / "two"), weights(tmp_path / "one")
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+    metrics = [json.loads((tmp_path / name / "summary.json").read_text())["last"] for name in ("one", "two")]
+    assert metrics[0]["test"] == pytest.approx(metrics[1]["test"], abs=0.05)
+
+
+def test_a_finished_run_resumes_to_the_same_summary(dmlkit, tiny_recipe, tmp_path):
+    run = tmp_path / "run"
+    dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu")
+    before = (run / "summary.json").read_text()
+    assert dmlkit("train", tiny_recipe, "-o", run, "--resume", "--device", "cpu").code == 0
+    assert (run / "summary.json").read_text() == before
+
+
+def test_without_validation_classes_there_is_no_best(dmlkit, tiny_recipe, tmp_path):
+    run = tmp_path / "run"
+    assert (
+        dmlkit("train", tiny_recipe, "-o", run, "--set", "dataset.validation_fraction=0", "--device", "cpu").code == 0
+    )
+    assert json.loads((run / "summary.json").read_text())["best"] is None
+    assert not (run / "checkpoints" / "best.pt").exists()
+
+
+def test_dry_run_writes_nothing(dmlkit, tiny_recipe, tmp_path):
+    result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--dry-run")
+    assert result.code == 0 and "24 images of 4 classes" not in result.out
+    assert "18 images of 3 classes" in result.out and "nothing was trained" in result.out
+    assert not (tmp_path / "run").exists()
+
+
+def test_gradients_are_clipped_and_bf16_trains(dmlkit, tiny_recipe, tmp_path):
+    overrides = ["training.precision=bf16", "training.clip_grad_norm=1.0", "schedule={name: step, every: 1}"]
+    options = [option for override in overrides for option in ("--set", override)]
+    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu", *options).code == 0
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    assert [row["lr"] for row in rows] == pytest.approx([0.003, 0.0015, 0.00075])
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert all(tensor.dtype == torch.float32 for name, tensor in weights(tmp_path / "run").items() if "weight" in name)
