@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vecdot
 
 from dmlkit.component import ComponentConfig
 
@@ -103,7 +104,7 @@ class Manifold(nn.Module, ABC):
             case "negative_squared_distance":
                 return -self.paired_distance(x, y).square()
             case _:
-                return (self.product_vectors(x) * self.product_vectors(y)).sum(-1)
+                return vecdot(self.product_vectors(x), self.product_vectors(y))
 
     def index_vectors(self, points: Tensor, side: Side) -> Tensor:
         """Vectors whose inner product <query, gallery> orders a gallery as the similarity does.

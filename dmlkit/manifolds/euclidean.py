@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from geoopt.manifolds import Euclidean as GeooptEuclidean
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, safe_sqrt, squared_distances
@@ -51,7 +52,8 @@ class Euclidean(Manifold):
         return safe_sqrt(squared_distances(x, y))
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return safe_sqrt((x - y).square().sum(-1))
+        difference = x - y
+        return safe_sqrt(vecdot(difference, difference))
 
     def squared_distance(self, x: Tensor, y: Tensor) -> Tensor:
         return squared_distances(x, y)

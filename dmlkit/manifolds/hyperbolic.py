@@ -66,8 +66,7 @@ def clip_features(features: Tensor, radius: float | None) -> Tensor:
     features = features.float() if features.itemsize < 4 else features
     if radius is None:
         return features
-    length = features.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)
-    return features * (radius / length).clamp(max=1)
+    return features * (radius / features.norm(dim=-1, keepdim=True).clamp(min=radius))
 
 
 def farthest(dtype: torch.dtype) -> float:

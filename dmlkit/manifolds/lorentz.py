@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
@@ -112,8 +113,8 @@ class Lorentz(Manifold):
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
         x64, y64, curvature = x[..., 1:].double(), y[..., 1:].double(), self.curvature.double()
-        time = self._height(x64.square().sum(-1)) - self._height(y64.square().sum(-1))
-        sinh_squared = ((x64 - y64).square().sum(-1) - time.square()).clamp(min=0) * (-curvature / 4)
+        difference, rise = x64 - y64, self._height(vecdot(x64, x64)) - self._height(vecdot(y64, y64))
+        sinh_squared = (vecdot(difference, difference) - rise.square()).clamp(min=0) * (-curvature / 4)
         return distance_from_sinh(sinh_squared, curvature).to(x.dtype)
 
     def product_vectors(self, points: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from geoopt.manifolds import Stereographic
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
@@ -107,9 +108,9 @@ class Poincare(Manifold):
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
         x64, y64, curvature = x.double(), y.double(), self.curvature.double()
-        shrink = (1 + curvature * x64.square().sum(-1)) * (1 + curvature * y64.square().sum(-1))
-        sinh_squared = -curvature * (x64 - y64).square().sum(-1) / shrink
-        return distance_from_sinh(sinh_squared, curvature).to(x.dtype)
+        shrink = (1 + curvature * vecdot(x64, x64)) * (1 + curvature * vecdot(y64, y64))
+        difference = x64 - y64
+        return distance_from_sinh(-curvature * vecdot(difference, difference) / shrink, curvature).to(x.dtype)
 
     def product_vectors(self, points: Tensor) -> Tensor:
         return normalize(points, dim=-1, eps=1e-6)

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from geoopt.manifolds import Sphere as GeooptSphere
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, rounding_error, safe_sqrt
@@ -62,7 +63,7 @@ class Sphere(Manifold):
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
         difference = normalize(x.double(), dim=-1) - normalize(y.double(), dim=-1)
-        return self._from_chord(safe_sqrt(difference.square().sum(-1))).to(x.dtype)
+        return self._from_chord(safe_sqrt(vecdot(difference, difference))).to(x.dtype)
 
     def product_vectors(self, points: Tensor) -> Tensor:
         return points
