@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dmlkit import __version__
+from dmlkit import __version__, data_cli
 from dmlkit.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
     "[bold]train[/] a recipe, [bold]eval[/] it on unseen classes, [bold]embed[/] images, [bold]export[/] the result.",
     epilog="Start with:  dmlkit train recipes/glyphs/proxy_anchor.yaml --output runs/demo",
 )
+
+app.add_typer(data_cli.app)
 
 Set = Annotated[
     list[str] | None,

@@ -139,6 +139,8 @@ def print_report(report: dict[str, Any], recipe: Recipe, console: Console) -> No
         for name in metric.names():
             table.add_row(name, f"{report['metrics'][name]:.4f}", metric.definition)
     console.print(table)
+    for note in report["notes"]:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if report["skipped"]:
         console.print(f"{len(report['skipped'])} images could not be read and were left out")
 

@@ -74,8 +74,6 @@ class OneOf:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices = {tag(name): handler.generate_schema(variant) for name, variant in source.variants.items()}
-        if not choices:
-            return core_schema.none_schema()
         return core_schema.tagged_union_schema(choices, discriminator=_discriminator)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from dmlkit import __version__
 from dmlkit.datasets.base import Dataset, Split
 from dmlkit.datasets.image import read_image
+from dmlkit.datasets.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.errors import UserError
 from dmlkit.loading import evaluation_loader, refuse_faults
 from dmlkit.model import EmbeddingModel, build_model
@@ -30,6 +31,7 @@ class Embeddings(NamedTuple):
 
     points: Tensor  # (N, D) float32 on the CPU
     labels: Tensor  # (N,) int64
+    indices: Tensor  # (N,) int64, into the dataset
     faults: list[str]  # one message per image that could not be read
 
 
@@ -98,7 +100,7 @@ def embed_dataset(
     start = fabric.global_rank * share
     loader = evaluation_loader(
         dataset,
-        transform.evaluation(),
+        transform,
         indices=range(start, min(start + share, len(dataset))),
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
@@ -120,7 +122,7 @@ def embed_dataset(
     if fabric.world_size > 1:
         points, indices, faults = _gather(fabric, points, indices, faults)
     kept = indices >= 0
-    return Embeddings(points[kept], dataset.labels[indices[kept]], faults)
+    return Embeddings(points[kept], dataset.labels[indices[kept]], indices[kept], faults)
 
 
 def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
@@ -160,6 +162,7 @@ def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Datas
     if not images.is_dir():
         raise UserError(f"{images}: no such folder; expected a folder with images")
     paths = image_files(images)
+    raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     if not paths:
         raise UserError(f"{images}: no images found in this folder or below it")
     return ImageList(paths), False
@@ -201,7 +204,7 @@ def embed(
     kept: list[Tensor] = []
     faults: list[str] = []
     loader = evaluation_loader(
-        dataset, recipe.transform.evaluation(), workers=recipe.training.workers, pin_memory=fabric.device.type == "cuda"
+        dataset, recipe.transform, workers=recipe.training.workers, pin_memory=fabric.device.type == "cuda"
     )
     with atomic_write(output / "embeddings.npy") as partial, partial.open("wb+") as file, torch.inference_mode():
         _write_header(file, len(dataset), model.manifold.point_dim)

@@ -58,7 +58,7 @@ def assemble(recipe: Recipe) -> Experiment:
     """
     train = recipe.dataset.build("train")
     validation = recipe.dataset.build("validation") if recipe.dataset.validation_fraction > 0 else None
-    sampler = recipe.sampler.build(train.labels, recipe.seed)
+    sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe)
     objective = Objective(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dmlkit.embed import TrainedModel, describe
+from dmlkit.embed import TrainedModel, describe, without_pretrained_weights
 from dmlkit.errors import UserError
 from dmlkit.loading import evaluation_loader
 from dmlkit.model import EmbeddingModel, build_model
@@ -67,7 +67,7 @@ def parity_images(trained: TrainedModel) -> Tensor:
     dataset = trained.recipe.dataset.build("test")
     count = min(PARITY_IMAGES, len(dataset))
     indices = [index * len(dataset) // count for index in range(count)]
-    loader = evaluation_loader(dataset, trained.recipe.transform.evaluation(), indices=indices, workers=0)
+    loader = evaluation_loader(dataset, trained.recipe.transform, indices=indices, workers=0)
     batch = next(iter(loader))
     if not len(batch.labels):
         raise UserError(f"cannot check the export against real images: {batch.faults[0]}")
@@ -81,7 +81,7 @@ def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Runner:
     metadata = {"dmlkit": json.dumps(describe(trained)), "recipe": trained.recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
-    again: EmbeddingModel = build_model(trained.recipe)
+    again: EmbeddingModel = build_model(without_pretrained_weights(trained.recipe))
     again.load_state_dict(load_file(path))
     return again.eval()
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from dmlkit.datasets.base import BadImageError, Dataset
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler
-from dmlkit.transforms.base import ImageTransform
+from dmlkit.transforms.base import TransformConfig
 
 Draw = tuple[int, int]
 """The index of an image and the seed of its augmentation."""
@@ -44,11 +44,21 @@ class TransformedImages(torch.utils.data.Dataset[tuple[Tensor | None, int, int, 
     Args:
         dataset: the images.
         transform: what to do with each.
-        augments: the transform draws random numbers.
+        training: take the transform's training part instead of its evaluation part.
+
+    Raises:
+        UserError: the images come from a cache that was written for another transform.
     """
 
-    def __init__(self, dataset: Dataset, transform: ImageTransform, *, augments: bool) -> None:
-        self.dataset, self.transform, self.augments = dataset, transform, augments
+    def __init__(self, dataset: Dataset, transform: TransformConfig, *, training: bool) -> None:
+        if dataset.resizing not in (None, transform.resizing.text):
+            raise UserError(
+                f"dataset.cache: holds images resized to {dataset.resizing}, but the transform {transform.name} "
+                f"resizes to {transform.resizing.text}; run dmlkit data cache again"
+            )
+        self.dataset = dataset
+        self.transform = transform.training() if training else transform.evaluation()
+        self.augments = training and transform.augments
 
     def __getitem__(self, draw: Draw) -> tuple[Tensor | None, int, int, str]:
         index, seed = draw
@@ -126,15 +136,15 @@ def make_loader(
 
 def evaluation_loader(
     dataset: Dataset,
-    transform: ImageTransform,
+    transform: TransformConfig,
     *,
     indices: Iterable[int] | None = None,
     batch_size: int = 128,
     workers: int | None = None,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
-    """A loader of `Batch` over the images of a dataset in order, or over some of them."""
+    """A loader of `Batch` over the images of a dataset in order, or over some of them, for evaluation."""
     order = [(index, 0) for index in (range(len(dataset)) if indices is None else indices)]
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    images = TransformedImages(dataset, transform, augments=False)
+    images = TransformedImages(dataset, transform, training=False)
     return make_loader(images, batches, workers=workers, pin_memory=pin_memory)

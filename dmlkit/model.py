@@ -1,6 +1,7 @@
 """The embedding model: plain pixels in, points on a manifold out."""
 
 import hashlib
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +17,37 @@ class Normalization(nn.Module):
     """uint8 pixels to floats of mean 0 and standard deviation 1, on the device: a quarter of the bytes to copy.
 
     Args:
-        mean: per channel, of pixels in 0..1.
-        std: per channel, of pixels in 0..1.
+        mean: per channel, in the order of ``channels``, of pixels in 0..``pixel_max``.
+        std: likewise.
+        channels: the order in which the backbone takes the colours; the images are RGB.
+        pixel_max: the value of white before mean and std apply.
+
+    Example:
+        >>> white = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
+        >>> Normalization((104.0, 117.0, 128.0), (1.0, 1.0, 1.0), "bgr", 255)(white).flatten()
+        tensor([151., 138., 127.])
     """
 
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, mean: Channels, std: Channels) -> None:
+    def __init__(
+        self,
+        mean: Channels,
+        std: Channels,
+        channels: Literal["rgb", "bgr"] = "rgb",
+        pixel_max: Literal[1, 255] = 1,
+    ) -> None:
         super().__init__()
-        self.register_buffer("shift", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("scale", 255 * torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.channels = channels
+        to_bytes = 255 / pixel_max
+        self.register_buffer("shift", to_bytes * torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("scale", to_bytes * torch.tensor(std).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) uint8 -> float32."""
-        return (images - self.shift) / self.scale
+        """RGB (B, 3, H, W) uint8 -> float32."""
+        ordered = images.flip(1) if self.channels == "bgr" else images
+        return (ordered - self.shift) / self.scale
 
 
 class EmbeddingModel(nn.Module):
@@ -70,4 +87,6 @@ def build_model(recipe: Recipe) -> EmbeddingModel:
     """The model that a recipe describes, with fresh weights."""
     backbone = recipe.backbone.build()
     head = recipe.head.build(backbone.num_features, recipe.manifold.build(recipe.embedding_dim))
-    return EmbeddingModel(Normalization(recipe.transform.mean, recipe.transform.std), backbone, head)
+    transform = recipe.transform
+    normalization = Normalization(transform.mean, transform.std, transform.channels, transform.pixel_max)
+    return EmbeddingModel(normalization, backbone, head)

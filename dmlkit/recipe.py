@@ -19,8 +19,10 @@ from dmlkit.manifolds.sphere import SphereConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.map_at_r import MapAtRConfig
 from dmlkit.metrics.recall import RecallConfig
+from dmlkit.miners.base import MinerConfig
 from dmlkit.optimizers.adamw import AdamWConfig
 from dmlkit.optimizers.base import OptimizerConfig
+from dmlkit.pooling.base import PoolingConfig
 from dmlkit.regularizers.base import RegularizerConfig
 from dmlkit.samplers.base import SamplerConfig
 from dmlkit.samplers.random import RandomConfig
@@ -28,6 +30,7 @@ from dmlkit.schedules.base import ScheduleConfig
 from dmlkit.schedules.constant import ConstantConfig
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.plain import PlainConfig
+from dmlkit.transport.base import TransportConfig
 
 
 class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
@@ -136,9 +139,12 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "transforms": TransformConfig,
     "samplers": SamplerConfig,
     "backbones": BackboneConfig,
+    "pooling": PoolingConfig,
     "heads": HeadConfig,
     "manifolds": ManifoldConfig,
     "losses": LossConfig,
+    "miners": MinerConfig,
+    "transport": TransportConfig,
     "regularizers": RegularizerConfig,
     "optimizers": OptimizerConfig,
     "schedules": ScheduleConfig,

@@ -21,7 +21,8 @@ CheckpointName = Literal["last", "best"]
 
 
 class RunFolder:
-    """A run on disk: ``recipe.yaml environment.json metrics.jsonl checkpoints/{last,best}.pt summary.json curves.png``.
+    """A run on disk: ``recipe.yaml classes.json environment.json metrics.jsonl checkpoints/{last,best}.pt summary.json
+    curves.png``.
 
     Args:
         path: the folder; it need not exist yet.
@@ -54,7 +55,14 @@ class RunFolder:
                 "--overwrite, or choose another --output"
             )
         if self.holds_run():
-            for entry in ("recipe.yaml", "environment.json", "metrics.jsonl", "summary.json", "curves.png"):
+            for entry in (
+                "recipe.yaml",
+                "classes.json",
+                "environment.json",
+                "metrics.jsonl",
+                "summary.json",
+                "curves.png",
+            ):
                 (self.path / entry).unlink(missing_ok=True)
             shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):

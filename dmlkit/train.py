@@ -65,6 +65,8 @@ def train(
         )
     if fabric.is_global_zero and not resume:
         run.create(recipe, overwrite=overwrite)
+        # what the labels 0..C-1 of the loss's proxies mean
+        write_json(run.path / "classes.json", {"training_classes": list(experiment.train.class_names)})
     fabric.barrier()
     state = fit(experiment, run, fabric, progress, resume=resume)
     return summarize(experiment, run, fabric, state)
@@ -78,7 +80,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
     everything = nn.ModuleList([experiment.model, objective])
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
-    images = TransformedImages(experiment.train, recipe.transform.training(), augments=recipe.transform.augments)
+    images = TransformedImages(experiment.train, recipe.transform, training=True)
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
     loader = make_loader(images, batches, workers=settings.workers, pin_memory=fabric.device.type == "cuda")
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
@@ -106,6 +108,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                     loss = compute_loss(objective, embeddings, labels, state, run)
                     optimizer.zero_grad()
                     fabric.backward(loss)
+                    experiment.model.backbone.discard_frozen_gradients(state.epoch)
                     average_gradients(fabric, objective)
                     if settings.clip_grad_norm is not None:
                         fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm)
@@ -129,6 +132,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                         state.seconds += time.perf_counter() - started
                         save(experiment, run, fabric, state)
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
+            check_weights(experiment, state, run)
             training_seconds = time.perf_counter() - started
             finish_epoch(experiment, run, fabric, state, progress, images_seen, training_seconds)
             state.seconds += time.perf_counter() - started
@@ -153,10 +157,17 @@ def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
     losses = torch.stack(pending).tolist() if pending else []
     for offset, loss in enumerate(losses):
         if loss != loss or abs(loss) == float("inf"):
-            raise diverged(state.step - len(losses) + offset + 1, f"loss ({loss})", state, run)
+            raise diverged(state.step - len(losses) + offset + 1, f"losses ({loss})", state, run)
         state.loss_sum += loss
     pending.clear()
     return losses[-1] if losses else float("nan")
+
+
+def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
+    """Stop before weights that are not finite overwrite a good checkpoint."""
+    parameters = [*experiment.model.parameters(), *experiment.objective.parameters()]
+    if not torch.stack([parameter.detach().isfinite().all() for parameter in parameters]).all():
+        raise diverged(state.step, "weights", state, run)
 
 
 def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
@@ -164,7 +175,7 @@ def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
     last = run.checkpoint_path("last")
     kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
     return UserError(
-        f"epoch {state.epoch + 1}, step {step}: the {what} is not finite; {kept}. "
+        f"epoch {state.epoch + 1}, step {step}: {what} that are not finite; {kept}. "
         "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"
     )
 

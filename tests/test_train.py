@@ -130,7 +130,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_p
 @pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path):
     """Frozen batch norm, because its statistics are of a rank's own images; everything else is global."""
-    text = TINY_RECIPE.replace("width: 4}", "width: 4, freeze_batchnorm: true}")
+    text = TINY_RECIPE.replace("width: 4}", "width: 4, freeze_batchnorm_statistics: true}")
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(text)
     one = start(recipe, tmp_path / "one")

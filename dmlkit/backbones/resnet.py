@@ -1,68 +1,84 @@
-"""ResNet-18 and ResNet-50 of torchvision."""
+"""ResNet-18, ResNet-50 and ResNet-101 of torchvision."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.errors import UserError
+from dmlkit.backbones.weights import build_torchvision, torchvision_requirements
+from dmlkit.component import Requirement, one_of
+from dmlkit.pooling.avg import Avg, AvgConfig
+from dmlkit.pooling.base import Pooling, PoolingConfig
 
 
 class ResNet18Config(BackboneConfig, frozen=True):
     """ResNet-18 (He et al. 2016), 512 features."""
 
     name: Literal["resnet18"] = "resnet18"
-    weights: Literal["imagenet"] | None = None  # null trains from scratch
+    weights: str | None = None  # imagenet, the name of torchvision weights, a file; null trains from scratch
+    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
 
-    def build(self) -> "ResNet":
-        return ResNet(18, weights=self.weights, freeze_batchnorm=self.freeze_batchnorm)
+    def create(self) -> "ResNet":
+        return ResNet(18, weights=self.weights, pooling=self.pooling.build())
+
+    def requirements(self) -> Iterable[Requirement]:
+        return torchvision_requirements(self.weights)
 
 
 class ResNet50Config(BackboneConfig, frozen=True):
-    """ResNet-50 (He et al. 2016), 2 048 features."""
+    """ResNet-50 (He et al. 2016), 2 048 features; takes SwAV's and DINO's self-supervised weights as files."""
 
     name: Literal["resnet50"] = "resnet50"
-    weights: Literal["imagenet"] | None = None
+    weights: str | None = None
+    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
 
-    def build(self) -> "ResNet":
-        return ResNet(50, weights=self.weights, freeze_batchnorm=self.freeze_batchnorm)
+    def create(self) -> "ResNet":
+        return ResNet(50, weights=self.weights, pooling=self.pooling.build())
+
+    def requirements(self) -> Iterable[Requirement]:
+        return torchvision_requirements(self.weights)
+
+
+class ResNet101Config(BackboneConfig, frozen=True):
+    """ResNet-101 (He et al. 2016), 2 048 features."""
+
+    name: Literal["resnet101"] = "resnet101"
+    weights: str | None = None
+    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+
+    def create(self) -> "ResNet":
+        return ResNet(101, weights=self.weights, pooling=self.pooling.build())
+
+    def requirements(self) -> Iterable[Requirement]:
+        return torchvision_requirements(self.weights)
 
 
 class ResNet(Backbone):
-    """torchvision's ResNet up to its average pooling.
+    """torchvision's ResNet up to its pooling.
 
     Args:
-        depth: 18 or 50.
-        weights: ``"imagenet"`` takes torchvision's best ImageNet weights, downloaded once; None starts at random.
-        freeze_batchnorm: see `Backbone`.
+        depth: 18, 50 or 101.
+        weights: see `dmlkit.backbones.weights.build_torchvision`.
+        pooling: of the last feature map; None averages.
 
     Raises:
-        UserError: the weights cannot be downloaded.
+        UserError: the weights cannot be had.
     """
 
     def __init__(
-        self,
-        depth: Literal[18, 50],
-        *,
-        weights: Literal["imagenet"] | None = None,
-        freeze_batchnorm: bool = False,
+        self, depth: Literal[18, 50, 101], *, weights: str | None = None, pooling: Pooling | None = None
     ) -> None:
-        super().__init__(freeze_batchnorm=freeze_batchnorm)
+        super().__init__()
         from torchvision import models
 
-        build = models.resnet18 if depth == 18 else models.resnet50
-        pretrained = None
-        if weights == "imagenet":
-            pretrained = (models.ResNet18_Weights if depth == 18 else models.ResNet50_Weights).DEFAULT
-        try:
-            self.network = build(weights=pretrained)
-        except OSError as error:
-            raise UserError(
-                f"backbone.weights: could not download {pretrained.url if pretrained else ''} ({error}); put that "
-                "file into torch's folder of checkpoints (see torch.hub.get_dir) or set weights to null"
-            ) from error
-        self.num_features = self.network.fc.in_features
-        self.network.fc = nn.Identity()  # type: ignore[assignment]
+        build, enum = {
+            18: (models.resnet18, models.ResNet18_Weights),
+            50: (models.resnet50, models.ResNet50_Weights),
+            101: (models.resnet101, models.ResNet101_Weights),
+        }[depth]
+        self.network, self.num_features = build_torchvision(build, enum, weights, "fc")
+        self.network.avgpool = pooling or Avg()
 
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images)

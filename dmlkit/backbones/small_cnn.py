@@ -14,8 +14,8 @@ class SmallCNNConfig(BackboneConfig, frozen=True):
     name: Literal["small_cnn"] = "small_cnn"
     width: PositiveInt = 32  # channels of the first pair of layers; the next pairs have 2x and 4x
 
-    def build(self) -> "SmallCNN":
-        return SmallCNN(width=self.width, freeze_batchnorm=self.freeze_batchnorm)
+    def create(self) -> "SmallCNN":
+        return SmallCNN(width=self.width)
 
 
 class SmallCNN(Backbone):
@@ -23,7 +23,6 @@ class SmallCNN(Backbone):
 
     Args:
         width: channels of the first pair.
-        freeze_batchnorm: see `Backbone`.
 
     Example:
         >>> import torch
@@ -31,8 +30,8 @@ class SmallCNN(Backbone):
         torch.Size([2, 128])
     """
 
-    def __init__(self, *, width: int = 32, freeze_batchnorm: bool = False) -> None:
-        super().__init__(freeze_batchnorm=freeze_batchnorm)
+    def __init__(self, *, width: int = 32) -> None:
+        super().__init__()
         self.num_features = 4 * width
         layers: list[nn.Module] = []
         channels = 3

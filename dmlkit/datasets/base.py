@@ -3,16 +3,22 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import ceil
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
+from dmlkit.datasets.archives import Published
+from dmlkit.datasets.paths import Selection
 from dmlkit.errors import UserError
 
+if TYPE_CHECKING:
+    from dmlkit.datasets.listing import Listing
+
 Split = Literal["train", "validation", "test", "all"]
+FOLDS = 4
 
 
 class Dataset(ABC):
@@ -22,17 +28,33 @@ class Dataset(ABC):
         labels: (N,) int64 in 0..C-1.
         class_names: C names; ``labels`` index them.
         paths: N names that identify the images, for files their paths.
+        query: (N,) bool, the images to search with; None, with ``gallery``, where each image searches all others.
+        gallery: (N,) bool, the images to find.
+        super_classes: (C,) int64 in 0..S-1, a coarser label of each class, where the dataset has one.
 
     Attributes:
         in_memory: images cost nothing to read, so loading them needs no worker processes.
+        resizing: how images of a cache were resized, a description that equals the transform's; None: not at all.
     """
 
     in_memory = False
+    resizing: str | None = None
 
-    def __init__(self, labels: Tensor, class_names: Sequence[str], paths: Sequence[str]) -> None:
+    def __init__(
+        self,
+        labels: Tensor,
+        class_names: Sequence[str],
+        paths: Sequence[str],
+        *,
+        query: Tensor | None = None,
+        gallery: Tensor | None = None,
+        super_classes: Tensor | None = None,
+    ) -> None:
         self.labels = labels
         self.class_names = tuple(class_names)
-        self.paths = tuple(paths)
+        self.paths = paths
+        self.query, self.gallery = query, gallery
+        self.super_classes = super_classes
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,6 +66,10 @@ class Dataset(ABC):
         Raises:
             BadImageError: the file cannot be decoded.
         """
+
+    def key(self, index: int) -> str:
+        """What tells image ``index`` from all others, also from another box of the same file."""
+        return self.paths[index]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.image(index), int(self.labels[index])
@@ -65,26 +91,44 @@ class ClassSubset(Dataset):
         relabel = torch.full((len(dataset.class_names),), -1)
         relabel[list(classes)] = torch.arange(len(classes))
         labels = relabel[dataset.labels]
-        self.indices = (labels >= 0).nonzero()[:, 0].tolist()
+        self.indices = (labels >= 0).nonzero()[:, 0]
+        masks = (dataset.query, dataset.gallery)
+        query, gallery = (None if mask is None else mask[self.indices] for mask in masks)
+        super_classes = dataset.super_classes
         super().__init__(
             labels[self.indices],
             [dataset.class_names[label] for label in classes],
-            [dataset.paths[index] for index in self.indices],
+            Selection(dataset.paths, self.indices.numpy()),
+            query=query,
+            gallery=gallery,
+            super_classes=None if super_classes is None else super_classes[list(classes)],
         )
         self.dataset = dataset
         self.in_memory = dataset.in_memory
 
+    def key(self, index: int) -> str:
+        return self.dataset.key(int(self.indices[index]))
+
     def image(self, index: int) -> Tensor:
-        return self.dataset.image(self.indices[index])
+        return self.dataset.image(int(self.indices[index]))
 
 
 class DatasetConfig(ComponentConfig, frozen=True):
     """Root of the dataset family."""
 
+    published: ClassVar[Published | None] = None
+    """For a benchmark: its archives and the counts of the literature."""
+
+    split: Literal["official", "reality_check"] = "official"
+    """``reality_check`` tests on the last half of the classes and validates on a fold of the first half."""
+    fold: Annotated[int, Field(ge=0, lt=FOLDS)] = 0
+    """The fold that validates, with ``split: reality_check``."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the training classes, the last of them, that is held out to choose the best checkpoint."""
+    """Share of the training classes, the last of them and at least two, held out to choose the best checkpoint."""
     on_bad_image: Literal["error", "skip"] = "error"
     """Whether an image that cannot be read stops the command, or is left out and listed in the summary."""
+    cache: str | None = None
+    """A folder that ``dmlkit data cache`` wrote: images are taken from it instead of being decoded."""
 
     def build(self, split: Split) -> Dataset:
         """The images of a split; validation classes are cut from the training classes, never from test.
@@ -92,19 +136,81 @@ class DatasetConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: files are missing, or too few classes are left for the split.
         """
+        dataset = self._fold(split) if self.split == "reality_check" else self._official(split)
+        if self.cache is None:
+            return dataset
+        from dmlkit.datasets.cache import CachedImages
+
+        return CachedImages(dataset, self.cache)
+
+    def _official(self, split: Split) -> Dataset:
+        listing = self.listing()
+        load = self.load if listing is None else listing.images
         if split in ("test", "all"):
-            return self.load(split)
-        whole = self.load("train")
+            return load(split)
+        if listing is not None and listing.has("validation"):
+            return listing.images(split)  # the dataset names its validation images
+        whole = load("train")
         count = len(whole.class_names)
-        held_out = ceil(count * self.validation_fraction)
-        if count - held_out < 1 or (split == "validation" and held_out < 1):
+        # a single class would find itself whatever the model does
+        held_out = max(2, ceil(count * self.validation_fraction)) if self.validation_fraction else 0
+        if count - held_out < 1 or (split == "validation" and not held_out):
             raise UserError(
                 f"dataset.validation_fraction: {self.validation_fraction} of {count} training classes leaves "
-                f"{count - held_out} to train and {held_out} to validate; expected at least one of each"
+                f"{max(0, count - held_out)} to train and {held_out} to validate; expected at least one to train and "
+                "two to validate, or validation_fraction 0"
             )
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
         return ClassSubset(whole, kept)
 
+    def _fold(self, split: Split) -> Dataset:
+        whole = self.load("all")
+        if split == "all":
+            return whole
+        if whole.query is not None:
+            raise UserError(f"dataset.split: reality_check needs one set of images, {self.name} has query and gallery")
+        return ClassSubset(whole, class_fold(len(whole.class_names), self.fold)[split])
+
     def load(self, split: Literal["train", "test", "all"]) -> Dataset:
-        """The images of the official split; ``train`` still holds the validation classes."""
-        raise NotImplementedError
+        """The images of the official split; ``train`` still holds the classes that `build` cuts for validation."""
+        listing = self.listing()
+        if listing is None:
+            raise NotImplementedError
+        return listing.images(split)
+
+    def listing(self) -> "Listing | None":
+        """What the dataset's files say, faults included, before any image is opened; None without files, see `load`."""
+        return None
+
+
+def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "test"], list[int]]:
+    """Classes of a fold of the Reality Check protocol (Musgrave et al., ECCV 2020).
+
+    The last half of the sorted classes tests. Of the first half, n classes, floor(n / 4) contiguous ones validate:
+    those before class floor(fold * n / 4), counted round the circle, so fold 0 validates on the last ones. Where
+    4 does not divide n, its remainder never validates.
+
+    Args:
+        count: all classes.
+        fold: 0..3.
+
+    Raises:
+        UserError: fewer than 8 classes leave nothing to validate.
+
+    Example:
+        >>> folds = class_fold(200, fold=1)  # CUB-200-2011
+        >>> [(len(part), part[0], part[-1]) for part in folds.values()]
+        [(75, 25, 99), (25, 0, 24), (100, 100, 199)]
+    """
+    half = count // 2
+    size = half // FOLDS
+    if size < 1:
+        raise UserError(f"dataset.split: reality_check needs at least {2 * FOLDS} classes, there are {count}")
+    end = fold * half // FOLDS
+    validation = sorted(label % half for label in range(end - size, end))
+    held_out = set(validation)
+    return {
+        "train": [label for label in range(half) if label not in held_out],
+        "validation": validation,
+        "test": list(range(half, count)),
+    }

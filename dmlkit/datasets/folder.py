@@ -4,76 +4,78 @@ import os
 from pathlib import Path
 from typing import Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from dmlkit.datasets.base import Dataset, DatasetConfig
-from dmlkit.datasets.image import EXTENSIONS, read_image
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.image import EXTENSIONS
+from dmlkit.datasets.listing import PARTS, Listing, Part, Rows
+from dmlkit.datasets.paths import readable_name, unreadable_name
 from dmlkit.errors import UserError
 
 
 class FolderConfig(DatasetConfig, frozen=True):
     """Your own images, one folder a class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS and ROOT/test/CLASS.
 
-    Without ``train`` and ``test`` folders the first half of the sorted class names trains, the rest tests.
+    Without ``train`` and ``test`` folders the first half of the sorted class names trains, the rest tests. Beside
+    them a folder ``validation`` may name the validation classes.
     """
 
     name: Literal["folder"] = "folder"
     root: str = Field(min_length=1)
     """The folder, relative to where dmlkit is started."""
 
-    def load(self, split: Literal["train", "test", "all"]) -> "Folder":
+    def listing(self) -> Listing:
         root = Path(self.root)
         if not root.is_dir():
             raise UserError(f"dataset.root: {root}: no such folder; expected one subfolder of images per class")
-        splits = {part: root / part for part in ("train", "test") if (root / part).is_dir()}
-        if len(splits) == 1:
-            missing = "test" if "train" in splits else "train"
-            raise UserError(f"dataset.root: {root} has no folder {missing!r} beside {next(iter(splits))!r}; add it")
-        if not splits:
-            classes = class_folders(root)
-            half = len(classes) // 2
-            return Folder({"train": classes[:half], "test": classes[half:], "all": classes}[split], root)
-        classes = {part: class_folders(folder) for part, folder in splits.items()}
-        shared = {folder.name for folder in classes["train"]} & {folder.name for folder in classes["test"]}
-        if shared:
-            raise UserError(
-                f"dataset.root: {root}: class {min(shared)!r} is in both train and test ({len(shared)} such); "
-                "test classes must be unseen in training"
-            )
-        return Folder(classes["train"] + classes["test"] if split == "all" else classes[split], root)
+        if is_split(root):
+            return split_folders(root)
+        classes = class_folders(root)
+        half = len(classes) // 2
+        return class_listing(root, [(folder, "train" if i < half else "test") for i, folder in enumerate(classes)])
 
 
-class Folder(Dataset):
-    """The images of some class folders.
+def is_split(root: Path) -> bool:
+    """Whether a folder has ``train`` or ``test`` folders instead of class folders."""
+    return any((root / part).is_dir() for part in ("train", "test"))
 
-    Args:
-        classes: one folder each, with at least two images.
-        root: for the message of an empty dataset.
+
+def split_folders(root: Path) -> Listing:
+    """The images of ROOT/train/CLASS, ROOT/test/CLASS and, if it is there, ROOT/validation/CLASS.
 
     Raises:
-        UserError: there are no classes, or one has fewer than two images.
+        UserError: one of ``train`` and ``test`` is missing.
     """
+    parts: list[Part] = [part for part in PARTS if (root / part).is_dir()]
+    for missing, beside in (("test", "train"), ("train", "test")):
+        if missing not in parts:
+            raise UserError(f"dataset.root: {root} has no folder {missing!r} beside {beside!r}; add it")
+    return class_listing(root, [(folder, part) for part in parts for folder in class_folders(root / part)])
 
-    def __init__(self, classes: list[Path], root: Path) -> None:
-        if not classes:
-            raise UserError(f"dataset.root: {root}: too few class folders; expected at least one to train, one to test")
-        paths: list[str] = []
-        labels: list[int] = []
-        for label, folder in enumerate(classes):
-            images = image_files(folder)
-            if len(images) < 2:
-                raise UserError(
-                    f"{folder}: {len(images)} image(s); a class needs at least 2, to have something to find: "
-                    "add images or remove the folder"
-                )
-            paths += images
-            labels += [label] * len(images)
-        super().__init__(torch.tensor(labels), [folder.name for folder in classes], paths)
 
-    def image(self, index: int) -> Tensor:
-        return read_image(self.paths[index])
+def class_listing(root: Path, classes: list[tuple[Path, Part]]) -> Listing:
+    """The images of class folders; a class with a single image, or a name that is not UTF-8, is a fault."""
+    if not classes:
+        raise UserError(f"dataset.root: {root}: too few class folders; expected at least one to train, one to test")
+    rows = Rows(root)
+    labels: dict[str, int] = {}
+    for folder, part in classes:
+        if not readable_name(folder.name):
+            rows.faults.append(unreadable_name(str(folder)))
+            continue
+        label = labels.setdefault(folder.name, len(labels))
+        images = image_files(folder)
+        if len(images) < 2:
+            rows.faults.append(
+                f"{folder}: {len(images)} image(s); a class needs at least 2, to have something to find: "
+                "add images or remove the folder"
+            )
+        for path in images:
+            if readable_name(path):
+                rows.add(str(folder), os.path.relpath(path, root), label, part)
+            else:
+                rows.faults.append(unreadable_name(path))
+    return rows.listing(list(labels))
 
 
 def class_folders(root: Path) -> list[Path]:

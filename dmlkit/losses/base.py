@@ -1,6 +1,7 @@
 """The loss interface: what a batch must look like, and full precision inside mixed-precision training."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from dmlkit.manifolds.base import Manifold
 
 class LossConfig(ComponentConfig, frozen=True):
     """Root of the loss family."""
+
+    over_pairs: ClassVar[bool] = False
+    """The loss is a `PairLoss`: it also compares a batch with a memory of embeddings."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Loss":
         """The loss for ``num_classes`` training classes with embeddings on ``manifold``."""
@@ -88,11 +92,34 @@ def check_batch(name: str, embeddings: Tensor, labels: Tensor, point_dim: int, n
 
 
 def _check_values(name: str, embeddings: Tensor, labels: Tensor, num_classes: int | None) -> None:
-    low, high = labels.min().item(), labels.max().item()
+    low, high = (bound.item() for bound in labels.aminmax())
     if low < 0 or (num_classes is not None and high >= num_classes):
         expected = "0 or more" if num_classes is None else f"0 to {num_classes - 1}"
         raise ValueError(f"{name}: expected labels from {expected}, got {low if low < 0 else high}")
+    if embeddings.detach().sum().isfinite():  # one quick pass; a sum of finite numbers may still overflow
+        return
     finite = embeddings.detach().isfinite().all(1)
     if not finite.all():
         row = int((~finite).nonzero()[0])
         raise ValueError(f"{name}: expected finite embeddings, got nan or inf in row {row}")
+
+
+def require_similarity(name: str, manifold: Manifold, allowed: tuple[str, ...], reason: str) -> None:
+    """Refuse a manifold whose similarity makes no sense in a loss; the twin of a `Requirement` for library use.
+
+    Raises:
+        ValueError: says which similarity came, and which were expected.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> sphere = Sphere(8, similarity="negative_distance")
+        >>> require_similarity("ArcFace", sphere, ("cosine",), "it turns angles")
+        Traceback (most recent call last):
+        ...
+        ValueError: ArcFace: expected a manifold with similarity 'cosine', got 'negative_distance': it turns angles
+    """
+    if manifold.similarity_name not in allowed:
+        expected = " or ".join(map(repr, allowed))
+        raise ValueError(
+            f"{name}: expected a manifold with similarity {expected}, got {manifold.similarity_name!r}: {reason}"
+        )

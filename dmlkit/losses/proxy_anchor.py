@@ -2,12 +2,14 @@
 
 from typing import Literal
 
-import torch
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
-from torch.nn.functional import one_hot, softplus
 
+from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.losses.transport_weights import TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
 
 
@@ -17,9 +19,13 @@ class ProxyAnchorConfig(LossConfig, frozen=True):
     name: Literal["proxy_anchor"] = "proxy_anchor"
     margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
     scale: PositiveFloat = 32.0  # alpha, inverse temperature
+    transport: TransportWeightsConfig | None = None  # weights (1 + x) from transport plans of grouplets
+    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyAnchor":
-        return ProxyAnchor(manifold, num_classes, margin=self.margin, scale=self.scale)
+        transport = None if self.transport is None else self.transport.build()
+        options = self.model_dump(exclude={"name", "transport"})
+        return ProxyAnchor(manifold, num_classes, transport=transport, **options)
 
 
 class ProxyAnchor(Loss):
@@ -33,8 +39,14 @@ class ProxyAnchor(Loss):
         num_classes: C, one proxy each.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
+        transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
+        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+
+    Raises:
+        ValueError: see `Loss.forward`; or embeddings and proxies differ in dtype.
 
     Example:
+        >>> import torch
         >>> from dmlkit.manifolds import Sphere
         >>> sphere = Sphere(64)
         >>> loss = ProxyAnchor(sphere, num_classes=10)
@@ -43,20 +55,26 @@ class ProxyAnchor(Loss):
         torch.Size([])
     """
 
-    def __init__(self, manifold: Manifold, num_classes: int, *, margin: float = 0.1, scale: float = 32.0) -> None:
+    def __init__(
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        margin: float = 0.1,
+        scale: float = 32.0,
+        transport: TransportWeights | None = None,
+        chunk_size: int | None = None,
+    ) -> None:
         super().__init__(manifold, num_classes)
-        self.margin, self.scale = margin, scale
+        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
+        self.transport = transport
         self.proxies = manifold.new_proxies(num_classes)  # (C, d)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        proxies = self.manifold.proxy_points(self.proxies)  # (C, D)
-        similarity = self.manifold.similarity(embeddings, proxies)  # (B, C)
-        is_own = one_hot(labels, len(proxies)).bool()  # (B, C)
-        pull = log1p_sum_exp(-self.scale * (similarity - self.margin), where=is_own)  # (C,)
-        push = log1p_sum_exp(self.scale * (similarity + self.margin), where=~is_own)  # (C,)
-        return pull.sum() / is_own.any(0).sum() + push.mean()
-
-
-def log1p_sum_exp(x: Tensor, where: Tensor) -> Tensor:
-    """log(1 + sum_i exp(x_i)) over dim 0, for the entries kept by ``where``; 0 if none is kept."""
-    return softplus(x.masked_fill(~where, -torch.inf).logsumexp(0))
+        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
+        present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
+        anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
+        loss = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
+        if self.transport is None:
+            return loss
+        return loss + self.transport(walk, embeddings, self.proxies, anchors)

@@ -1,37 +1,62 @@
 """Triplet loss: an anchor is closer to its own class than to any other, by a margin."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
+from torch.nn.functional import softplus
+from torch.utils.checkpoint import checkpoint
 
-from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.component import one_of
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.pairs import PairLoss, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
+from dmlkit.miners.all import All, AllConfig
+from dmlkit.miners.base import Miner, MinerConfig, Triplets
+
+CHUNK = 2**21  # triplets computed at once by the smooth form: 8 MB a float32 matrix
 
 
 class TripletConfig(LossConfig, frozen=True):
     """Triplet (Weinberger & Saul 2009, Schroff et al. 2015): mean over the triplets that violate the margin."""
 
+    over_pairs = True
     name: Literal["triplet"] = "triplet"
     margin: NonNegativeFloat = 0.1  # alpha, in units of the squared distance
     squared: bool = True  # compare squared distances
+    smooth: bool = False  # log(1 + e^x) in place of max(0, x)
+    miner: Annotated[MinerConfig, one_of] = AllConfig()
 
     def build(self, manifold: Manifold, num_classes: int) -> "Triplet":
-        return Triplet(manifold, margin=self.margin, squared=self.squared)
+        return Triplet(
+            manifold,
+            margin=self.margin,
+            squared=self.squared,
+            smooth=self.smooth,
+            miner=self.miner.build(manifold),
+        )
 
 
-class Triplet(Loss):
-    r"""Schroff et al., CVPR 2015 (arXiv:1503.03832), eq. 3, over all triplets (a, p, n) of the batch.
+class Triplet(PairLoss):
+    r"""Schroff et al., CVPR 2015 (arXiv:1503.03832), eq. 3, over the mined triplets (a, p, n).
 
     .. math:: \frac{1}{|T_+|} \sum_{(a, p, n)} [d(a,p)^2 - d(a,n)^2 + \alpha]_+
 
-    T+ are the triplets with a positive term; a batch without any has loss 0.
+    T+ are the triplets with a positive term; a batch without any has loss 0. The smooth form
+    log(1 + exp(d(a,p)^2 - d(a,n)^2 + alpha)) of Hermans et al., arXiv:1703.07737, section 2 (there with alpha = 0),
+    is averaged over all mined triplets.
+
+    The sum of the hinges is linear in each distance but for its corners: sum(slope * d) + alpha |T+|. Where all
+    triplets are taken, sorting each row gives the slopes in time B^2 log B and memory B^2, not B^3, and the value is
+    the same. The smooth form walks the triplets in chunks.
 
     Args:
         manifold: the geometry whose distance d is compared.
         margin: alpha >= 0, in units of d^2, or of d where not ``squared``.
         squared: compare squared distances.
+        smooth: softplus in place of the hinge.
+        miner: chooses the triplets; all of them by default.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -40,18 +65,64 @@ class Triplet(Loss):
         1.0
     """
 
-    def __init__(self, manifold: Manifold, *, margin: float = 0.1, squared: bool = True) -> None:
+    def __init__(
+        self,
+        manifold: Manifold,
+        *,
+        margin: float = 0.1,
+        squared: bool = True,
+        smooth: bool = False,
+        miner: Miner | None = None,
+    ) -> None:
         super().__init__(manifold)
-        self.margin, self.squared = margin, squared
+        self.margin, self.squared, self.smooth = margin, squared, smooth
+        self.miner = miner or All()
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        distance = self.manifold.distance(embeddings, embeddings)  # (B, B)
+    def compute_pairs(self, pairs: Pairs) -> Tensor:
+        distance = self.manifold.distance(pairs.rows, pairs.columns)  # (B, M)
+        triplets = self.miner(distance.detach(), pairs.positive, pairs.negative)
         if self.squared:
             distance = distance.square()
-        alike = labels[:, None] == labels
-        anchor, positive = (alike & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)).nonzero(
-            as_tuple=True
-        )
-        violation = distance[anchor, positive, None] - distance[anchor] + self.margin  # (pairs, B)
-        violation = violation.relu().masked_fill(alike[anchor], 0)
-        return violation.sum() / (violation > 0).sum().clamp(min=1)
+        if self.smooth:
+            if triplets.negative is None:
+                return _smooth_mean(distance, triplets.keep, pairs.negative, self.margin)
+            return masked_mean(softplus(distance - distance.gather(1, triplets.negative) + self.margin), triplets.keep)
+        slope, count = _slope(distance.detach(), triplets, pairs.negative, self.margin)
+        return ((distance * slope).sum() + self.margin * count) / count.clamp(min=1)
+
+
+def _slope(distance: Tensor, triplets: Triplets, negative: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """The slope of the sum of hinges in each distance (B, M), and how many hinges are above 0.
+
+    The slope in a positive's distance is the number of negatives that violate it; in a negative's, minus the number of
+    positives that it violates. Both come in the dtype of ``distance``: margin * an int64 would round to float32.
+    """
+    if triplets.negative is not None:
+        nearest_allowed = distance.gather(1, triplets.negative) - margin
+        violated = (triplets.keep & (distance > nearest_allowed)).to(distance.dtype)
+        return violated.scatter_add(1, triplets.negative, -violated), violated.sum()
+    reach = (distance + margin).masked_fill(~triplets.keep, -torch.inf)
+    negatives = distance.masked_fill(~negative, torch.inf)
+    violators = torch.searchsorted(negatives.sort(1).values, reach)  # (B, M), negatives nearer than the reach
+    spared = torch.searchsorted(reach.sort(1).values, negatives, right=True)  # (B, M), positives that do not reach it
+    violating = (distance.shape[1] - spared) * negative
+    return (violators - violating).to(distance.dtype), violators.sum().to(distance.dtype)
+
+
+def _smooth_mean(distance: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
+    """Mean of log(1 + exp(d(a,p) - d(a,n) + margin)) over all triplets, at most `CHUNK` of them at a time."""
+
+    def chunk_sum(distance: Tensor, anchor: Tensor, column: Tensor) -> Tensor:
+        violation = distance[anchor, column, None] - distance[anchor] + margin  # (pairs, M)
+        return softplus(violation).masked_fill(~negative[anchor], 0).sum()
+
+    pairs_at_once = max(1, CHUNK // distance.shape[1])
+    # The one list of indices in the pair losses, and so one wait for the device: B^3 cells would cost more.
+    chunks = positive.nonzero().split(pairs_at_once)
+    if len(chunks) == 1:
+        total = chunk_sum(distance, *chunks[0].T)
+    else:
+        # Recomputed in the backward pass: all the chunks at once would hold B^3 numbers.
+        total = torch.stack([checkpoint(chunk_sum, distance, *chunk.T, use_reentrant=False) for chunk in chunks]).sum()
+    count = (positive.sum(1) * negative.sum(1)).sum()
+    return total / count.clamp(min=1)

@@ -6,9 +6,9 @@ import torch
 from geoopt.manifolds import Euclidean as GeooptEuclidean
 from torch import Tensor
 from torch.linalg import vecdot
-from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, safe_sqrt, squared_distances
+from dmlkit.manifolds.unit import unit_vectors
 
 
 class EuclideanConfig(ManifoldConfig, frozen=True):
@@ -59,7 +59,7 @@ class Euclidean(Manifold):
         return squared_distances(x, y)
 
     def product_vectors(self, points: Tensor) -> Tensor:
-        return points if self.similarity_name == "dot" else normalize(points, dim=-1, eps=1e-6)
+        return points if self.similarity_name == "dot" else unit_vectors(points)
 
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
         """<(2x, -1), (y, |y|^2)> = |x|^2 - |x - y|^2."""

@@ -6,7 +6,6 @@ import torch
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.linalg import vecdot
-from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.hyperbolic import (
@@ -19,6 +18,7 @@ from dmlkit.manifolds.hyperbolic import (
 )
 from dmlkit.manifolds.product_distance import Rows, product_distance, row_squares
 from dmlkit.manifolds.sheet import Sheet
+from dmlkit.manifolds.unit import unit_vectors
 
 
 class LorentzConfig(ManifoldConfig, frozen=True):
@@ -118,7 +118,7 @@ class Lorentz(Manifold):
         return distance_from_sinh(sinh_squared, curvature).to(x.dtype)
 
     def product_vectors(self, points: Tensor) -> Tensor:
-        return normalize(points[..., 1:], dim=-1, eps=1e-6)
+        return unit_vectors(points[..., 1:])
 
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
         """<(-x_0, x), (y_0 - 1 / sqrt(-K), y)> = <x, y>_L + x_0 / sqrt(-K).

@@ -7,7 +7,6 @@ from geoopt.manifolds import Stereographic
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.linalg import vecdot
-from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.hyperbolic import (
@@ -15,9 +14,11 @@ from dmlkit.manifolds.hyperbolic import (
     check_hyperbolic,
     clip_features,
     distance_from_sinh,
+    farthest,
     make_learnable,
 )
 from dmlkit.manifolds.product_distance import Rows, product_distance, row_squares
+from dmlkit.manifolds.unit import unit_vectors
 
 
 class PoincareConfig(ManifoldConfig, frozen=True):
@@ -97,7 +98,10 @@ class Poincare(Manifold):
         return self.geometry.k
 
     def from_features(self, features: Tensor) -> Tensor:
-        return self.geometry.expmap0(clip_features(features, self.clip_radius))
+        features = clip_features(features, self.clip_radius)
+        length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * (-self.curvature).sqrt()
+        # written out: torch.export and ONNX cannot follow geoopt's scripted map
+        return features * (length.clamp(max=farthest(length.dtype) / 2).tanh() / length)
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points of the proxies; where K is learned, the ball may have shrunk past them: they move inside."""
@@ -113,7 +117,7 @@ class Poincare(Manifold):
         return distance_from_sinh(-curvature * vecdot(difference, difference) / shrink, curvature).to(x.dtype)
 
     def product_vectors(self, points: Tensor) -> Tensor:
-        return normalize(points, dim=-1, eps=1e-6)
+        return unit_vectors(points)
 
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
         """The lift to the hyperboloid; see `Lorentz.distance_vectors`."""

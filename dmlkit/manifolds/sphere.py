@@ -9,6 +9,7 @@ from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, rounding_error, safe_sqrt
+from dmlkit.manifolds.unit import unit_vectors
 
 
 class SphereConfig(ManifoldConfig, frozen=True):
@@ -54,7 +55,7 @@ class Sphere(Manifold):
 
     def from_features(self, features: Tensor) -> Tensor:
         """x / |x|. A zero vector stays zero; below |x| = 1e-6 the gradient is that of x / 1e-6."""
-        return normalize(features, dim=-1, eps=1e-6)
+        return unit_vectors(features)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         squared = 2 - 2 * (x @ y.T)  # (N, M)

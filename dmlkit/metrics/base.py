@@ -1,40 +1,153 @@
-"""The metric interface: what a ranking holds, and what a metric makes of it."""
+"""The metric interface: what a ranking and a set of points hold, and what a metric makes of them."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
+from dmlkit.manifolds.base import Manifold
+
+if TYPE_CHECKING:
+    from dmlkit.metrics.kmeans import KMeansOptions
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The nearest neighbours of Q queries in a gallery, nearest first, without the query itself.
+    """Where the positives of Q queries stand among all that was ranked for them, best first.
+
+    The positives of a query are the items of its class, without itself. Items with the same score share their
+    ranks: positive j stands anywhere in ``above + 1 .. above + tied`` with equal probability, and every
+    metric is the expected value over the orders of the tied items.
 
     Args:
-        hits: (Q, K) bool; neighbour k of query q has the label of q.
-        positives: (Q,) int64 >= 1; R, how many items of the gallery have the label of q, without q itself.
+        above: (Q, J) int64, ascending; items with a higher score. A column that a query has no positive for
+            (or none that was found) holds ``gallery``.
+        tied: (Q, J) int64 >= 1; m, items with the same score, positive j included.
+        hits_above: (Q, J) int64; H, positives among the items above.
+        hits_tied: (Q, J) int64 >= 1; h, positives among the tied.
+        positives: (Q,) int64 >= 1; R.
+        gallery: (Q,) int64; how many items were ranked.
     """
 
-    hits: Tensor
+    above: Tensor
+    tied: Tensor
+    hits_above: Tensor
+    hits_tied: Tensor
     positives: Tensor
+    gallery: Tensor
+
+    def cut(self, k: int) -> Tensor:
+        """min(k, gallery): (Q,) int64."""
+        return self.gallery.clamp(max=k)
+
+    def hits_within(self, limit: Tensor) -> Tensor:
+        """Expected hits among the first ``limit`` (Q,) items: (Q,) float64."""
+        return ((limit[:, None] - self.above).double() / self.tied).clamp(0, 1).sum(1)
+
+    def any_within(self, limit: Tensor) -> Tensor:
+        r"""Probability of a hit among the first ``limit`` (Q,) items: (Q,) float64.
+
+        With t of the m best tied items inside the limit: :math:`1 - \binom{m-h}{t} / \binom{m}{t}`.
+        """
+        m, h = self.tied[:, 0], self.hits_tied[:, 0]
+        t = (limit - self.above[:, 0]).clamp(min=0).minimum(m)
+        found = (t > m - h).double()
+        open_ = (t > 0) & (t <= m - h)
+        misses = _log_binomial((m - h)[open_], t[open_]) - _log_binomial(m[open_], t[open_])
+        found[open_] = -torch.expm1(misses)
+        return found
+
+    def precision_sum(self, limit: Tensor) -> Tensor:
+        r"""Sum of the precision at each hit among the first ``limit`` (Q,) items: (Q,) float64, expected.
+
+        A tied positive at rank i has :math:`(h-1)(i-a-1)/(m-1)` other tied ones before it on average
+        (a = ``above``), so the sum over i needs only harmonic numbers (McSherry & Najork, ECIR 2008).
+        """
+        if (self.tied == 1).all():
+            precision = (self.hits_above + 1).double() / (self.above + 1)  # (Q, J)
+            return (precision * (self.above < limit[:, None])).sum(1)
+        first = self.above.minimum(limit[:, None])  # (Q, J)
+        last = (self.above + self.tied).minimum(limit[:, None])
+        harmonic = _prefix_sums(1 / torch.arange(1, int(limit.max()) + 1, dtype=torch.float64, device=limit.device))
+        slope = (self.hits_tied - 1).double() / (self.tied - 1).clamp(min=1)
+        offset = self.hits_above + 1 - slope * (self.above + 1)
+        return ((offset * (harmonic[last] - harmonic[first]) + slope * (last - first)) / self.tied).sum(1)
+
+    def discounted_gain(self, limit: Tensor) -> Tensor:
+        """Sum of 1 / log2(rank + 1) over the hits among the first ``limit`` (Q,) items: (Q,), expected."""
+        gains = self.ideal_gains(int(limit.max()))
+        first = self.above.minimum(limit[:, None])
+        last = (self.above + self.tied).minimum(limit[:, None])
+        return ((gains[last] - gains[first]) / self.tied).sum(1)
+
+    def ideal_gains(self, depth: int) -> Tensor:
+        """The gain of n hits at the ranks 1..n, for n = 0..depth: (depth + 1,) float64."""
+        ranks = torch.arange(1, depth + 1, dtype=torch.float64, device=self.above.device)
+        return _prefix_sums(1 / torch.log2(ranks + 1))
+
+
+def _prefix_sums(values: Tensor) -> Tensor:
+    return torch.cat([values.new_zeros(1), values.cumsum(0)])
+
+
+def _log_binomial(n: Tensor, k: Tensor) -> Tensor:
+    n, k = n.double(), k.double()
+    return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Labelled points on a manifold, for metrics that do not search.
+
+    Args:
+        embeddings: (N, D) points.
+        labels: (N,) int64 in 0..C-1, every class present.
+        manifold: the geometry.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    manifold: Manifold
+    _clusters: dict["KMeansOptions", Tensor] = field(default_factory=lambda: {}, repr=False)
+
+    def clusters(self, options: "KMeansOptions") -> Tensor:
+        """The k-means cluster of each point, k = C, on its coordinates: (N,) int64; found once per options."""
+        from dmlkit.metrics.kmeans import kmeans
+
+        if options not in self._clusters:
+            classes = int(self.labels.max()) + 1
+            self._clusters[options] = kmeans(self.embeddings, classes, options).assignments
+        return self._clusters[options]
 
 
 class MetricConfig(ComponentConfig, frozen=True):
-    """Root of the metric family."""
+    """Root of the metric family. A member implements `per_query` (a search metric) or `of_points`."""
 
+    key: ClassVar[str]
+    """How the metric is asked for and reported; ``@k`` stands for its cut-offs, e.g. ``recall@k``."""
     definition: ClassVar[str]
     """One line, printed beside the figure; R = positives of the query without itself."""
+    searches: ClassVar[bool] = True
+    """Whether it is made of a ranking, query by query, rather than of the points."""
+    first_only: ClassVar[bool] = False
+    """Whether the best positive of each query says it all, so that the others need not be ranked."""
+    to_r: ClassVar[bool] = False
+    """Whether it looks at the first R items."""
+
+    def cutoffs(self) -> tuple[int, ...]:
+        """The k's it looks at."""
+        return ()
 
     def names(self) -> tuple[str, ...]:
-        """The keys of what `compute` returns."""
+        """The keys of what `per_query` or `of_points` returns, those with a cut-off in the order of `cutoffs`."""
+        return tuple(self.key.replace("@k", f"@{k}") for k in self.cutoffs()) or (self.key,)
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        """Fractions by name, (Q,) float64; the metric is their mean."""
         raise NotImplementedError
 
-    def depth(self, max_positives: int) -> int:
-        """How many neighbours the metric looks at, where no query has more than ``max_positives`` positives."""
-        raise NotImplementedError
-
-    def compute(self, ranking: Ranking) -> dict[str, float]:
-        """Named fractions, averaged over the queries."""
+    def of_points(self, points: Points) -> dict[str, float]:
+        """Figures by name."""
         raise NotImplementedError

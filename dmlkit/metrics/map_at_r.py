@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-import torch
+from torch import Tensor
 
 from dmlkit.metrics.base import MetricConfig, Ranking
 
@@ -14,16 +14,9 @@ class MapAtRConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["map_at_r"] = "map_at_r"
+    key: ClassVar[str] = "map@r"
     definition: ClassVar[str] = "map@r: (1/R) sum over i <= R of precision(i) * hit(i)"
+    to_r: ClassVar[bool] = True
 
-    def names(self) -> tuple[str, ...]:
-        return ("map@r",)
-
-    def depth(self, max_positives: int) -> int:
-        return max_positives
-
-    def compute(self, ranking: Ranking) -> dict[str, float]:
-        rank = torch.arange(1, ranking.hits.shape[1] + 1, device=ranking.hits.device)  # (K,)
-        hits = ranking.hits & (rank <= ranking.positives[:, None])  # (Q, K)
-        precision = hits.cumsum(1) / rank  # (Q, K)
-        return {"map@r": ((precision * hits).sum(1).double() / ranking.positives).mean().item()}
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {"map@r": ranking.precision_sum(ranking.positives) / ranking.positives}

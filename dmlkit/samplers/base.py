@@ -11,8 +11,8 @@ from dmlkit.component import ComponentConfig
 class SamplerConfig(ComponentConfig, frozen=True):
     """Root of the sampler family. Batch sizes are global: all ranks of a distributed run share one batch."""
 
-    def build(self, labels: Tensor, seed: int) -> "Sampler":
-        """The sampler for training images with ``labels`` (N,)."""
+    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Sampler":
+        """The sampler for training images with ``labels`` (N,); ``super_classes`` (C,) of datasets that have them."""
         raise NotImplementedError
 
 

@@ -1,6 +1,5 @@
 """Class-balanced batches: m classes with n images each."""
 
-from collections import deque
 from typing import Literal
 
 import numpy as np
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler, SamplerConfig
+from dmlkit.samplers.deck import Deck, group_by
 
 
 class ClassBalancedConfig(SamplerConfig, frozen=True):
@@ -18,7 +18,7 @@ class ClassBalancedConfig(SamplerConfig, frozen=True):
     classes_per_batch: PositiveInt = 8  # m
     images_per_class: PositiveInt = 4  # n
 
-    def build(self, labels: Tensor, seed: int) -> "ClassBalanced":
+    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "ClassBalanced":
         return ClassBalanced(
             labels, seed, classes_per_batch=self.classes_per_batch, images_per_class=self.images_per_class
         )
@@ -49,9 +49,7 @@ class ClassBalanced(Sampler):
 
     def __init__(self, labels: Tensor, seed: int, *, classes_per_batch: int = 8, images_per_class: int = 4) -> None:
         super().__init__(seed)
-        order = np.argsort(labels.numpy(), kind="stable")
-        _, starts = np.unique(labels.numpy()[order], return_index=True)
-        self.images = np.split(order, starts[1:])  # the images of each class
+        self.images = group_by(labels.numpy())  # the images of each class
         if len(self.images) < classes_per_batch:
             raise UserError(
                 f"sampler.classes_per_batch: {classes_per_batch} classes do not fit into "
@@ -66,8 +64,8 @@ class ClassBalanced(Sampler):
 
     def batches(self, epoch: int) -> list[list[int]]:
         generator = self.generator(epoch)
-        classes = _Deck(np.arange(len(self.images)), generator)
-        decks = [_Deck(images, generator) for images in self.images]
+        classes = Deck(np.arange(len(self.images)), generator)
+        decks = [Deck(images, generator) for images in self.images]
         return [
             [
                 index
@@ -76,21 +74,3 @@ class ClassBalanced(Sampler):
             ]
             for _ in range(len(self))
         ]
-
-
-class _Deck:
-    """Deals cards in shuffled order; a hand holds a card twice only if it is larger than the deck."""
-
-    def __init__(self, cards: np.ndarray, generator: np.random.Generator) -> None:
-        self.cards, self.generator = cards, generator
-        self.rest: deque[int] = deque()
-
-    def deal(self, count: int) -> list[int]:
-        hand: list[int] = []
-        while len(hand) < count:
-            if not self.rest:
-                # cards of this hand go to the back of the new round
-                shuffled = self.generator.permutation(self.cards).tolist()
-                self.rest.extend(sorted(shuffled, key=set(hand).__contains__))
-            hand.append(self.rest.popleft())
-        return hand

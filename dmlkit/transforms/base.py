@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 from torch import Tensor
@@ -11,7 +11,39 @@ from dmlkit.component import ComponentConfig
 
 Channels = tuple[float, float, float]
 PositiveChannels = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+Side = Annotated[int, Field(ge=8)]  # pixels
 ImageTransform = Callable[[Tensor], Tensor]
+
+
+class Resizing(NamedTuple):
+    """How a transform's evaluation makes every image smaller before it crops: also what a cache keeps.
+
+    Args:
+        side: of the result, pixels.
+        square: both sides get that length; otherwise the shorter one, and the shape is kept.
+        interpolation: between pixels.
+    """
+
+    side: int
+    square: bool = False
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    @property
+    def text(self) -> str:
+        """In words.
+
+        >>> Resizing(256).text
+        'a shorter side of 256 pixels, bilinear'
+        """
+        shape = f"{self.side} x {self.side}" if self.square else f"a shorter side of {self.side}"
+        return f"{shape} pixels, {self.interpolation}"
+
+    def transform(self) -> ImageTransform:
+        """(3, H, W) uint8 -> (3, H', W') uint8; an image that has the size already is returned as it is."""
+        from torchvision.transforms import v2
+
+        size = (self.side, self.side) if self.square else self.side
+        return v2.Resize(size, v2.InterpolationMode(self.interpolation), antialias=True)
 
 
 class TransformConfig(ComponentConfig, ABC, frozen=True):
@@ -21,17 +53,28 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
     exported model takes plain pixels.
     """
 
-    size: Annotated[int, Field(ge=8)]  # side of the square that the model sees, pixels
-    mean: Channels
+    size: Side  # of the square that the model sees
+    mean: Channels  # in the order of ``channels``, of pixels in 0..``pixel_max``
     std: PositiveChannels
+    channels: Literal["rgb", "bgr"] = "rgb"
+    """The order in which the model takes the colours."""
+    pixel_max: Literal[1, 255] = 1
+    """The value of white before ``mean`` and ``std`` apply."""
+
+    @property
+    @abstractmethod
+    def resizing(self) -> Resizing:
+        """The first step of `evaluation`."""
 
     @abstractmethod
     def training(self) -> ImageTransform:
         """(3, H, W) uint8 -> (3, size, size) uint8, with augmentation drawn from torch's global generator."""
 
-    @abstractmethod
     def evaluation(self) -> ImageTransform:
-        """(3, H, W) uint8 -> (3, size, size) uint8, without chance."""
+        """(3, H, W) uint8 -> (3, size, size) uint8, without chance: resized, then the centre cut out."""
+        from torchvision.transforms import v2
+
+        return v2.Compose([self.resizing.transform(), v2.CenterCrop(self.size)])
 
     @property
     def augments(self) -> bool:

@@ -1,33 +1,30 @@
 """Plain resizing, without augmentation."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-from torch import Tensor
-
-from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, TransformConfig
+from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
 
 
 class PlainConfig(TransformConfig, frozen=True):
     """Resize to a square, nothing else; for small images that carry their own variation."""
 
     name: Literal["plain"] = "plain"
-    size: Annotated[int, Field(ge=8)] = 32
-    mean: Channels = (0.5, 0.5, 0.5)  # of pixels in 0..1
+    size: Side = 32
+    mean: Channels = (0.5, 0.5, 0.5)
     std: PositiveChannels = (0.5, 0.5, 0.5)
+
+    @property
+    def resizing(self) -> Resizing:
+        return Resizing(self.size, square=True)
 
     def training(self) -> ImageTransform:
         return self.evaluation()
 
     def evaluation(self) -> ImageTransform:
-        from torchvision.transforms import v2
-
-        resize = v2.Resize((self.size, self.size))
-
-        def transform(image: Tensor) -> Tensor:
-            return image if image.shape[-2:] == (self.size, self.size) else resize(image)
-
-        return transform
+        resize = self.resizing.transform()
+        square = (self.size, self.size)
+        # glyphs have the size already: the check is 20 times faster than torchvision's
+        return lambda image: image if image.shape[-2:] == square else resize(image)
 
     @property
     def augments(self) -> bool:

@@ -1,0 +1,177 @@
+"""Reading images and tables: images/s against torchvision's ImageFolder, and the start of an epoch on 1 000 000 rows.
+
+All loaders read the same 2 000 JPEGs of 500 x 375 pixels with random resized crops to 224, flips and normalization,
+batches of 64, as many worker processes as cores. Passes alternate between them; medians over passes. The floor is
+Pillow's decoding alone, with all cores. Memory is the peak of the whole process, interpreter and torch included.
+
+Run: python benchmarks/data.py
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from report import write_report
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from dmlkit.data_cache import images_to_cache, write_cache
+from dmlkit.loading import TrainingBatches, TransformedImages, make_loader
+from dmlkit.model import Normalization
+from dmlkit.recipe import Recipe
+
+IMAGES, CLASSES, BATCH, PASSES = 2000, 20, 64, 3
+WORKERS = os.cpu_count() or 1
+ROWS, LABELS = 1_000_000, 10_000
+
+
+def write_photo(place: tuple[str, int]) -> None:
+    """A JPEG of about the detail of a photograph: noise at several scales."""
+    path, seed = place
+    generator = np.random.default_rng(seed)
+    image = np.zeros((375, 500, 3))
+    for side in (4, 16, 64, 256):
+        noise = Image.fromarray(generator.integers(0, 256, (side, side, 3), dtype=np.uint8))
+        image += np.asarray(noise.resize((500, 375), Image.Resampling.BICUBIC)) / 4
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image.astype(np.uint8)).save(path, quality=90)
+
+
+def decode(path: str) -> None:
+    with Image.open(path) as image:
+        image.convert("RGB")
+
+
+def recipe(root: Path, cache: Path | None) -> Recipe:
+    dataset = {"name": "folder", "root": str(root), "validation_fraction": 0.0, "cache": str(cache) if cache else None}
+    return Recipe.model_validate(
+        {
+            "dataset": dataset,
+            "transform": {"name": "imagenet"},
+            "loss": {"name": "proxy_anchor"},
+            "sampler": {"name": "random", "batch_size": BATCH},
+        }
+    )
+
+
+def image_folder(root: Path) -> Callable[[], int]:
+    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    steps.append(transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    images = ImageFolder(str(root / "train"), transforms.Compose(steps))
+    loader = DataLoader(images, BATCH, shuffle=True, drop_last=True, num_workers=WORKERS, persistent_workers=True)
+    return lambda: sum(len(batch) for batch, _ in loader)
+
+
+def ours(root: Path, cache: Path | None = None) -> Callable[[], int]:
+    settings = recipe(root, cache)
+    dataset, transform = settings.dataset.build("train"), settings.transform
+    batches = TrainingBatches(settings.sampler.build(dataset.labels, 0), 0)
+    images = TransformedImages(dataset, transform, training=True)
+    loader = make_loader(images, batches, workers=WORKERS, pin_memory=False)
+    normalize = Normalization(transform.mean, transform.std)
+    return lambda: sum(len(normalize(batch.images)) for batch in loader)
+
+
+def speeds(root: Path, cache: Path) -> list[list[str]]:
+    loaders = {
+        "torchvision ImageFolder + DataLoader": image_folder(root),
+        "dmlkit": ours(root),
+        "dmlkit, with its cache": ours(root, cache),
+    }
+    seen: dict[str, list[float]] = {name: [] for name in loaders}
+    for round_number in range(PASSES + 1):
+        for name, run in loaders.items():
+            started = time.perf_counter()
+            count = run()
+            if round_number:  # the first pass starts the workers
+                seen[name].append(count / (time.perf_counter() - started))
+    medians = {name: statistics.median(values) for name, values in seen.items()}
+    peer = next(iter(medians.values()))
+    paths = [str(path) for path in sorted((root / "train").rglob("*.jpg"))[:500]]
+    with ProcessPoolExecutor(WORKERS) as pool:
+        list(pool.map(decode, paths[:50]))
+        started = time.perf_counter()
+        list(pool.map(decode, paths, chunksize=25))
+        floor = len(paths) / (time.perf_counter() - started)
+    rows = [[name, f"{speed:.0f} images/s", f"{speed / peer:.2f}"] for name, speed in medians.items()]
+    return [*rows, ["Pillow decoding alone", f"{floor:.0f} images/s", f"{floor / peer:.2f}"]]
+
+
+START = """
+import json, resource, sys, time
+import torch, pyarrow.csv, pyarrow.parquet
+from dmlkit.datasets import TableConfig
+from dmlkit.samplers import ClassBalancedConfig, RandomConfig
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+started = time.perf_counter()
+dataset = TableConfig(file=sys.argv[1]).build("train")
+config = ClassBalancedConfig(classes_per_batch=32) if sys.argv[2] == "class_balanced" else RandomConfig(batch_size=128)
+sampler = config.build(dataset.labels, 0)
+first = sampler.batches(0)[0]
+dataset.paths[first[0]]
+seconds = time.perf_counter() - started
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"seconds": seconds, "peak": peak / 1024, "base": base / 1024, "images": len(dataset)}))
+"""
+
+
+def starts(folder: Path) -> list[list[str]]:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    order = np.random.default_rng(0).permutation(ROWS)
+    table = pa.table(
+        {
+            "path": [f"images/{index % 1000:03}/{index:08}.jpg" for index in range(ROWS)],
+            "label": [f"product-{index % LABELS:05}" for index in order.tolist()],
+            "split": ["train" if index % LABELS < LABELS // 2 else "test" for index in order.tolist()],
+        }
+    )
+    csv.write_csv(table, folder / "table.csv")
+    parquet.write_table(table, folder / "table.parquet")
+    rows: list[list[str]] = []
+    for file, sampler in (
+        ("table.csv", "random"),
+        ("table.csv", "class_balanced"),
+        ("table.parquet", "class_balanced"),
+    ):
+        command = [sys.executable, "-c", START, str(folder / file), sampler]
+        runs = [
+            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)
+        ]
+        seconds = statistics.median(run["seconds"] for run in runs)
+        peak, base = (statistics.median(run[key] for run in runs) for key in ("peak", "base"))
+        what = f"epoch start, {ROWS:,} rows, {file.split('.')[1]}, {sampler}"
+        rows.append([what, f"{seconds:.2f} s, {peak:.0f} MB", f"{base:.0f} MB before"])
+    return rows
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        places = [
+            (str(folder / part / str(label) / f"{index}.jpg"), label * 1000 + index)
+            for part, count in (("train", IMAGES), ("test", 2 * CLASSES))
+            for label in range(0 if part == "train" else CLASSES, CLASSES if part == "train" else 2 * CLASSES)
+            for index in range(count // CLASSES)
+        ]
+        with ProcessPoolExecutor(WORKERS) as pool:
+            list(pool.map(write_photo, places, chunksize=50))
+        settings = recipe(folder, None)
+        write_cache(settings, images_to_cache(settings), folder / "cache", overwrite=False, advance=lambda _: None)
+        rows = [*speeds(folder, folder / "cache"), *starts(folder)]
+    write_report("data", __doc__, ["what", "median", "against torchvision, or before it starts"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""Time and memory of every loss beside pytorch-metric-learning (PML), and beside the matrix products no one can avoid.
+
+python benchmarks/losses.py times [--device cuda] [--losses proxy_anchor soft_triple]
+python benchmarks/losses.py memory [--device cuda]
+
+A step is loss(embeddings, labels).backward() at B=180, d=512; ours and the peer take turns in one process.
+"""
+
+import argparse
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+import dmlkit.losses  # noqa: F401  registers the family
+from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.manifolds import Sphere
+
+BATCH, DIM, REPEATS = 180, 512, 20
+RESULTS = Path(__file__).parent / "results"
+MEGABYTE = 2**20
+# Our options and the peer's name and options, for the same function; a loss without a peer has None.
+CASES: dict[str, tuple[dict[str, object], str | None, dict[str, object]]] = {
+    "proxy_anchor": ({}, "ProxyAnchorLoss", {}),
+    "proxy_nca": ({}, "ProxyNCALoss", {"softmax_scale": 9}),
+    "norm_softmax": ({}, "NormalizedSoftmaxLoss", {}),
+    "cosface": ({}, "CosFaceLoss", {}),
+    "arcface": ({}, "ArcFaceLoss", {}),
+    "soft_triple": ({"centers_per_class": 2, "regularizer_weight": 0.0}, "SoftTripleLoss", {"centers_per_class": 2}),
+    "mpa": ({"proxies_per_class": 2}, None, {}),
+    "proxy_isa": ({}, None, {}),
+    "proxy_gml": ({"proxies_per_class": 1, "scale": 20.0, "regularizer_weight": 0.0}, None, {}),
+    "contrastive": ({}, "ContrastiveLoss", {}),
+    "triplet": ({}, "TripletMarginLoss", {"margin": 0.1}),
+    "n_pair": ({}, "NPairsLoss", {}),
+    "binomial_deviance": ({}, None, {}),
+    "lifted_structure": ({}, "LiftedStructureLoss", {}),
+    "margin": ({}, "MarginLoss", {}),
+    "multi_similarity": ({}, "MultiSimilarityLoss", {}),
+    "circle": ({}, "CircleLoss", {}),
+}
+
+
+def ours(name: str, classes: int, device: str, **options: object) -> Loss:
+    warnings.simplefilter("ignore")
+    config = LossConfig.variants[name](**{**CASES[name][0], **options})
+    loss = config.build(Sphere(DIM), classes).to(device)
+    loss.set_epoch(3)  # a loss that starts in stages is past them
+    return loss
+
+
+def peer(name: str, classes: int, device: str) -> nn.Module | None:
+    import pytorch_metric_learning.losses as peers
+
+    _, peer_name, options = CASES[name]
+    if peer_name is None:
+        return None
+    owns_proxies = ours(name, 2, "cpu").num_classes is not None
+    sizes = {"num_classes": classes, "embedding_size": DIM} if owns_proxies else {}
+    return getattr(peers, peer_name)(**sizes, **options).to(device)
+
+
+def draw(classes: int, device: str, batch: int = BATCH) -> tuple[Tensor, Tensor]:
+    """Unit embeddings (B, d), and labels with four images of a class."""
+    torch.manual_seed(0)
+    points = normalize(torch.randn(batch, DIM, device=device), dim=1).requires_grad_()
+    return points, (torch.randperm(classes)[: batch // 4].repeat_interleave(4)).to(device)
+
+
+def step(loss: nn.Module, points: Tensor, labels: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        points.grad = None
+        loss.zero_grad(set_to_none=True)
+        loss(points, labels).backward()
+
+    return run
+
+
+def products(rows: int, columns: int, device: str, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
+    """Similarities of rows and columns, and the two products of their gradient."""
+    x, y = (torch.randn(n, DIM, device=device, dtype=dtype) for n in (rows, columns))
+
+    def run() -> None:
+        similarity = x @ y.T
+        similarity @ y
+        similarity.T @ x
+
+    return run
+
+
+def take_turns(steps: list[Callable[[], None]], device: str, repeats: int = REPEATS) -> list[float]:
+    """The median milliseconds of each, one after the other, ``repeats`` times after two warm-up rounds."""
+    times: list[list[float]] = [[] for _ in steps]
+    for _ in range(repeats + 2):
+        for run, seconds in zip(steps, times, strict=True):
+            started = time.perf_counter()
+            run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+    return [median(seconds[2:]) * 1e3 for seconds in times]
+
+
+def time_row(name: str, classes: int, device: str) -> str:
+    loss, other = ours(name, classes, device), peer(name, classes, device)
+    points, labels = draw(classes, device)
+    columns = max([parameter.numel() // DIM for parameter in loss.parameters()], default=BATCH)
+    steps = [step(loss, points, labels), products(BATCH, columns, device)]
+    if other is not None:
+        steps.append(step(other, points, labels))
+    mine, floor, *theirs = take_turns(steps, device)
+    beside = f"{theirs[0]:.2f} | {mine / theirs[0]:.2f}" if theirs else "- | -"
+    return f"| {name} | {classes} | {mine:.2f} | {beside} | {floor:.2f} | {mine / floor:.1f} |"
+
+
+def peak_megabytes(whose: str, name: str, classes: int, batch: int, device: str, **options: object) -> float:
+    """Memory of one step beyond its inputs, the proxies and their gradient."""
+    loss = ours(name, classes, device, **options) if whose == "ours" else peer(name, classes, device)
+    assert loss is not None
+    small = ours(name, 100, device) if whose == "ours" else peer(name, 100, device)
+    assert small is not None
+    step(small, *draw(100, device))()  # what the libraries allocate once
+    points, labels = draw(classes, device, batch)
+    run = step(loss, points, labels)
+    given = sum(parameter.numel() * 4 for parameter in loss.parameters())
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return (torch.cuda.max_memory_allocated() - before - given) / MEGABYTE
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = _status("VmRSS")
+    run()
+    return (_status("VmHWM") - before - given) / MEGABYTE
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def peak_in_new_process(whose: str, name: str, classes: int, batch: int, device: str) -> float:
+    command = [sys.executable, __file__, "memory", "--peak", whose, name, str(classes), str(batch), "--device", device]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def memory_table(device: str) -> list[str]:
+    mine, theirs = (peak_in_new_process(whose, "proxy_anchor", 100_000, BATCH, device) for whose in ("ours", "peer"))
+    return [
+        "Memory of a step beyond embeddings, proxies and the gradient of the proxies, C=100 000, B=180:",
+        "",
+        "| loss | ours MiB | PML MiB | ratio |",
+        "|---|---|---|---|",
+        f"| proxy_anchor | {mine:.0f} | {theirs:.0f} | {mine / theirs:.3f} |",
+    ]
+
+
+def many_proxies(device: str) -> list[str]:
+    """ProxyGML with the paper's N=12 at the size of Stanford Online Products: a dense regularizer needs 74 GB."""
+    loss = ours("proxy_gml", 11_318, device, proxies_per_class=12, scale=1.0, regularizer_weight=0.3)
+    run = step(loss, *draw(11_318, device, 32))
+    started = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    return ["", f"ProxyGML, C=11 318, N=12, B=32, regularizer on: one step in {seconds:.1f} s."]
+
+
+def million_classes() -> list[str]:
+    """C=1 000 000 and B=512 under bf16 autocast, on a GPU."""
+    loss = ours("proxy_anchor", 10**6, "cuda")
+    points, labels = draw(10**6, "cuda", 512)
+    half = points.detach().bfloat16().requires_grad_()
+
+    def run() -> None:
+        half.grad = None
+        loss.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            value = loss(half, labels)
+        value.backward()
+
+    floors = [products(512, 10**6, "cuda", dtype) for dtype in (torch.float32, torch.bfloat16)]
+    mine, full, bf16 = take_turns([run, *floors], "cuda", repeats=10)
+    loss.zero_grad(set_to_none=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    peak = (torch.cuda.max_memory_allocated() - before - 4 * DIM * 10**6) / MEGABYTE
+    return [
+        "",
+        f"Proxy-Anchor, C=1 000 000, B=512, bf16 autocast: {mine:.1f} ms a step, {peak:.0f} MiB beyond proxies and "
+        f"their gradient; {mine / full:.1f} x three fp32 products ({full:.1f} ms), {mine / bf16:.1f} x bf16 ones "
+        f"({bf16:.1f} ms).",
+    ]
+
+
+def times(names: list[str], device: str) -> list[str]:
+    lines = [
+        f"Forward and backward at B={BATCH}, d={DIM}, median of {REPEATS}; floor: the three matrix products.",
+        "",
+        "| loss | C | ours ms | PML ms | ours / PML | floor ms | ours / floor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for classes in (100, 11_318):
+        for name in names:
+            if classes == 100 or ours(name, 2, "cpu").num_classes is not None:
+                lines.append(time_row(name, classes, device))
+                print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("times", "memory"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--losses", nargs="*", help="only these, and write nothing")
+    parser.add_argument("--peak", nargs=4, metavar=("WHOSE", "LOSS", "CLASSES", "BATCH"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        whose, name, classes, batch = options.peak
+        print(peak_megabytes(whose, name, int(classes), int(batch), options.device))
+        return
+    if options.part == "times":
+        lines = times(options.losses or [name for name in CASES if name in LossConfig.variants], options.device)
+    else:
+        lines = memory_table(options.device) + many_proxies(options.device)
+        lines += million_classes() if options.device == "cuda" else []
+    chip = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
+    head = [
+        f"# Losses beside pytorch-metric-learning: {options.part}",
+        "",
+        f"`python benchmarks/losses.py {' '.join(sys.argv[1:])}`, {date.today()}, {options.device} ({chip}), "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}.",
+        "",
+    ]
+    text = "\n".join([*head, *lines]) + "\n"
+    print(text)
+    if not options.losses:
+        device = "" if options.device == "cpu" else f"_{options.device}"
+        (RESULTS / f"losses_{options.part}{device}.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

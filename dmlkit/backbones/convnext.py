@@ -1,0 +1,59 @@
+"""ConvNeXt of torchvision."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.weights import build_torchvision, torchvision_requirements
+from dmlkit.component import Requirement, one_of
+from dmlkit.pooling.avg import Avg, AvgConfig
+from dmlkit.pooling.base import Pooling, PoolingConfig
+
+Size = Literal["tiny", "small", "base", "large"]
+
+
+class ConvNeXtConfig(BackboneConfig, frozen=True):
+    """ConvNeXt (Liu et al. 2022), 768 features (tiny, small), 1 024 (base) or 1 536 (large)."""
+
+    name: Literal["convnext"] = "convnext"
+    size: Size = "tiny"
+    weights: str | None = None  # imagenet, the name of torchvision weights, a file; null trains from scratch
+    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+
+    def create(self) -> "ConvNeXt":
+        return ConvNeXt(size=self.size, weights=self.weights, pooling=self.pooling.build())
+
+    def requirements(self) -> Iterable[Requirement]:
+        return torchvision_requirements(self.weights)
+
+
+class ConvNeXt(Backbone):
+    """torchvision's ConvNeXt up to the layer norm that follows its pooling.
+
+    Args:
+        size: of the network.
+        weights: see `dmlkit.backbones.weights.build_torchvision`.
+        pooling: of the last feature map; None averages.
+
+    Raises:
+        UserError: the weights cannot be had.
+    """
+
+    def __init__(self, *, size: Size = "tiny", weights: str | None = None, pooling: Pooling | None = None) -> None:
+        super().__init__()
+        from torchvision import models
+
+        build, enum = {
+            "tiny": (models.convnext_tiny, models.ConvNeXt_Tiny_Weights),
+            "small": (models.convnext_small, models.ConvNeXt_Small_Weights),
+            "base": (models.convnext_base, models.ConvNeXt_Base_Weights),
+            "large": (models.convnext_large, models.ConvNeXt_Large_Weights),
+        }[size]
+        self.network, self.num_features = build_torchvision(build, enum, weights, "classifier.2")
+        self.pooling = pooling or Avg()
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = self.pooling(self.network.features(images))
+        return self.network.classifier(pooled[:, :, None, None])

@@ -1,0 +1,53 @@
+"""GoogLeNet of torchvision."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from torch import Tensor, nn
+
+from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.weights import build_torchvision, torchvision_requirements
+from dmlkit.component import Requirement, one_of
+from dmlkit.pooling.avg import Avg, AvgConfig
+from dmlkit.pooling.base import Pooling, PoolingConfig
+
+
+class GoogLeNetConfig(BackboneConfig, frozen=True):
+    """GoogLeNet with batch norm (Szegedy et al. 2015, as in torchvision), 1 024 features."""
+
+    name: Literal["googlenet"] = "googlenet"
+    weights: str | None = None  # imagenet, the name of torchvision weights, a file; null trains from scratch
+    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+
+    def create(self) -> "GoogLeNet":
+        return GoogLeNet(weights=self.weights, pooling=self.pooling.build())
+
+    def requirements(self) -> Iterable[Requirement]:
+        return torchvision_requirements(self.weights)
+
+
+class GoogLeNet(Backbone):
+    """torchvision's GoogLeNet up to its pooling, without auxiliary classifiers and dropout.
+
+    Args:
+        weights: see `dmlkit.backbones.weights.build_torchvision`.
+        pooling: of the last feature map; None averages.
+
+    Raises:
+        UserError: the weights cannot be had.
+    """
+
+    def __init__(self, *, weights: str | None = None, pooling: Pooling | None = None) -> None:
+        super().__init__()
+        from torchvision import models
+
+        build, enum = models.googlenet, models.GoogLeNet_Weights
+        # torchvision's weights want pixels in -1..1 and make them of ImageNet's statistics, switched by
+        # transform_input; always on, so that a trained model does not depend on where its weights once came from
+        options = {"transform_input": True, "aux_logits": False, "init_weights": False}
+        self.network, self.num_features = build_torchvision(build, enum, weights, "fc", **options)
+        self.network.avgpool = pooling or Avg()
+        self.network.dropout = nn.Identity()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images)

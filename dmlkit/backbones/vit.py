@@ -1,0 +1,80 @@
+"""Vision transformers of torchvision."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.weights import build_torchvision, torchvision_requirements
+from dmlkit.component import Requirement, one_of
+from dmlkit.pooling.base import Pooling, PoolingConfig
+from dmlkit.pooling.cls import Cls, ClsConfig
+
+Variant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
+
+
+class ViTConfig(BackboneConfig, frozen=True):
+    """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); see timm for ViT-S."""
+
+    name: Literal["vit"] = "vit"
+    variant: Variant = "b_16"  # width and side of a patch, pixels
+    image_size: Annotated[int, Field(ge=14)] = 224  # of the position embeddings; the transform's size
+    weights: str | None = None  # imagenet, the name of torchvision weights, a file; null trains from scratch
+    pooling: Annotated[PoolingConfig, one_of] = ClsConfig()
+
+    def create(self) -> "ViT":
+        return ViT(variant=self.variant, image_size=self.image_size, weights=self.weights, pooling=self.pooling.build())
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("transform.size", (self.image_size,), "its positions are learned for backbone.image_size")
+        yield from torchvision_requirements(self.weights)
+
+
+class ViT(Backbone):
+    """torchvision's vision transformer up to its final layer norm.
+
+    Args:
+        variant: of the network.
+        image_size: side of the images, pixels; a multiple of the patch.
+        weights: see `dmlkit.backbones.weights.build_torchvision`.
+        pooling: of the class token and the map of patches; None takes the class token.
+
+    Raises:
+        UserError: the weights cannot be had.
+        ValueError: the patches do not fill the image.
+    """
+
+    def __init__(
+        self,
+        *,
+        variant: Variant = "b_16",
+        image_size: int = 224,
+        weights: str | None = None,
+        pooling: Pooling | None = None,
+    ) -> None:
+        super().__init__()
+        from torchvision import models
+
+        build, enum = {
+            "b_16": (models.vit_b_16, models.ViT_B_16_Weights),
+            "b_32": (models.vit_b_32, models.ViT_B_32_Weights),
+            "l_16": (models.vit_l_16, models.ViT_L_16_Weights),
+            "l_32": (models.vit_l_32, models.ViT_L_32_Weights),
+            "h_14": (models.vit_h_14, models.ViT_H_14_Weights),
+        }[variant]
+        patch = int(variant.split("_")[1])
+        if image_size % patch:
+            raise ValueError(f"image_size: {image_size} is no multiple of the patches of {patch} pixels")
+        self.network, self.num_features = build_torchvision(build, enum, weights, "heads.head", image_size=image_size)
+        self.pooling = pooling or Cls()
+        self.side = image_size // patch  # patches in a row
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.network._process_input(images)  # (B, N, C)
+        start = self.network.class_token.expand(len(patches), -1, -1)
+        tokens = self.network.encoder(torch.cat((start, patches), dim=1))  # (B, 1 + N, C)
+        maps = tokens[:, 1:].transpose(1, 2).unflatten(2, (self.side, self.side))
+        return self.pooling(maps, tokens[:, 0])

@@ -1,0 +1,156 @@
+"""Cars196: 196 models of cars."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from dmlkit.datasets.archives import Archive, Published
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.folder import is_split, split_folders
+from dmlkit.datasets.listing import Listing, Rows
+from dmlkit.datasets.locate import locate, missing
+from dmlkit.datasets.paths import read_lines
+
+TRAINING_CLASSES = 98
+SITE = "http://ai.stanford.edu/~jkrause/cars/car_dataset.html"
+
+
+class Cars196Config(DatasetConfig, frozen=True):
+    """Cars196 (Krause et al. 2013): models 1-98 train, 99-196 test; whole images, the closed-set flag is ignored.
+
+    Layouts: ``cars_annos.mat`` and ``car_ims/``; ``devkit/``, ``cars_train/`` and ``cars_test/`` with
+    ``cars_test_annos_withlabels.mat``; Kaggle's ``names.csv``, ``anno_train.csv``, ``anno_test.csv`` and
+    ``car_data/car_data/``; ``train/`` and ``test/`` folders of classes. All may lie in a folder ``cars196/``.
+    """
+
+    published: ClassVar[Published] = Published(
+        title="Cars196",
+        archives=(
+            Archive("car_ims.tgz", SITE, "d5c8f0aa497503f355e17dc7886c3f14"),
+            Archive("cars_annos.mat", SITE, "b407c6086d669747186bd1d764ff9dbc"),
+        ),
+        marker="cars_annos.mat",
+        signs=("cars_annos.mat", "anno_train.csv", "devkit", "cars196"),
+        counts={"train": (8054, 98), "test": (8131, 98)},
+    )
+
+    name: Literal["cars196"] = "cars196"
+    root: str = Field(min_length=1)
+    """The folder that the archives were unpacked into."""
+
+    def listing(self) -> Listing:
+        root = Path(self.root)
+        for marker, read in LAYOUTS.items():
+            folder = locate(root, ("cars196", "."), (marker,))
+            if folder is not None:
+                return read(folder)
+        split = locate(root, ("cars196", "."), ("train", "test"))
+        if split is not None and is_split(split):
+            return split_folders(split)
+        raise missing(root, self.published, f"{', '.join(LAYOUTS)} or train/ and test/")
+
+
+class Row(NamedTuple):
+    """An image as its list has it."""
+
+    where: str
+    name: str  # relative to the root
+    model: int  # from 1
+
+
+def to_listing(rows: Rows, images: Iterator[Row], names: list[str]) -> Listing:
+    """A listing of images; a model outside 1..C, C being the number of names, is a fault."""
+    for where, name, model in images:
+        if 1 <= model <= len(names):
+            rows.add(where, name, model - 1, "train" if model <= TRAINING_CLASSES else "test")
+        else:
+            rows.faults.append(f"{where}: class {model} of {name!r}; expected 1 to {len(names)}")
+    return rows.listing(names)
+
+
+def from_annotations(folder: Path) -> Listing:
+    """``cars_annos.mat`` beside ``car_ims/``."""
+    rows = Rows(folder)
+    contents = read_mat(folder / "cars_annos.mat", ("annotations", "class_names"), rows.faults)
+    annotations = mat_rows(folder / "cars_annos.mat", contents, "relative_im_path", "", rows.faults)
+    return to_listing(rows, annotations, class_names(contents))
+
+
+def from_devkit(folder: Path) -> Listing:
+    """``devkit/`` with the two folders of images and the published test labels."""
+    rows = Rows(folder)
+    names = class_names(read_mat(folder / "devkit" / "cars_meta.mat", ("class_names",), rows.faults))
+
+    def images() -> Iterator[Row]:
+        for path, directory in (
+            (folder / "devkit" / "cars_train_annos.mat", "cars_train/"),
+            (folder / "cars_test_annos_withlabels.mat", "cars_test/"),
+        ):
+            contents = read_mat(path, ("annotations",), rows.faults)
+            yield from mat_rows(path, contents, "fname", directory, rows.faults)
+
+    return to_listing(rows, images(), names)
+
+
+def from_kaggle(folder: Path) -> Listing:
+    """``names.csv`` and ``anno_{train,test}.csv``: name, box, model; images in folders named after the models."""
+    rows = Rows(folder)
+    names = [line.strip().strip('"') for line in read_lines(folder / "names.csv", rows.faults) if line.strip()]
+
+    def images() -> Iterator[Row]:
+        for part in ("train", "test"):
+            path = folder / f"anno_{part}.csv"
+            for line, cells in enumerate(csv.reader(read_lines(path, rows.faults)), start=1):
+                if len(cells) < 2 or not cells[-1].strip().isdigit():
+                    rows.faults.append(f"{path}:{line}: got {','.join(cells)!r}, expected name,x1,y1,x2,y2,class")
+                    continue
+                model = int(cells[-1])
+                name = names[model - 1].replace("/", "-") if 1 <= model <= len(names) else ""
+                yield Row(f"{path}:{line}", f"car_data/car_data/{part}/{name}/{cells[0]}", model)
+
+    return to_listing(rows, images(), names)
+
+
+LAYOUTS = {"cars_annos.mat": from_annotations, "devkit": from_devkit, "anno_train.csv": from_kaggle}
+"""The layouts by the file that gives each away."""
+
+
+def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str, Any]:
+    """The variables of a MATLAB file; empty, with a fault, if it cannot be read or lacks some."""
+    from scipy.io import loadmat
+
+    if not path.exists():
+        faults.append(f"{path}: missing; get it where the archive came from")
+        return {}
+    try:
+        contents: dict[str, Any] = loadmat(path, squeeze_me=True)
+    except Exception as error:  # scipy raises many kinds for damaged files
+        faults.append(f"{path}: cannot read this MATLAB file: {error}; download it again")
+        return {}
+    absent = [name for name in needed if name not in contents]
+    if absent:
+        faults.append(f"{path}: holds no {' and '.join(absent)}; expected the annotations of Cars196")
+        return {}
+    return contents
+
+
+def class_names(contents: dict[str, Any]) -> list[str]:
+    """The names of the models; none where the file could not be read."""
+    return [str(name) for name in np.atleast_1d(contents["class_names"])] if contents else []
+
+
+def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faults: list[str]) -> Iterator[Row]:
+    """The images of the structure array ``annotations``: the path in ``field``, the model in ``class``."""
+    if not contents:
+        return
+    annotations = np.atleast_1d(contents["annotations"])
+    absent = {field, "class"} - set(annotations.dtype.names or ())
+    if absent:
+        faults.append(f"{path}: annotations hold no {' and '.join(sorted(absent))}; expected those of Cars196")
+        return
+    for number, (name, model) in enumerate(zip(annotations[field], annotations["class"], strict=True), start=1):
+        yield Row(f"{path}: annotation {number}", f"{prefix}{name}", int(model))

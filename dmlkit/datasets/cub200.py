@@ -1,0 +1,100 @@
+"""CUB-200-2011: 200 species of birds."""
+
+import re
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from dmlkit.datasets.archives import Archive, Published
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.folder import class_folders, image_files, is_split, split_folders
+from dmlkit.datasets.listing import Listing, Part, Rows
+from dmlkit.datasets.locate import locate, missing
+from dmlkit.datasets.paths import read_lines
+
+TRAINING_CLASSES = 100
+
+
+class Cub200Config(DatasetConfig, frozen=True):
+    """CUB-200-2011 (Wah et al. 2011): species 1-100 train, 101-200 test; whole images, no boxes.
+
+    Layouts: ``CUB_200_2011/`` with ``images.txt`` as unpacked; only its ``images/`` folder, also as ``cub200/``;
+    ``train/`` and ``test/`` folders of classes.
+    """
+
+    published: ClassVar[Published] = Published(
+        title="CUB-200-2011",
+        archives=(
+            Archive(
+                "CUB_200_2011.tgz",
+                "https://data.caltech.edu/records/65de6-vp158",
+                "97eceeb196236b17998738112f37df78",
+            ),
+        ),
+        marker="CUB_200_2011/images.txt",
+        signs=("CUB_200_2011", "images.txt"),
+        counts={"train": (5864, 100), "test": (5924, 100)},
+    )
+
+    name: Literal["cub200"] = "cub200"
+    root: str = Field(min_length=1)
+    """The folder that the archive was unpacked into."""
+
+    def listing(self) -> Listing:
+        root = Path(self.root)
+        folder = locate(root, ("CUB_200_2011", "cub200", "."), ("images.txt", "images"))
+        if folder is not None:
+            return from_lists(folder) if (folder / "images.txt").exists() else from_folders(folder / "images")
+        split = locate(root, ("cub200", "."), ("train", "test"))
+        if split is not None and is_split(split):
+            return split_folders(split)
+        raise missing(root, self.published, "CUB_200_2011/images.txt, CUB_200_2011/images/ or train/ and test/")
+
+
+def part_of(number: int) -> Part:
+    """The split of a species by its number, from 1."""
+    return "train" if number <= TRAINING_CLASSES else "test"
+
+
+def from_lists(folder: Path) -> Listing:
+    """The images that ``images.txt`` names, with the classes of ``image_class_labels.txt``."""
+    rows = Rows(folder / "images")
+    labels = numbered(folder / "image_class_labels.txt", rows.faults)
+    names = {number: name for number, name in numbered(folder / "classes.txt", rows.faults).items() if name}
+    paths = numbered(folder / "images.txt", rows.faults)
+    for number in sorted(set(paths) ^ set(labels)):
+        rows.faults.append(f"{folder}: image {number} is in only one of images.txt and image_class_labels.txt")
+    kept = [(number, int(labels[number])) for number in paths if labels.get(number, "").isdigit()]
+    classes = sorted({label for _, label in kept})
+    position = {label: index for index, label in enumerate(classes)}
+    for number, label in kept:
+        rows.add(f"{folder / 'images.txt'}: image {number}", paths[number], position[label], part_of(label))
+    return rows.listing([names.get(label, str(label)) for label in classes])
+
+
+def numbered(path: Path, faults: list[str]) -> dict[int, str]:
+    """The lines ``NUMBER TEXT`` of a file; other lines are faults."""
+    found: dict[int, str] = {}
+    for line, text in enumerate(read_lines(path, faults), start=1):
+        number, _, rest = text.strip().partition(" ")
+        if number.isdigit() and rest:
+            found[int(number)] = rest
+        elif text.strip():
+            faults.append(f"{path}:{line}: got {text!r}, expected a number and a text")
+    return found
+
+
+def from_folders(images: Path) -> Listing:
+    """The images below ``images/NNN.Name/``; the number decides the split."""
+    rows = Rows(images)
+    names: list[str] = []
+    for folder in class_folders(images):
+        match = re.match(r"(\d+)", folder.name)
+        if match is None:
+            rows.faults.append(f"{folder}: expected a class folder such as 001.Black_footed_Albatross")
+            continue
+        for path in image_files(folder):
+            rows.add(str(folder), str(Path(path).relative_to(images)), len(names), part_of(int(match[1])))
+        names.append(folder.name)
+    return rows.listing(names)

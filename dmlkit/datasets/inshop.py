@@ -1,0 +1,115 @@
+"""In-Shop Clothes Retrieval of DeepFashion: 7 982 garments, photographed by the shop."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from dmlkit.datasets.archives import Archive, Published
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.listing import Listing, Part, Rows
+from dmlkit.datasets.locate import locate, missing
+from dmlkit.datasets.paths import read_lines
+from dmlkit.errors import UserError
+
+LIST = "list_eval_partition.txt"
+SITE = "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html"
+PARTS: dict[str, Part] = {"train": "train", "query": "test", "gallery": "test"}
+
+
+class InShopConfig(DatasetConfig, frozen=True):
+    """In-Shop Clothes Retrieval (Liu et al. 2016): queries search the gallery, which holds none of them.
+
+    Layouts: ``Eval/list_eval_partition.txt`` and ``Img/img/`` as unpacked, also in a folder ``Inshop_Clothes/``;
+    the list beside ``img/`` or ``img_highres/``. The second folder of a path (``img/WOMEN/Dresses/...``) is the
+    super-class.
+    """
+
+    published: ClassVar[Published] = Published(
+        title="In-Shop Clothes Retrieval",
+        archives=(
+            Archive("list_eval_partition.txt", SITE, None),
+            Archive("img.zip", SITE, None),
+        ),
+        marker="Eval/list_eval_partition.txt",
+        signs=(LIST, f"Eval/{LIST}", f"Anno/{LIST}", "Inshop_Clothes"),
+        counts={
+            "train": (25882, 3997),
+            "test": (26830, 3985),
+            "query": (14218, 3985),
+            "gallery": (12612, 3985),
+        },
+    )
+
+    name: Literal["inshop"] = "inshop"
+    root: str = Field(min_length=1)
+    """The folder that the archives were unpacked into."""
+    images: Literal["img", "img_highres"] | None = None
+    """Which images; null takes ``img`` (256 x 256) where it is there, else ``img_highres``."""
+
+    def listing(self) -> Listing:
+        root = Path(self.root)
+        folders = [f"{outer}{inner}" for outer in ("", "Inshop_Clothes/") for inner in ("Eval", "Anno", ".")]
+        folder = locate(root, folders, (LIST,))
+        if folder is None:
+            raise missing(root, self.published, f"Eval/{LIST} and Img/img/, or {LIST} beside img/ or img_highres/")
+        top = folder.parent if folder.name in ("Eval", "Anno") else folder
+        return from_list(folder / LIST, top, self.images)
+
+
+class Row(NamedTuple):
+    """A line of the list."""
+
+    name: str
+    item: str
+    status: str
+
+
+def from_list(path: Path, top: Path, images: str | None) -> Listing:
+    """The images of the list; training garments first, then those of query and gallery."""
+    choices = [images] if images else ["img", "img_highres"]
+    root = locate(top, ("Img", "."), choices)
+    if root is None:
+        raise UserError(f"{top}: no images; expected {' or '.join(f'Img/{choice}/' for choice in choices)}")
+    folder = next(choice for choice in choices if (root / choice).exists())
+    rows = Rows(root)
+    statuses: list[str] = []
+    items: dict[tuple[Part, str], int] = {}
+    kinds: dict[int, str] = {}
+    ordered = sorted(read_rows(path, rows.faults), key=lambda row: PARTS[row[1].status] == "test")
+    for line, (name, item, status) in ordered:
+        label = items.setdefault((PARTS[status], item), len(items))
+        name = folder + name.removeprefix("img") if folder == "img_highres" else name
+        if rows.add(f"{path}:{line}", name, label, PARTS[status]):
+            statuses.append(status)
+            kinds.setdefault(label, "/".join(name.split("/")[1:3]))
+    both = {item for part, item in items if part == "train"} & {item for part, item in items if part == "test"}
+    rows.faults += [f"{path}: garment {item} is in both train and test" for item in sorted(both)]
+    kind_of = [kinds.get(label, "") for label in range(len(items))]
+    kind_names = sorted(set(kind_of))
+    masks = {status: np.array([found == status for found in statuses], dtype=bool) for status in PARTS}
+    return rows.listing(
+        [item for _, item in items],
+        query=masks["query"],
+        gallery=masks["gallery"],
+        super_classes=np.array([kind_names.index(kind) for kind in kind_of], dtype=np.int64),
+        super_class_names=kind_names,
+    )
+
+
+def read_rows(path: Path, faults: list[str]) -> Iterator[tuple[int, Row]]:
+    """The numbered lines of the list; its first line counts them, its second names the columns."""
+    lines = read_lines(path, faults)
+    count = lines[0].strip() if lines else ""
+    found = 0
+    for number, text in enumerate(lines[2:], start=3):
+        cells = text.split()
+        if len(cells) == 3 and cells[2] in PARTS:
+            found += 1
+            yield number, Row(*cells)
+        elif cells:
+            faults.append(f"{path}:{number}: got {text!r}, expected image_name item_id train|query|gallery")
+    if lines and count != str(found):
+        faults.append(f"{path}: names {found} images but counts {count}; the download may be truncated")

@@ -1,0 +1,81 @@
+"""Stanford Online Products: 22 634 products of 12 kinds, photographed by their sellers."""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from dmlkit.datasets.archives import Archive, Published
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.folder import is_split, split_folders
+from dmlkit.datasets.listing import Listing, Part, Rows
+from dmlkit.datasets.locate import locate, missing
+from dmlkit.datasets.paths import read_lines
+
+COLUMNS = 4  # image_id class_id super_class_id path
+
+
+class SopConfig(DatasetConfig, frozen=True):
+    """Stanford Online Products (Oh Song et al. 2016): the official split by product; the 12 kinds are super-classes.
+
+    Layouts: ``Stanford_Online_Products/`` with ``Ebay_train.txt`` and ``Ebay_test.txt`` as unpacked, or its
+    contents; ``train/`` and ``test/`` folders of classes.
+    """
+
+    published: ClassVar[Published] = Published(
+        title="Stanford Online Products",
+        archives=(
+            Archive(
+                "Stanford_Online_Products.zip",
+                "https://cvgl.stanford.edu/projects/lifted_struct/",
+                "7f73d41a2f44250d4779881525aea32e",
+            ),
+        ),
+        marker="Stanford_Online_Products/Ebay_train.txt",
+        signs=("Ebay_train.txt", "Ebay_test.txt", "Stanford_Online_Products"),
+        counts={"train": (59551, 11318), "test": (60502, 11316)},
+    )
+
+    name: Literal["sop"] = "sop"
+    root: str = Field(min_length=1)
+    """The folder that the archive was unpacked into."""
+
+    def listing(self) -> Listing:
+        root = Path(self.root)
+        folder = locate(root, ("Stanford_Online_Products", "online_products", "."), ("Ebay_train.txt", "Ebay_test.txt"))
+        if folder is not None:
+            return from_lists(folder)
+        split = locate(root, ("online_products", "."), ("train", "test"))
+        if split is not None and is_split(split):
+            return split_folders(split)
+        raise missing(root, self.published, "Stanford_Online_Products/Ebay_train.txt or train/ and test/")
+
+
+def from_lists(folder: Path) -> Listing:
+    """The images of the two lists; products in the order of their ids."""
+    rows = Rows(folder)
+    products: list[int] = []
+    kinds: dict[int, int] = {}
+    kind_names: dict[int, str] = {}
+    parts: tuple[Part, ...] = ("train", "test")
+    for part in parts:
+        path = folder / f"Ebay_{part}.txt"
+        for line, text in enumerate(read_lines(path, rows.faults)[1:], start=2):
+            cells = text.split(maxsplit=COLUMNS - 1)
+            if len(cells) < COLUMNS or not all(cell.isdigit() for cell in cells[:-1]):
+                rows.faults.append(f"{path}:{line}: got {text!r}, expected image_id class_id super_class_id path")
+                continue
+            product, kind, name = int(cells[1]), int(cells[2]), cells[3]
+            if rows.add(f"{path}:{line}", name, product, part):
+                products.append(product)
+                kinds[product] = kind
+                kind_names[kind] = name.split("/")[0].removesuffix("_final")
+    classes, labels = np.unique(np.array(products, dtype=np.int64), return_inverse=True)
+    rows.labels = labels.tolist()
+    numbers = sorted(kind_names)
+    return rows.listing(
+        [str(product) for product in classes],
+        super_classes=np.searchsorted(numbers, [kinds[product] for product in classes]).astype(np.int64),
+        super_class_names=[kind_names[number] for number in numbers],
+    )

@@ -1,0 +1,63 @@
+"""Reading the file of a table: its kind, its columns, OML's names for them."""
+
+from pathlib import Path
+from typing import Any
+
+from dmlkit.errors import UserError
+
+SYNONYMS = {
+    "is_query": "query",
+    "is_gallery": "gallery",
+    "category": "super_class",
+    "x_1": "x1",
+    "x_2": "x2",
+    "y_1": "y1",
+    "y_2": "y2",
+}
+"""Columns of OML's tables by our names."""
+BOX = ("x1", "y1", "x2", "y2")
+TEXTS = ("path", "label", "split", "query", "gallery", "super_class")
+
+
+def read_table(file: Path) -> Any:
+    """A pyarrow table with our column names.
+
+    Raises:
+        UserError: the file is missing, of another kind or damaged, or lacks ``path`` or ``label``.
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    if file.suffix.lower() not in (".csv", ".parquet"):
+        raise UserError(f"dataset.file: {file}: expected a .csv or .parquet file")
+    kinds = {column: pa.string() for name in TEXTS for column in (name, *old_names(name))}
+    convert = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
+    try:
+        table: Any = csv.read_csv(file, convert_options=convert) if is_csv(file) else parquet.read_table(file)
+    except FileNotFoundError:
+        raise UserError(f"dataset.file: {file}: no such file") from None
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise UserError(f"dataset.file: {file}: cannot read this table: {str(error).splitlines()[0]}") from error
+    table = table.rename_columns([SYNONYMS.get(name, name) for name in table.column_names])
+    columns: list[str] = table.column_names
+    faults = [f"has no column {name!r}; it has {', '.join(columns)}" for name in TEXTS[:2] if name not in columns]
+    faults += [f"has column {name!r} twice" for name in (*TEXTS, *BOX) if columns.count(name) > 1]
+    if "sequence" in columns:
+        faults.append("has a column 'sequence', whose rule (no neighbour of a query's own sequence) is not supported")
+    for together in (("query", "gallery"), BOX):
+        given = [name for name in together if name in columns]
+        if given and len(given) < len(together):
+            faults.append(f"has {' and '.join(given)} without {' and '.join(set(together) - set(given))}")
+    if faults:
+        raise UserError("\n".join(f"dataset.file: {file} {fault}" for fault in faults))
+    return table
+
+
+def is_csv(file: Path) -> bool:
+    """Whether a table is CSV."""
+    return file.suffix.lower() == ".csv"
+
+
+def old_names(name: str) -> list[str]:
+    """OML's names of a column."""
+    return [old for old, new in SYNONYMS.items() if new == name]

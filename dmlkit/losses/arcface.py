@@ -1,0 +1,91 @@
+"""ArcFace loss: a softmax over cosines, with a margin added to the angle of the own class."""
+
+from collections.abc import Iterable
+from math import cos, pi, sin
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.component import Requirement
+from dmlkit.losses.base import Loss, LossConfig, require_similarity
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.manifolds.base import Manifold, safe_sqrt
+
+SIMILARITIES = ("cosine",)
+REASON = "its margin is an angle"
+
+
+class ArcFaceConfig(LossConfig, frozen=True):
+    """ArcFace (Deng et al. 2019): cross-entropy of cosines, the own class handicapped by an angle."""
+
+    name: Literal["arcface"] = "arcface"
+    margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5  # m, in radians
+    scale: PositiveFloat = 64.0  # s, inverse temperature
+    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
+
+    def build(self, manifold: Manifold, num_classes: int) -> "ArcFace":
+        return ArcFace(manifold, num_classes, **self.model_dump(exclude={"name"}))
+
+
+class ArcFace(Loss):
+    r"""Deng et al., CVPR 2019 (arXiv:1801.07698), eq. 3.
+
+    .. math:: \frac{1}{B} \sum_i -\log
+        \frac{e^{s \cos(\theta_{y_i} + m)}}{e^{s \cos(\theta_{y_i} + m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
+
+    Where theta + m passes pi, cos(theta) - m sin(m) takes the place of cos(theta + m), which would rise again.
+
+    Args:
+        manifold: the geometry of embeddings and proxies; its similarity must be the cosine.
+        num_classes: C, one proxy each.
+        margin: m in [0, pi), in radians.
+        scale: s > 0, inverse temperature.
+        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+
+    Raises:
+        ValueError: the manifold's similarity is not the cosine; see also `Loss.forward`.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> loss = ArcFace(Sphere(2), num_classes=2, scale=1.0, margin=pi / 2)
+        >>> _ = loss.proxies.data.copy_(torch.eye(2))
+        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin evens it out: log(2)
+        0.6931
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(manifold, num_classes)
+        require_similarity("ArcFace", manifold, SIMILARITIES, REASON)
+        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
+        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
+        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, self.scale)
+        return softplus(others - self.scale * turn(own, self.margin)).mean()
+
+
+def turn(cosine: Tensor, margin: float) -> Tensor:
+    """cos(theta + margin) of cos(theta), falling over all of [0, pi]; its gradient is finite at theta = 0 and pi.
+
+    Example:
+        >>> [round(c, 4) for c in turn(torch.tensor([1.0, 0.0, -1.0]), 0.5).tolist()]
+        [0.8776, -0.4794, -1.2397]
+    """
+    sine = safe_sqrt(1 - cosine.square())
+    return torch.where(cosine >= -cos(margin), cosine * cos(margin) - sine * sin(margin), cosine - margin * sin(margin))

@@ -1,0 +1,75 @@
+"""Binomial deviance: logistic regression on the similarity of pairs."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.pairs import PairLoss, Pairs, masked_mean
+from dmlkit.manifolds.base import Manifold
+
+
+class BinomialDevianceConfig(LossConfig, frozen=True):
+    """Binomial deviance (Yi et al. 2014): a logistic loss of each pair's similarity, harder on negatives."""
+
+    over_pairs = True
+    name: Literal["binomial_deviance"] = "binomial_deviance"
+    scale: PositiveFloat = 2.0  # alpha
+    threshold: float = 0.5  # beta, in similarity units (cosine on the sphere)
+    positive_cost: PositiveFloat = 1.0  # eta of positive pairs
+    negative_cost: PositiveFloat = 25.0  # eta of negative pairs
+
+    def build(self, manifold: Manifold, num_classes: int) -> "BinomialDeviance":
+        return BinomialDeviance(
+            manifold,
+            scale=self.scale,
+            threshold=self.threshold,
+            positive_cost=self.positive_cost,
+            negative_cost=self.negative_cost,
+        )
+
+
+class BinomialDeviance(PairLoss):
+    r"""Yi et al., ICPR 2014 (arXiv:1407.4979), as Chen et al., AAAI 2021 (CGML), eq. 7 print it; s = similarity.
+
+    .. math:: \frac{1}{|P|} \sum_{P} \log(1 + e^{-\alpha (s_{ij} - \beta) \eta_+})
+            + \frac{1}{|N|} \sum_{N} \log(1 + e^{\alpha (s_{ij} - \beta) \eta_-})
+
+    Positive pairs P and negative pairs N are averaged apart, as Yi et al. do, where CGML prints one sum: a batch
+    of 13 classes x 10 images has 13 times more negatives.
+
+    Args:
+        manifold: the geometry whose similarity is compared; the papers use the cosine.
+        scale: alpha > 0.
+        threshold: beta, in similarity units.
+        positive_cost: eta+ > 0.
+        negative_cost: eta- > 0.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> round(BinomialDeviance(Sphere(2))(points, torch.tensor([0, 0])).item(), 4)  # log(1 + e^-1)
+        0.3133
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        *,
+        scale: float = 2.0,
+        threshold: float = 0.5,
+        positive_cost: float = 1.0,
+        negative_cost: float = 25.0,
+    ) -> None:
+        super().__init__(manifold)
+        self.scale, self.threshold = scale, threshold
+        self.positive_cost, self.negative_cost = positive_cost, negative_cost
+
+    def compute_pairs(self, pairs: Pairs) -> Tensor:
+        logit = self.scale * (self.manifold.similarity(pairs.rows, pairs.columns) - self.threshold)  # (B, M)
+        pull = softplus(-self.positive_cost * logit)
+        push = softplus(self.negative_cost * logit)
+        return masked_mean(pull, where=pairs.positive) + masked_mean(push, where=pairs.negative)

@@ -1,0 +1,74 @@
+"""Circle loss: each similarity is pushed at its own pace, by how far it is from its optimum."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import PositiveFloat
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.component import Requirement
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.pairs import PairLoss, Pairs, masked_logsumexp, masked_mean
+from dmlkit.manifolds.base import Manifold
+
+REASON = "its optima 1 + m and -m are those of a similarity that ends at 1 and is 0 between unrelated points"
+
+
+class CircleConfig(LossConfig, frozen=True):
+    """Circle (Sun et al. 2020): each pair is weighed by its distance from the optimal similarity."""
+
+    over_pairs = True
+    name: Literal["circle"] = "circle"
+    margin: PositiveFloat = 0.4  # m, relaxation, in cosine units
+    scale: PositiveFloat = 80.0  # gamma
+
+    def build(self, manifold: Manifold, num_classes: int) -> "Circle":
+        return Circle(manifold, margin=self.margin, scale=self.scale)
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (Requirement("manifold.similarity", ("cosine",), REASON),)
+
+
+class Circle(PairLoss):
+    r"""Sun et al., CVPR 2020 (arXiv:2002.10857), eq. 6, with the weights of eq. 5 and the optima of eq. 8; s = cosine.
+
+    .. math:: \log\Big(1 + \sum_{n} e^{\gamma [s_n + m]_+ (s_n - m)}
+            \sum_{p} e^{-\gamma [1 + m - s_p]_+ (s_p - 1 + m)}\Big)
+
+    The weights in brackets are constants for the gradient. The mean runs over the anchors that have a positive and
+    a negative.
+
+    Args:
+        manifold: one whose similarity is the cosine.
+        margin: m > 0, in cosine units: 0.25 for faces and persons, 0.4 for fine-grained retrieval.
+        scale: gamma > 0: 256 for faces, 128 for persons, 80 for fine-grained retrieval.
+
+    Raises:
+        ValueError: the manifold's similarity is not the cosine.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> round(Circle(Sphere(2), scale=1)(points, torch.tensor([0, 0, 1])).item(), 4)  # log(1 + e^-0.32)
+        0.5459
+    """
+
+    def __init__(self, manifold: Manifold, *, margin: float = 0.4, scale: float = 80.0) -> None:
+        super().__init__(manifold)
+        if manifold.similarity_name != "cosine":
+            raise ValueError(
+                f"Circle: expected a manifold with the similarity 'cosine', because {REASON}; "
+                f"got {manifold.similarity_name!r}"
+            )
+        self.margin, self.scale = margin, scale
+
+    def compute_pairs(self, pairs: Pairs) -> Tensor:
+        similarity = self.manifold.similarity(pairs.rows, pairs.columns)  # (B, M)
+        constant = similarity.detach()
+        pull = (constant - 1 - self.margin).clamp(max=0) * (similarity - 1 + self.margin)
+        push = (constant + self.margin).relu() * (similarity - self.margin)
+        positives = masked_logsumexp(self.scale * pull, where=pairs.positive)  # (B,)
+        negatives = masked_logsumexp(self.scale * push, where=pairs.negative)
+        return masked_mean(softplus(positives + negatives), where=pairs.positive.any(1) & pairs.negative.any(1))

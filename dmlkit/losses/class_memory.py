@@ -1,0 +1,60 @@
+"""A memory of recent embeddings that tells how near each class is to its proxy."""
+
+import torch
+from torch import Tensor, nn
+
+from dmlkit.manifolds.base import Manifold
+
+BLOCK = 64  # the similarity of T pairs is taken from T / BLOCK blocks of all pairs, not from all T x T
+
+
+class ClassMemory(nn.Module):
+    """The last T embeddings with their labels, first in, first out, and how many samples of each class were seen.
+
+    All of it is buffers, so a checkpoint holds it; nothing waits for the device.
+
+    Args:
+        size: T >= 1.
+        point_dim: D.
+        num_classes: C.
+
+    Example:
+        >>> memory = ClassMemory(size=3, point_dim=1, num_classes=2)
+        >>> memory.remember(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([True, False]))
+        >>> memory.labels.tolist(), memory.seen.tolist()
+        ([0, -1, -1], [1, 1])
+    """
+
+    points: Tensor
+    labels: Tensor
+    pointer: Tensor
+    seen: Tensor
+
+    def __init__(self, size: int, point_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("points", torch.zeros(size, point_dim))
+        self.register_buffer("labels", torch.full((size,), -1))  # -1: empty
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))  # the slot to fill next
+        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.int64))  # n of each class
+
+    def remember(self, points: Tensor, labels: Tensor, clean: Tensor) -> None:
+        """Count a batch, and put its clean embeddings in: (B, D), (B,) and (B,) bool; the last T of them stay."""
+        size = len(self.labels)
+        self.seen.index_add_(0, labels, torch.ones_like(labels))
+        rank = clean.cumsum(0) - 1  # among the clean ones
+        stays = clean & (rank >= clean.sum() - size)
+        slots = torch.where(stays, (self.pointer + rank) % size, size)  # the rest goes to a slot that is cut off
+        self.points.copy_(torch.cat([self.points, points[:1]]).index_copy_(0, slots, points)[:size])
+        self.labels.copy_(torch.cat([self.labels, labels[:1]]).index_copy_(0, slots, labels)[:size])
+        self.pointer.copy_((self.pointer + clean.sum()) % size)
+
+    def mean_similarity(self, manifold: Manifold, proxies: Tensor) -> tuple[Tensor, Tensor]:
+        """S_avg of eq. 10 (C,), 0 for a class with nothing in memory, and whether it has something (C,)."""
+        filled = self.labels >= 0
+        labels = self.labels.clamp(min=0)
+        own = manifold.proxy_points(proxies[labels])  # (T, D), today's
+        pairs = zip(self.points.split(BLOCK), own.split(BLOCK), strict=True)
+        similarity = torch.cat([manifold.similarity(x, p).diagonal() for x, p in pairs])
+        totals = similarity.new_zeros(len(proxies)).index_add_(0, labels, torch.where(filled, similarity, 0))
+        counts = similarity.new_zeros(len(proxies)).index_add_(0, labels, filled.to(similarity.dtype))
+        return totals / counts.clamp(min=1), counts > 0

@@ -1,0 +1,71 @@
+"""Contrastive loss: positives come closer than one margin, negatives leave the other."""
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
+
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.pairs import PairLoss, Pairs, masked_mean
+from dmlkit.manifolds.base import Manifold
+
+
+class ContrastiveConfig(LossConfig, frozen=True):
+    """Contrastive (Hadsell et al. 2006): pulls positives together, pushes negatives out of a margin."""
+
+    over_pairs = True
+    name: Literal["contrastive"] = "contrastive"
+    positive_margin: NonNegativeFloat = 0.0  # distance within which positives rest
+    negative_margin: PositiveFloat = 1.0  # m, distance beyond which negatives rest
+    squared: bool = True  # square each violation, as the paper does
+
+    def build(self, manifold: Manifold, num_classes: int) -> "Contrastive":
+        return Contrastive(
+            manifold,
+            positive_margin=self.positive_margin,
+            negative_margin=self.negative_margin,
+            squared=self.squared,
+        )
+
+
+class Contrastive(PairLoss):
+    r"""Hadsell et al., CVPR 2006, eq. 4; d = manifold distance, q = 2, or 1 where not ``squared``.
+
+    .. math:: \frac{1}{|P_+|} \sum_{P} [d_{ij} - m_+]_+^q + \frac{1}{|N_+|} \sum_{N} [m_- - d_{ij}]_+^q
+
+    The paper's factors 1/2 are left out and its sum over pairs is an average over P+ and N+, the positive and the
+    negative pairs with a positive term: most negatives rest, and would drown the others.
+
+    Args:
+        manifold: the geometry whose distance is compared.
+        positive_margin: m+ >= 0, a distance; 0 in the paper.
+        negative_margin: m- > 0, a distance.
+        squared: square each violation.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Euclidean
+        >>> points = torch.tensor([[0.0], [2.0], [2.5]])
+        >>> Contrastive(Euclidean(1))(points, torch.tensor([0, 0, 1])).item()  # 2^2 + (1 - 0.5)^2
+        4.25
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        *,
+        positive_margin: float = 0.0,
+        negative_margin: float = 1.0,
+        squared: bool = True,
+    ) -> None:
+        super().__init__(manifold)
+        self.positive_margin, self.negative_margin, self.squared = positive_margin, negative_margin, squared
+
+    def compute_pairs(self, pairs: Pairs) -> Tensor:
+        distance = self.manifold.distance(pairs.rows, pairs.columns)  # (B, M)
+        pull = (distance - self.positive_margin).relu()
+        push = (self.negative_margin - distance).relu()
+        pulled, pushed = pairs.positive & (pull > 0), pairs.negative & (push > 0)
+        if self.squared:
+            pull, push = pull.square(), push.square()
+        return masked_mean(pull, where=pulled) + masked_mean(push, where=pushed)

@@ -1,0 +1,77 @@
+"""CosFace loss: a softmax over cosines, with a margin taken off the cosine of the own class."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.component import Requirement
+from dmlkit.losses.base import Loss, LossConfig, require_similarity
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.manifolds.base import Manifold
+
+SIMILARITIES = ("cosine",)
+REASON = "its margin is a difference of cosines"
+
+
+class CosFaceConfig(LossConfig, frozen=True):
+    """CosFace (Wang et al. 2018): cross-entropy of cosines, the own class handicapped by a margin."""
+
+    name: Literal["cosface"] = "cosface"
+    margin: NonNegativeFloat = 0.35  # m, in units of the cosine
+    scale: PositiveFloat = 64.0  # s, inverse temperature
+    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
+
+    def build(self, manifold: Manifold, num_classes: int) -> "CosFace":
+        return CosFace(manifold, num_classes, **self.model_dump(exclude={"name"}))
+
+
+class CosFace(Loss):
+    r"""Wang et al., CVPR 2018 (arXiv:1801.09414), eq. 4.
+
+    .. math:: \frac{1}{B} \sum_i -\log
+        \frac{e^{s (\cos\theta_{y_i} - m)}}{e^{s (\cos\theta_{y_i} - m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
+
+    Args:
+        manifold: the geometry of embeddings and proxies; its similarity must be the cosine.
+        num_classes: C, one proxy each.
+        margin: m >= 0, in units of the cosine.
+        scale: s > 0, inverse temperature.
+        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+
+    Raises:
+        ValueError: the manifold's similarity is not the cosine; see also `Loss.forward`.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> loss = CosFace(Sphere(2), num_classes=2, scale=1.0, margin=1.0)
+        >>> _ = loss.proxies.data.copy_(torch.eye(2))
+        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin evens it out: log(2)
+        0.6931
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        margin: float = 0.35,
+        scale: float = 64.0,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(manifold, num_classes)
+        require_similarity("CosFace", manifold, SIMILARITIES, REASON)
+        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
+        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
+        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, self.scale)
+        return softplus(others - self.scale * (own - self.margin)).mean()

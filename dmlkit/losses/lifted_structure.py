@@ -1,0 +1,58 @@
+"""Lifted-structure loss: each positive pair against all the negatives of both its ends."""
+
+from typing import Literal
+
+import torch
+from pydantic import NonNegativeFloat
+from torch import Tensor
+
+from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.pairs import make_pairs, masked_logsumexp
+from dmlkit.manifolds.base import Manifold
+
+
+class LiftedStructureConfig(LossConfig, frozen=True):
+    """Lifted structure (Song et al. 2016): each positive pair against all the negatives of both its ends."""
+
+    name: Literal["lifted_structure"] = "lifted_structure"
+    margin: NonNegativeFloat = 1.0  # alpha, a distance
+
+    def build(self, manifold: Manifold, num_classes: int) -> "LiftedStructure":
+        return LiftedStructure(manifold, margin=self.margin)
+
+
+class LiftedStructure(Loss):
+    r"""Song et al., CVPR 2016 (arXiv:1511.06452), eq. 4, the smooth bound; D = manifold distance.
+
+    .. math:: \tilde J_{ij} &= D_{ij} + \log\Big(\sum_{(i,k) \in N} e^{\alpha - D_{ik}}
+                               + \sum_{(j,l) \in N} e^{\alpha - D_{jl}}\Big) \\
+              \tilde J &= \frac{1}{2 |P|} \sum_{(i,j) \in P} \max(0, \tilde J_{ij})^2
+
+    It needs the negatives of both ends of a pair, which an embedding in a memory has not: `CrossBatchMemory`
+    does not take it.
+
+    Args:
+        manifold: the geometry whose distance is compared.
+        margin: alpha >= 0, a distance.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> points = torch.tensor([[0.0], [0.0], [1.0]])
+        >>> round(LiftedStructure(Euclidean(1))(points, torch.tensor([0, 0, 1])).item(), 4)  # log(2)^2 / 2
+        0.2402
+    """
+
+    def __init__(self, manifold: Manifold, *, margin: float = 1.0) -> None:
+        super().__init__(manifold)
+        self.margin = margin
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        pairs = make_pairs(embeddings, labels, embeddings, labels)
+        distance = self.manifold.distance(embeddings, embeddings)  # (B, B)
+        negatives = masked_logsumexp(self.margin - distance, where=pairs.negative)  # (B,)
+        # Both ends are of one class, so they have negatives together or not at all; -inf would have a nan gradient.
+        counted = pairs.positive & pairs.negative.any(1, keepdim=True)
+        negatives = negatives.masked_fill(~pairs.negative.any(1), 0)
+        bound = (torch.logaddexp(negatives[:, None], negatives) + distance).relu()
+        total = bound.square().masked_fill(~counted, 0).sum()
+        return total / (2 * pairs.positive.sum().clamp(min=1))  # P and the sum count each pair twice

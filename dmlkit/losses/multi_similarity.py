@@ -1,0 +1,87 @@
+"""Multi-similarity loss: hard pairs are mined by each other, then weighted softly."""
+
+from typing import Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.pairs import PairLoss, Pairs, masked_logsumexp
+from dmlkit.manifolds.base import Manifold
+
+
+class MultiSimilarityConfig(LossConfig, frozen=True):
+    """Multi-similarity (Wang et al. 2019): mines the pairs near the class boundary and weighs them softly."""
+
+    over_pairs = True
+    name: Literal["multi_similarity"] = "multi_similarity"
+    positive_scale: PositiveFloat = 2.0  # alpha
+    negative_scale: PositiveFloat = 50.0  # beta
+    threshold: float = 0.5  # lambda, in similarity units (cosine on the sphere)
+    mining_margin: NonNegativeFloat | None = 0.1  # epsilon; null: no mining
+
+    def build(self, manifold: Manifold, num_classes: int) -> "MultiSimilarity":
+        return MultiSimilarity(
+            manifold,
+            positive_scale=self.positive_scale,
+            negative_scale=self.negative_scale,
+            threshold=self.threshold,
+            mining_margin=self.mining_margin,
+        )
+
+
+class MultiSimilarity(PairLoss):
+    r"""Wang et al., CVPR 2019 (arXiv:1904.06627), eq. 15; S = manifold similarity.
+
+    .. math:: \frac{1}{B} \sum_i \frac{1}{\alpha} \log(1 + \sum_{k \in P_i} e^{-\alpha (S_{ik} - \lambda)})
+            + \frac{1}{\beta} \log(1 + \sum_{k \in N_i} e^{\beta (S_{ik} - \lambda)})
+
+    Mining (eq. 11, 12) keeps in N_i the negatives with S above min over positives - epsilon, and in P_i the
+    positives with S below max over negatives + epsilon. It belongs to the loss, not to a miner, since
+    it chooses pairs and not triplets.
+
+    Args:
+        manifold: the geometry whose similarity is compared; the paper uses the cosine.
+        positive_scale: alpha > 0.
+        negative_scale: beta > 0.
+        threshold: lambda, in similarity units; 1 in the paper's text, 0.5 in the authors' code.
+        mining_margin: epsilon >= 0, in similarity units, or None to take all pairs.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+        >>> loss = MultiSimilarity(Sphere(2), positive_scale=1, negative_scale=1, threshold=1)
+        >>> round(loss(points, torch.tensor([0, 0, 1])).item(), 4)  # (2 (log 2 + log 2) + log 3) / 3
+        0.9242
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        *,
+        positive_scale: float = 2.0,
+        negative_scale: float = 50.0,
+        threshold: float = 0.5,
+        mining_margin: float | None = 0.1,
+    ) -> None:
+        super().__init__(manifold)
+        self.positive_scale, self.negative_scale = positive_scale, negative_scale
+        self.threshold, self.mining_margin = threshold, mining_margin
+
+    def compute_pairs(self, pairs: Pairs) -> Tensor:
+        similarity = self.manifold.similarity(pairs.rows, pairs.columns)  # (B, M)
+        positive, negative = pairs.positive, pairs.negative
+        if self.mining_margin is not None:
+            positive, negative = _mine(similarity.detach(), positive, negative, self.mining_margin)
+        offset = similarity - self.threshold
+        pull = softplus(masked_logsumexp(-self.positive_scale * offset, where=positive)) / self.positive_scale
+        push = softplus(masked_logsumexp(self.negative_scale * offset, where=negative)) / self.negative_scale
+        return (pull + push).mean()
+
+
+def _mine(similarity: Tensor, positive: Tensor, negative: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    hardest_positive = similarity.masked_fill(~positive, torch.inf).amin(1, keepdim=True)  # inf where there is none
+    hardest_negative = similarity.masked_fill(~negative, -torch.inf).amax(1, keepdim=True)
+    return positive & (similarity - margin < hardest_negative), negative & (similarity + margin > hardest_positive)

@@ -1,0 +1,53 @@
+"""N-pair loss: a positive is told from all the negatives of its anchor at once, by a softmax."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.pairs import PairLoss, Pairs, masked_logsumexp, masked_mean
+from dmlkit.manifolds.base import Manifold
+
+
+class NPairConfig(LossConfig, frozen=True):
+    """N-pair (Sohn 2016): a softmax of each positive against all the negatives of its anchor."""
+
+    over_pairs = True
+    name: Literal["n_pair"] = "n_pair"
+    scale: PositiveFloat = 1.0  # inverse temperature; 1 in the paper, which does not normalise
+
+    def build(self, manifold: Manifold, num_classes: int) -> "NPair":
+        return NPair(manifold, scale=self.scale)
+
+
+class NPair(PairLoss):
+    r"""Sohn, NIPS 2016, eq. 7, over a whole batch as in Chen et al., AAAI 2021 (CGML), eq. 6; s = similarity.
+
+    .. math:: \frac{1}{|P|} \sum_{(i, p) \in P} \log(1 + \sum_{y_j \ne y_i} e^{\alpha (s_{ij} - s_{ip})})
+
+    P are all positive pairs; with two images a class it is the papers' one positive an anchor, averaged over the
+    anchors where CGML adds up. Without normalisation, as in both papers, is ``Euclidean(d, similarity="dot")``;
+    with normalisation is the sphere, where a scale of about 10 lets the softmax reach small losses.
+
+    Args:
+        manifold: the geometry whose similarity is compared.
+        scale: alpha > 0, inverse temperature.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Euclidean
+        >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> round(NPair(Euclidean(2, similarity="dot"))(points, torch.tensor([0, 0, 1])).item(), 4)  # log(1 + e^-1)
+        0.3133
+    """
+
+    def __init__(self, manifold: Manifold, *, scale: float = 1.0) -> None:
+        super().__init__(manifold)
+        self.scale = scale
+
+    def compute_pairs(self, pairs: Pairs) -> Tensor:
+        similarity = self.scale * self.manifold.similarity(pairs.rows, pairs.columns)  # (B, M)
+        negatives = masked_logsumexp(similarity, where=pairs.negative)  # (B,)
+        return masked_mean(softplus(negatives[:, None] - similarity), where=pairs.positive)

@@ -1,0 +1,59 @@
+"""Normalised softmax loss: cross-entropy over similarities to one learnable proxy per class."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.manifolds.base import Manifold
+
+
+class NormSoftmaxConfig(LossConfig, frozen=True):
+    """Normalised softmax (Zhai & Wu 2019): cross-entropy with cosines to the proxies as logits."""
+
+    name: Literal["norm_softmax"] = "norm_softmax"
+    temperature: PositiveFloat = 0.05  # sigma, in similarity units
+    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+
+    def build(self, manifold: Manifold, num_classes: int) -> "NormSoftmax":
+        return NormSoftmax(manifold, num_classes, **self.model_dump(exclude={"name"}))
+
+
+class NormSoftmax(Loss):
+    r"""Zhai & Wu, BMVC 2019 (arXiv:1811.12649), eq. 3, with any similarity s in place of the cosine.
+
+    .. math:: \frac{1}{B} \sum_i -\log \frac{e^{s(x_i, p_{y_i}) / \sigma}}{\sum_c e^{s(x_i, p_c) / \sigma}}
+
+    Args:
+        manifold: the geometry of embeddings and proxies.
+        num_classes: C, one proxy each.
+        temperature: sigma > 0, in similarity units.
+        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+
+    Raises:
+        ValueError: see `Loss.forward`.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> loss = NormSoftmax(Sphere(2), num_classes=2, temperature=1.0)
+        >>> _ = loss.proxies.data.copy_(torch.eye(2))
+        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # log(1 + 1/e)
+        0.3133
+    """
+
+    def __init__(
+        self, manifold: Manifold, num_classes: int, *, temperature: float = 0.05, chunk_size: int | None = None
+    ) -> None:
+        super().__init__(manifold, num_classes)
+        self.temperature, self.chunk_size = temperature, chunk_size
+        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
+        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, 1 / self.temperature)
+        return softplus(others - own / self.temperature).mean()

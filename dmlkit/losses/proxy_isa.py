@@ -1,0 +1,216 @@
+"""Proxy-ISA loss: Proxy-Anchor that listens to informative samples, by what each class has learned so far."""
+
+from math import exp
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
+from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.class_chunks import Walk, own_columns, plan_walk, similarities
+from dmlkit.losses.class_memory import ClassMemory
+from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.manifolds.base import Manifold
+
+PositivePenalty = Literal["none", "1/E", "v", "sigma"]
+NegativePenalty = Literal["none", "1/E"]
+MEMORY_EPOCH = 1  # embeddings are remembered from the second epoch on: before, they are too scattered
+FILTER_EPOCH = 2  # and one epoch later the outliers among the positives are filtered
+
+
+class ProxyISAConfig(LossConfig, frozen=True):
+    """Proxy-ISA (Li et al. 2022): Proxy-Anchor that weighs samples by how informative they are for their class."""
+
+    name: Literal["proxy_isa"] = "proxy_isa"
+    margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
+    scale: PositiveFloat = 32.0  # alpha, inverse temperature
+    volume: Annotated[float, Field(ge=1)] = 100.0  # V, samples that fill the space of a class
+    hardness: PositiveFloat = 0.15  # h, learned threshold / mean similarity
+    sensitivity: PositiveFloat = 0.9  # k, of the search length to the class's hardness
+    search_margin: Annotated[float, Field(ge=0, le=1)] = 0.1  # lambda, least search length, in similarity units
+    delay: PositiveFloat = 1.5  # tau, when the decay sets in
+    positive_penalty: PositivePenalty = "sigma"  # for w+; "none" is 1
+    negative_penalty: NegativePenalty = "1/E"  # for w-; "none" is 1
+    memory_size: PositiveInt = 1024  # T, embeddings
+    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+
+    def build(self, manifold: Manifold, num_classes: int) -> "ProxyISA":
+        return ProxyISA(manifold, num_classes, **self.model_dump(exclude={"name"}))
+
+
+class ProxyISA(Loss):
+    r"""Li et al., MM Asia 2022, eq. 8-17; s = manifold similarity, C+ = classes in the batch.
+
+    .. math:: \frac{1}{\sum_{c \in C^+} \bar\omega_c^+} \sum_{c \in C^+} \log(1 + \sum_{y_x = c}
+            e^{\omega_{x,c}^+ \alpha (\delta - s(x,c))}) + \frac{1}{\sum_c \bar\omega_c^-} \sum_c \log(1 +
+            \sum_{y_x \ne c} e^{\omega_{x,c}^- \alpha (\delta + s(x,c))})
+
+    A class with n samples seen has E = (1 - b^n) / (1 - b), b = (V - 1) / V, v = 1 / (1 + log(1 + E)) and
+    sigma = 1 + (1 + e^-tau) (v - 1) / (1 + e^(V - E - tau)). With a the mean similarity of the class's embeddings in
+    memory to today's proxy, and eta = (1 + k (1 - h a)) v + lambda:
+
+    - w+ is 1 + sigma for h a - eta <= s <= h a, else sigma; below that interval x is an outlier and not remembered;
+    - w- is 1 / max(1, E) for s < h a - eta, else 1.
+
+    The weights carry no gradient, and w-bar is their mean over the batch's own or other samples of a class. The
+    memory opens with the second epoch, w+ and the outlier filter start with the third (`set_epoch`), w- with the
+    memory, as in the paper's algorithm 1; all of it, the epoch too, is in the ``state_dict``. With all weights 1 this
+    is Proxy-Anchor.
+
+    D: n counts the samples of a class since the memory opened; the memory holds T = 1024 embeddings, which the paper
+    does not print; a class with nothing in memory has weights 1, and w-bar- is 1 where a batch holds no other class.
+    D: in the paper's Table 3, the penalty takes the place of sigma in w+, and "no penalty" is w+ = 1 throughout;
+    1/E is 1 / max(1, E).
+
+    Args:
+        manifold: the geometry of embeddings and proxies.
+        num_classes: C, one proxy each.
+        margin: delta >= 0, in similarity units.
+        scale: alpha > 0, inverse temperature.
+        volume: V >= 1, in samples.
+        hardness: h > 0.
+        sensitivity: k > 0.
+        search_margin: lambda in [0, 1], in similarity units.
+        delay: tau > 0.
+        positive_penalty: for w+: ``none``, ``1/E``, ``v`` or ``sigma``.
+        negative_penalty: for w-: ``none`` or ``1/E``.
+        memory_size: T, in embeddings.
+        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+
+    Raises:
+        ValueError: see `Loss.forward`.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> sphere = Sphere(8)
+        >>> loss = ProxyISA(sphere, num_classes=5)
+        >>> loss.set_epoch(1)
+        >>> _ = loss(sphere.from_features(torch.randn(4, 8)), torch.arange(4))
+        >>> loss.memory.seen.tolist()
+        [1, 1, 1, 1, 0]
+    """
+
+    epoch: Tensor
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        margin: float = 0.1,
+        scale: float = 32.0,
+        volume: float = 100.0,
+        hardness: float = 0.15,
+        sensitivity: float = 0.9,
+        search_margin: float = 0.1,
+        delay: float = 1.5,
+        positive_penalty: PositivePenalty = "sigma",
+        negative_penalty: NegativePenalty = "1/E",
+        memory_size: int = 1024,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(manifold, num_classes)
+        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
+        self.volume, self.hardness, self.sensitivity = volume, hardness, sensitivity
+        self.search_margin, self.delay = search_margin, delay
+        self.positive_penalty, self.negative_penalty = positive_penalty, negative_penalty
+        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+        self.memory = ClassMemory(memory_size, manifold.point_dim, num_classes)
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
+        self.known_epoch = 0  # the buffer's value, where the device cannot be asked without a stall
+        self.register_load_state_dict_post_hook(_read_epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The memory opens with epoch 1, the filter of outliers starts with epoch 2; epochs count from 0."""
+        self.epoch.fill_(epoch)
+        self.known_epoch = epoch
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
+        present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
+        anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
+        if self.known_epoch < MEMORY_EPOCH:
+            return sum_over_classes(walk, anchors.score, embeddings, self.proxies)
+        with torch.no_grad():
+            weights = self._weights(walk, embeddings, labels)
+        anchors = anchors._replace(pull_factor=1 / weights.own_total, push_factor=1 / weights.others_total)
+
+        def score(similarity: Tensor, first: int) -> tuple[Tensor, Tensor]:
+            return anchors.score(similarity, first, weights.own, weights.of_others(similarity, first))
+
+        loss = sum_over_classes(walk, score, embeddings, self.proxies)
+        if self.training:
+            self.memory.remember(embeddings.detach(), labels, weights.clean)
+        return loss
+
+    def _weights(self, walk: Walk, embeddings: Tensor, labels: Tensor) -> "_Weights":
+        """The weights of a batch, from the memory as the batch before left it."""
+        average, known = self.memory.mean_similarity(self.manifold, self.proxies)
+        effective = self.effective_number(self.memory.seen.to(embeddings.dtype))
+        learned = self.hardness * average  # eq. 10, (C,)
+        bound = 1 / (1 + torch.log1p(effective))  # v of eq. 14
+        length = (1 + self.sensitivity * (1 - learned)) * bound + self.search_margin  # eta of eq. 15
+        outlier = torch.where(known, learned - length, -torch.inf)
+        inverse = 1 / effective.clamp(min=1)
+        own, below = _own_and_below(walk, embeddings, labels, self.proxies, outlier)
+
+        own_weights = torch.ones_like(own)
+        clean = torch.ones_like(labels, dtype=torch.bool)
+        if self.known_epoch >= FILTER_EPOCH:
+            clean = own >= outlier[labels]
+        if self.known_epoch >= FILTER_EPOCH and self.positive_penalty != "none":
+            decay = 1 + (1 + exp(-self.delay)) * (bound - 1) * torch.sigmoid(effective + self.delay - self.volume)
+            penalty = {"1/E": inverse, "v": bound, "sigma": decay}[self.positive_penalty][labels]
+            informative = clean & (own <= learned[labels])
+            own_weights = torch.where(known[labels], penalty + informative, 1)  # eq. 16
+        batch_counts = torch.zeros_like(inverse).index_add_(0, labels, own_weights.new_ones(len(labels)))
+        others = len(labels) - batch_counts
+        penalty = inverse if self.negative_penalty == "1/E" else torch.ones_like(inverse)
+        return _Weights(
+            own=own_weights,
+            own_total=(own_weights / batch_counts[labels]).sum(),
+            others_total=(1 + (penalty - 1) * below / others.clamp(min=1)).sum(),
+            clean=clean,
+            outlier=outlier,
+            penalty=penalty,
+        )
+
+    def effective_number(self, seen: Tensor) -> Tensor:
+        """E of eq. 8: how much of a class's space n samples fill, at most V."""
+        return self.volume * (1 - (1 - 1 / self.volume) ** seen)
+
+
+class _Weights(NamedTuple):
+    own: Tensor  # w+ (B,)
+    own_total: Tensor  # sum of the mean w+ of a class over the classes of the batch
+    others_total: Tensor  # sum of the mean w- of a class over all classes
+    clean: Tensor  # (B,) bool, no outlier of its class
+    outlier: Tensor  # h a - eta (C,)
+    penalty: Tensor  # w- below it (C,)
+
+    def of_others(self, similarity: Tensor, first: int) -> Tensor:
+        """w- (B, w)."""
+        classes = slice(first, first + similarity.shape[1])
+        return torch.where(similarity < self.outlier[classes], self.penalty[classes], 1)
+
+
+def _own_and_below(
+    walk: Walk, embeddings: Tensor, labels: Tensor, proxies: Tensor, threshold: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The similarity of each row to its class (B,), and how many other rows lie below each class's threshold (C,)."""
+    own = embeddings.new_zeros(len(labels), 1)
+    below: list[Tensor] = []
+    for first, similarity in similarities(walk, embeddings, proxies):
+        column, inside = own_columns(labels, first, similarity.shape[1])
+        of_class = similarity.gather(1, column)
+        own = torch.where(inside, of_class, own)
+        is_below = similarity < threshold[first : first + similarity.shape[1]]
+        is_below.scatter_(1, column, is_below.gather(1, column) & ~inside)
+        below.append(is_below.sum(0))
+    return own[:, 0], torch.cat(below)
+
+
+def _read_epoch(module: ProxyISA, _: Any) -> None:
+    module.known_epoch = int(module.epoch)

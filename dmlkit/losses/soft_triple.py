@@ -1,0 +1,87 @@
+"""SoftTriple loss: a softmax over classes that have several centers each."""
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.centers import mean_center_distance, pool_centers
+from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.manifolds.base import Manifold
+
+
+class SoftTripleConfig(LossConfig, frozen=True):
+    """SoftTriple (Qian et al. 2019): cross-entropy over classes with several centers each."""
+
+    name: Literal["soft_triple"] = "soft_triple"
+    centers_per_class: PositiveInt = 10  # K
+    scale: PositiveFloat = 20.0  # lambda, inverse temperature
+    gamma: PositiveFloat = 0.1  # temperature of the choice between the centers of a class, in similarity units
+    margin: NonNegativeFloat = 0.01  # delta, in similarity units
+    regularizer_weight: NonNegativeFloat = 0.2  # tau
+    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+
+    def build(self, manifold: Manifold, num_classes: int) -> "SoftTriple":
+        return SoftTriple(manifold, num_classes, **self.model_dump(exclude={"name"}))
+
+
+class SoftTriple(Loss):
+    r"""Qian et al., ICCV 2019 (arXiv:1909.05235), eq. 7-10, with any similarity s and distance d.
+
+    .. math:: S_{ic} &= \sum_k \frac{e^{s(x_i, w_{ck}) / \gamma}}{\sum_l e^{s(x_i, w_{cl}) / \gamma}} s(x_i, w_{ck}) \\
+        L &= \frac{1}{B} \sum_i -\log \frac{e^{\lambda (S_{iy_i} - \delta)}}
+            {e^{\lambda (S_{iy_i} - \delta)} + \sum_{c \ne y_i} e^{\lambda S_{ic}}}
+            + \frac{\tau}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
+
+    On the sphere d is sqrt(2 - 2 <w, w'>), here with a gradient that is finite at w = w'.
+
+    Args:
+        manifold: the geometry of embeddings and centers.
+        num_classes: C.
+        centers_per_class: K >= 1; with one center there is no regularizer.
+        scale: lambda > 0, inverse temperature.
+        gamma: > 0, temperature of the choice between the centers of a class, in similarity units.
+        margin: delta >= 0, in similarity units.
+        regularizer_weight: tau >= 0, how much the distances between the centers of a class count.
+        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+
+    Raises:
+        ValueError: see `Loss.forward`.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> sphere = Sphere(8)
+        >>> loss = SoftTriple(sphere, num_classes=5, centers_per_class=2)
+        >>> loss(sphere.from_features(torch.randn(4, 8)), torch.arange(4)).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        centers_per_class: int = 10,
+        scale: float = 20.0,
+        gamma: float = 0.1,
+        margin: float = 0.01,
+        regularizer_weight: float = 0.2,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(manifold, num_classes)
+        self.scale, self.margin = scale, margin
+        self.regularizer_weight, self.chunk_size = regularizer_weight, chunk_size
+        self.pool = pool_centers("softmax", gamma)
+        self.proxies = manifold.new_proxies(num_classes, centers_per_class)  # (C, K, d)
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size, self.pool)
+        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, self.scale)
+        loss = softplus(others - self.scale * (own - self.margin)).mean()
+        if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
+            return loss
+        return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies, walk.chunk_size)

@@ -1,0 +1,40 @@
+"""Normalised mutual information of classes and k-means clusters."""
+
+from typing import ClassVar, Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.contingency import Contingency
+from dmlkit.metrics.kmeans import KMeansOptions
+
+
+class NmiConfig(MetricConfig, frozen=True):
+    r"""NMI of the classes and as many k-means clusters, 1 when they agree.
+
+    .. math:: \frac{I(Y; Z)}{(H(Y) + H(Z)) / 2}
+    """
+
+    name: Literal["nmi"] = "nmi"
+    iterations: PositiveInt = 20  # of Lloyd's algorithm, fewer where it settles
+    restarts: PositiveInt = 1  # the clustering with the least squared distance counts
+    seed: NonNegativeInt = 0
+    key: ClassVar[str] = "nmi"
+    definition: ClassVar[str] = "nmi: mutual information of classes and k-means clusters / mean of their entropies"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        clusters = points.clusters(KMeansOptions(self.iterations, self.restarts, self.seed))
+        return {"nmi": normalized_information(Contingency.of(points.labels, clusters))}
+
+
+def normalized_information(table: Contingency) -> float:
+    """Mutual information over mean entropy; 1 where neither partition divides anything.
+
+    Example:
+        >>> import torch
+        >>> normalized_information(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0])))
+        1.0
+    """
+    entropy = table.mean_entropy()
+    return table.mutual_information() / entropy if entropy > 0 else 1.0

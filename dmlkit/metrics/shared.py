@@ -1,0 +1,24 @@
+"""Queries shared out over the ranks of a process group, and their values brought together."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def share_of(rows: Tensor, group: Any) -> Tensor:
+    """Every world-size-th row, beginning at this rank; all rows without a group."""
+    return rows if group is None else rows[dist.get_rank(group) :: dist.get_world_size(group)]
+
+
+def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
+    """Undo `share_of` for values (n,) of each rank's rows: (total,), the same on every rank."""
+    if group is None:
+        return values
+    world = dist.get_world_size(group)
+    padded = values.new_zeros(-(-total // world))
+    padded[: len(values)] = values
+    parts = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(parts, padded, group=group)
+    return torch.stack(parts, 1).flatten()[:total]

@@ -1,0 +1,51 @@
+"""Generalised-mean pooling."""
+
+from typing import Literal
+
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor, nn
+
+from dmlkit.pooling.base import Pooling, PoolingConfig
+
+SMALLEST = 1e-6  # features are clamped to it: a root has an infinite slope at 0
+
+
+class GeMConfig(PoolingConfig, frozen=True):
+    """Generalised mean: p = 1 is the average, large p comes near the maximum, p = 3 is MPA's cubic GeM."""
+
+    name: Literal["gem"] = "gem"
+    p: PositiveFloat = 3.0  # p_k, one for all channels
+    learn: bool = False  # train p with the backbone
+
+    def build(self) -> "GeM":
+        return GeM(p=self.p, learn=self.learn)
+
+
+class GeM(Pooling):
+    r"""Radenović, Tolias & Chum, TPAMI 2019 (arXiv:1711.02512), eq. 3, with one p for all channels.
+
+    .. math:: f = \Big(\frac{1}{HW} \sum_{x} \max(x, 10^{-6})^p\Big)^{1/p}
+
+    Args:
+        p: the exponent, where it starts if it is learned.
+        learn: make it a parameter.
+
+    Example:
+        >>> GeM(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))
+        tensor([[5.]])
+    """
+
+    p: Tensor
+
+    def __init__(self, *, p: float = 3.0, learn: bool = False) -> None:
+        super().__init__()
+        if learn:
+            self.p = nn.Parameter(torch.tensor(p))
+        else:
+            self.register_buffer("p", torch.tensor(p), persistent=False)
+
+    def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
+        with torch.autocast(maps.device.type, enabled=False):  # 41^3 overflows float16
+            powers = maps.float().clamp(min=SMALLEST).pow(self.p)
+            return powers.mean((2, 3)).pow(1 / self.p)

@@ -1,0 +1,41 @@
+"""Decks of cards: what makes draws even, within an epoch and within a batch."""
+
+from collections import deque
+
+import numpy as np
+
+
+class Deck:
+    """Deals cards in shuffled order; a hand holds a card twice only if it is larger than the deck.
+
+    Args:
+        cards: (n,) int64.
+        generator: shuffles them, anew whenever they run out.
+    """
+
+    def __init__(self, cards: np.ndarray, generator: np.random.Generator) -> None:
+        self.cards, self.generator = cards, generator
+        self.rest: deque[int] = deque()
+
+    def deal(self, count: int) -> list[int]:
+        """A hand of ``count`` cards."""
+        hand: list[int] = []
+        while len(hand) < count:
+            if not self.rest:
+                # cards of this hand go to the back of the new round
+                shuffled = self.generator.permutation(self.cards).tolist()
+                self.rest.extend(sorted(shuffled, key=set(hand).__contains__))
+            hand.append(self.rest.popleft())
+        return hand
+
+
+def group_by(values: np.ndarray) -> list[np.ndarray]:
+    """The positions of each distinct value, in the order of the values.
+
+    Example:
+        >>> [group.tolist() for group in group_by(np.array([5, 3, 5]))]
+        [[1], [0, 2]]
+    """
+    order = np.argsort(values, kind="stable")
+    _, starts = np.unique(values[order], return_index=True)
+    return np.split(order, starts[1:])

@@ -1,0 +1,107 @@
+"""Hierarchical batches: classes of a few super-classes, which are hard to tell apart."""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import PositiveInt
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.samplers.base import Sampler, SamplerConfig
+from dmlkit.samplers.deck import Deck, group_by
+
+
+class HierarchicalConfig(SamplerConfig, frozen=True):
+    """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table)."""
+
+    name: Literal["hierarchical"] = "hierarchical"
+    super_classes_per_batch: PositiveInt = 2  # s
+    classes_per_super_class: PositiveInt = 8  # m
+    images_per_class: PositiveInt = 4  # n
+
+    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Hierarchical":
+        if super_classes is None:
+            raise UserError("sampler: hierarchical needs a dataset with super-classes, such as sop, inshop or a table")
+        return Hierarchical(
+            labels,
+            seed,
+            super_classes,
+            super_classes_per_batch=self.super_classes_per_batch,
+            classes_per_super_class=self.classes_per_super_class,
+            images_per_class=self.images_per_class,
+        )
+
+
+class Hierarchical(Sampler):
+    """Every batch holds s super-classes, m distinct classes of each and n images of each class.
+
+    Super-classes, the classes of one and the images of a class are dealt from shuffled decks, so over an epoch any
+    two of them are drawn equally often, give or take one hand: a super-class of few classes shows each of them more
+    often than one of many. An epoch deals about as many images as there are.
+
+    Args:
+        labels: (N,) int64 in 0..C-1.
+        seed: see `Sampler`.
+        super_classes: (C,) int64, the super-class of each class.
+        super_classes_per_batch: s.
+        classes_per_super_class: m.
+        images_per_class: n.
+
+    Raises:
+        UserError: there are fewer than s super-classes, or one has fewer than m classes.
+
+    Example:
+        >>> import torch
+        >>> labels, super_classes = torch.arange(16) // 2, torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+        >>> sampler = Hierarchical(labels, 0, super_classes, super_classes_per_batch=1, classes_per_super_class=4,
+        ...                        images_per_class=2)
+        >>> sorted(labels[sampler.batches(epoch=0)[0]].unique().tolist()) in ([0, 1, 2, 3], [4, 5, 6, 7])
+        True
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        seed: int,
+        super_classes: Tensor,
+        *,
+        super_classes_per_batch: int = 2,
+        classes_per_super_class: int = 8,
+        images_per_class: int = 4,
+    ) -> None:
+        super().__init__(seed)
+        self.images = group_by(labels.numpy())
+        self.classes = group_by(super_classes.numpy())
+        if len(self.classes) < super_classes_per_batch:
+            raise UserError(
+                f"sampler.super_classes_per_batch: {super_classes_per_batch} super-classes do not fit into "
+                f"{len(self.classes)}; lower it"
+            )
+        smallest = min(len(classes) for classes in self.classes)
+        if smallest < classes_per_super_class:
+            raise UserError(
+                f"sampler.classes_per_super_class: {classes_per_super_class} classes do not fit into a super-class "
+                f"of {smallest}; lower it"
+            )
+        self.counts = super_classes_per_batch, classes_per_super_class, images_per_class
+        self.batch_size = super_classes_per_batch * classes_per_super_class * images_per_class
+        self.num_images = len(labels)
+
+    def __len__(self) -> int:
+        return max(1, self.num_images // self.batch_size)
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        generator = self.generator(epoch)
+        super_classes, classes_each, images_each = self.counts
+        top = Deck(np.arange(len(self.classes)), generator)
+        middle = [Deck(classes, generator) for classes in self.classes]
+        bottom = [Deck(images, generator) for images in self.images]
+        return [
+            [
+                index
+                for super_class in top.deal(super_classes)
+                for label in middle[super_class].deal(classes_each)
+                for index in bottom[label].deal(images_each)
+            ]
+            for _ in range(len(self))
+        ]

@@ -1,0 +1,30 @@
+"""The augmentation of CGML's Cars196 results."""
+
+from typing import Literal
+
+from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
+
+
+class CgmlCarsConfig(TransformConfig, frozen=True):
+    """Images squeezed to 256 x 256, then a random 227 x 227 crop and a flip (Chen et al., AAAI 2021, Table 2).
+
+    Statistics are ImageNet's, for GoogLeNet; with BN-Inception give its ``channels``, ``pixel_max``, ``mean`` and
+    ``std``. Evaluation takes the centre crop.
+    """
+
+    name: Literal["cgml_cars"] = "cgml_cars"
+    size: Side = 227
+    resize: Side = 256  # both sides before the crop, whatever the shape
+    flip: bool = True
+    mean: Channels = (0.485, 0.456, 0.406)
+    std: PositiveChannels = (0.229, 0.224, 0.225)
+
+    @property
+    def resizing(self) -> Resizing:
+        return Resizing(self.resize, square=True)
+
+    def training(self) -> ImageTransform:
+        from torchvision.transforms import v2
+
+        parts = [self.resizing.transform(), v2.RandomCrop(self.size)]
+        return v2.Compose([*parts, v2.RandomHorizontalFlip()] if self.flip else parts)

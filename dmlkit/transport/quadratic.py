@@ -1,0 +1,55 @@
+"""Quadratically regularized optimal transport with implicit gradients."""
+
+from typing import Literal
+
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.implicit import with_implicit_gradient
+from dmlkit.transport.interior_point import interior_point
+
+
+class QuadraticConfig(TransportConfig, frozen=True):
+    """Quadratic transport (OptNet's form in Zhang et al. 2022): differentiable and sparse, solved natively."""
+
+    name: Literal["quadratic"] = "quadratic"
+    regularization: PositiveFloat = 1e-4  # eps, in cost units per unit of mass
+
+    def build(self) -> "Quadratic":
+        return Quadratic(regularization=self.regularization)
+
+
+class Quadratic(TransportSolver):
+    r"""min <c, x> + eps |x|^2: the programme that Grouplet (Zhang et al., CVPR 2022, section 4.1) gives to OptNet.
+
+    An interior-point method with an active-set polish, all problems at once, on the CPU or a GPU.
+
+    **Gradient: exact, implicit, for cost and marginals.** The plan is piecewise linear in the problem; at a kink
+    the slope of the support found is taken. It is zero where the plan sits on a vertex, as most plans of unit
+    marginals do at the paper's eps = 1e-4: a larger eps spreads the plan and wakes the gradient.
+
+    Args:
+        regularization: eps > 0. Similarities of another scale than the cosine's -1..1 need another eps.
+
+    Example:
+        >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]], requires_grad=True)
+        >>> plan = Quadratic(regularization=0.5).plan(cost, torch.ones(1, 2), torch.ones(1, 2))
+        >>> plan.detach()
+        tensor([[[0.6000, 0.4000],
+                 [0.4000, 0.6000]]])
+        >>> torch.autograd.grad(plan[0, 0, 0], cost)[0]
+        tensor([[[-0.2500,  0.2500],
+                 [ 0.2500, -0.2500]]])
+    """
+
+    def __init__(self, *, regularization: float = 1e-4) -> None:
+        if not regularization > 0:
+            raise ValueError(f"Quadratic: regularization must be positive, got {regularization}")
+        self.regularization = regularization
+
+    def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+        with torch.no_grad():
+            plan, support = interior_point(cost, rows, cols, self.regularization)
+        return with_implicit_gradient(cost, rows, cols, plan, support.to(cost.dtype) / (2 * self.regularization))

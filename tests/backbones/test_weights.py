@@ -1,0 +1,142 @@
+"""Weights: what is refused, and what a failed download tells to do."""
+
+import argparse
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dmlkit.backbones import ResNet18Config, ResNet50Config, Timm, TimmConfig
+from dmlkit.errors import UserError
+from dmlkit.recipe_file import parse_recipe
+
+CAFFE = "channels: bgr, pixel_max: 255, mean: [104, 117, 128], std: [1, 1, 1]"
+RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"
+
+
+def test_files_that_are_no_weights(tmp_path: Path):
+    with pytest.raises(UserError, match=r"none\.pth: no such file"):
+        ResNet18Config(weights=str(tmp_path / "none.pth")).build()
+    (tmp_path / "cut.pth").write_bytes(b"PK\3\4 cut off")
+    with pytest.raises(UserError, match="cannot read these weights"):
+        ResNet18Config(weights=str(tmp_path / "cut.pth")).build()
+    torch.save({"opt": argparse.Namespace(lr=1)}, tmp_path / "pickle.pth")
+    with pytest.raises(UserError, match=r"cannot read these weights.*tensors alone"):
+        ResNet18Config(weights=str(tmp_path / "pickle.pth")).build()
+    torch.save({"epoch": 3}, tmp_path / "empty.pth")
+    with pytest.raises(UserError, match="holds no weights"):
+        ResNet18Config(weights=str(tmp_path / "empty.pth")).build()
+    with pytest.raises(UserError, match=r"lacks .* tensors of this backbone"):
+        state = ResNet18Config().build().network.state_dict()
+        save_file(dict(state), tmp_path / "resnet18.safetensors")
+        ResNet50Config(weights=str(tmp_path / "resnet18.safetensors")).build()
+    assert ResNet18Config(weights=str(tmp_path / "resnet18.safetensors")).build().num_features == 512
+
+
+def test_self_supervised_files_load(tmp_path: Path):
+    network = ResNet50Config().build().network
+    tensors = dict(network.state_dict())
+    head = {"projection_head.0.weight": torch.zeros(1), "prototypes.weight": torch.zeros(1)}
+    torch.save({f"module.{key}": value for key, value in (tensors | head).items()}, tmp_path / "swav.pth.tar")
+    student = {key: value + 1 for key, value in tensors.items()}
+    dino = {
+        part: {f"backbone.{key}": value for key, value in state.items()}
+        for part, state in (("teacher", tensors), ("student", student))
+    }
+    torch.save({**dino, "epoch": 100}, tmp_path / "dino.pth")
+    for file in ("swav.pth.tar", "dino.pth"):
+        loaded = ResNet50Config(weights=str(tmp_path / file)).build().network.state_dict()
+        assert all(torch.equal(loaded[key], value) for key, value in tensors.items())
+
+
+def test_a_failed_download_says_which_file_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from torchvision import models
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+
+    def offline(weights=None, **_):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(models, "resnet18", offline)
+    with pytest.raises(UserError) as error:
+        ResNet18Config(weights="imagenet").build()
+    url = models.ResNet18_Weights.DEFAULT.url
+    assert url in str(error.value) and "no route to host" in str(error.value)
+    assert str(tmp_path / "hub" / "checkpoints" / url.rsplit("/", 1)[1]) in str(error.value)
+    with pytest.raises(UserError, match="unknown weights 'imgnet'; expected imagenet, one of IMAGENET1K_V1"):
+        ResNet18Config(weights="imgnet").build()
+
+
+def test_timm_models_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
+    import timm
+
+    with pytest.raises(UserError, match="timm has no 'resnet19'"):
+        TimmConfig(model="resnet19").build()
+    with pytest.raises(UserError, match="got 'imagenet', expected pretrained or a file"):
+        TimmConfig(model="resnet18", weights="imagenet").build()
+
+    def offline(*_, **__):
+        raise OSError("no route to host\nand more")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(
+        UserError, match=r"no route to host\); get model\.safetensors of https://huggingface\.co/timm/resnet18\."
+    ):
+        TimmConfig(model="resnet18", weights="pretrained").build()
+
+
+def test_timm_poolings_agree_with_timms_own():
+    torch.manual_seed(0)
+    from dmlkit.pooling import Avg, Cls
+
+    images = torch.randn(1, 3, 224, 224)
+    for model, pooling in (("resnet18", Avg()), ("vit_tiny_patch16_224", Cls())):
+        own, ours = Timm(model).eval(), Timm(model, pooling=pooling).eval()
+        ours.load_state_dict(own.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(ours(images), own(images))
+    swin = Timm("swin_tiny_patch4_window7_224", pooling=Avg()).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(swin(images), swin.network.forward_features(images).mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "transform", "fault"),
+    [
+        ("bn_inception, weights: x.pth", "imagenet", "needs transform.mean (104.0, 117.0, 128.0), got (0.485"),
+        ("bn_inception, weights: x.pth", "imagenet", "bn_inception needs transform.channels bgr, got rgb"),
+        ("bn_inception, weights: x.pth", "imagenet", "bn_inception needs transform.pixel_max 255, got 1"),
+        ("resnet50, weights: imagenet", "bn_inception", "resnet50 needs transform.channels rgb, got bgr"),
+        ("resnet50, weights: imagenet", "hyp_vit", "resnet50 needs transform.mean (0.485, 0.456, 0.406), got (0.5"),
+        ("resnet50, weights: swav.pth", "bn_inception", "resnet50 needs transform.pixel_max 1, got 255"),
+        ("googlenet, weights: IMAGENET1K_V1", "plain", "googlenet needs transform.std"),
+        ("vit, weights: imagenet", "cgml_cars", "vit needs transform.size 224, got 227"),
+        ("timm, model: vit_small_patch16_224.dino, weights: pretrained", "hyp_vit", "timm needs transform.mean (0.485"),
+        ("timm, model: vit_small_patch16_224.dino", "plain", "timm needs transform.size 224, got 32"),
+        ("resnet18, pooling: {name: cls}", "imagenet", "cls needs backbone.name vit or timm, got resnet18"),
+    ],
+)  # fmt: skip
+def test_models_and_transforms_that_do_not_fit_are_refused(backbone: str, transform: str, fault: str):
+    with pytest.raises(UserError) as error:
+        parse_recipe(f"{RECIPE}backbone: {{name: {backbone}}}\ntransform: {{name: {transform}}}", "recipe.yaml")
+    assert fault in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "transform"),
+    [
+        ("bn_inception, weights: x.pth", "bn_inception"),
+        ("bn_inception, weights: x.pth", f"cgml_cars, {CAFFE}"),
+        ("bn_inception", "imagenet"),
+        ("resnet50, weights: imagenet", "imagenet"),
+        ("resnet50, weights: swav.pth", "hyp_vit"),
+        ("googlenet, weights: imagenet", "cgml_cars"),
+        ("vit, weights: imagenet", "imagenet"),
+        ("timm, model: vit_small_patch16_224, weights: pretrained", "hyp_vit"),
+        ("timm, model: vit_small_patch16_224.dino, weights: dino.pth", "hyp_vit"),
+    ],
+)  # fmt: skip
+def test_models_and_transforms_that_fit_are_taken(backbone: str, transform: str):
+    parse_recipe(f"{RECIPE}backbone: {{name: {backbone}}}\ntransform: {{name: {transform}}}", "recipe.yaml")

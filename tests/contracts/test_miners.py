@@ -1,0 +1,143 @@
+"""The contract of every registered miner, and its choice against an enumeration straight from its paper."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.miners import DistanceWeighted
+from dmlkit.miners.base import MinerConfig
+
+SPHERE = Sphere(6)
+
+
+def candidates(rows=7, columns=11, seed=0):
+    """Distances and labels of rows against more columns, the first of which are the rows."""
+    generator = torch.Generator().manual_seed(seed)
+    points = normalize(torch.randn(columns, 6, dtype=torch.float64, generator=generator), dim=1)
+    labels = torch.randint(3, (columns,), generator=generator)
+    alike = labels[:rows, None] == labels
+    return SPHERE.distance(points[:rows], points), alike.clone().fill_diagonal_(False), ~alike
+
+
+def choices(triplets, negative):
+    """{(anchor, positive): set of its negatives}."""
+    chosen = {}
+    for a, p in triplets.keep.nonzero().tolist():
+        everything = negative[a].nonzero().flatten().tolist()
+        chosen[a, p] = set(everything) if triplets.negative is None else {triplets.negative[a, p].item()}
+    return chosen
+
+
+def of_all(distance, positives, negatives):
+    return {p: set(negatives) for p in positives}
+
+
+def of_semi_hard(distance, positives, negatives):
+    beyond = {p: [n for n in negatives if distance[n] > distance[p]] for p in positives}
+    return {p: {min(farther, key=lambda n: distance[n])} for p, farther in beyond.items() if farther}
+
+
+def of_hard(distance, positives, negatives):
+    if not positives or not negatives:
+        return {}
+    return {max(positives, key=lambda p: distance[p]): {min(negatives, key=lambda n: distance[n])}}
+
+
+ENUMERATIONS = {"all": of_all, "semi_hard": of_semi_hard, "hard": of_hard}
+RANDOM = {"distance_weighted"}
+
+
+def test_every_miner_is_enumerated_here():
+    assert set(MinerConfig.variants) == set(ENUMERATIONS) | RANDOM
+
+
+@pytest.mark.parametrize("name", ENUMERATIONS)
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_the_enumeration(name, seed):
+    distance, positive, negative = candidates(seed=seed)
+    found = choices(MinerConfig.variants[name]().build(SPHERE)(distance, positive, negative), negative)
+    expected = {}
+    for a in range(len(distance)):
+        positives, negatives = positive[a].nonzero().flatten().tolist(), negative[a].nonzero().flatten().tolist()
+        for p, chosen in ENUMERATIONS[name](distance[a].tolist(), positives, negatives).items():
+            expected[a, p] = chosen
+    assert {key: value for key, value in found.items() if value} == {k: v for k, v in expected.items() if v}
+
+
+@pytest.mark.parametrize("name", MinerConfig.variants)
+class TestContract:
+    def test_keeps_positives_and_chooses_negatives(self, name):
+        distance, positive, negative = candidates()
+        triplets = MinerConfig.variants[name]().build(SPHERE)(distance, positive, negative)
+        assert triplets.keep.any()
+        assert not (triplets.keep & ~positive).any()
+        for (a, _), chosen in choices(triplets, negative).items():
+            assert all(negative[a, n] for n in chosen)
+
+    def test_has_no_gradient(self, name):
+        distance, positive, negative = candidates()
+        triplets = MinerConfig.variants[name]().build(SPHERE)(distance.requires_grad_(), positive, negative)
+        assert triplets.keep.dtype == torch.bool
+        assert triplets.negative is None or (
+            triplets.negative.dtype == torch.int64 and not triplets.negative.requires_grad
+        )
+
+    @pytest.mark.parametrize("alike", [True, False])
+    def test_rows_without_positives_or_without_negatives_are_no_error(self, name, alike):
+        mask = torch.full((4, 4), alike).fill_diagonal_(True)
+        triplets = MinerConfig.variants[name]().build(SPHERE)(
+            torch.rand(4, 4), mask.clone().fill_diagonal_(False), ~mask
+        )
+        assert sum(len(chosen) for chosen in choices(triplets, ~mask).values()) == 0
+        assert triplets.negative is None or ((triplets.negative >= 0) & (triplets.negative < 4)).all()
+
+    def test_equal_distances_are_no_error(self, name):
+        _, positive, negative = candidates()
+        triplets = MinerConfig.variants[name]().build(SPHERE)(torch.zeros(positive.shape), positive, negative)
+        for (a, _), chosen in choices(triplets, negative).items():
+            assert all(negative[a, n] for n in chosen)
+
+
+class TestDistanceWeighted:
+    def draw(self, miner, distances, positives=20_000, **kwargs):
+        """How often each of the distances is drawn."""
+        torch.manual_seed(0)
+        count = len(distances)
+        distance = torch.cat([torch.tensor(distances), torch.zeros(positives)])[None].double()
+        negative = (torch.arange(count + positives) < count)[None]
+        chosen = miner(distance, ~negative, negative).negative[0, count:]
+        return torch.bincount(chosen, minlength=count)[:count] / positives
+
+    @pytest.mark.parametrize("dim", [3, 8, 64])
+    def test_frequencies_follow_the_inverse_density_of_the_paper(self, dim):
+        distances = [0.3, 0.6, 0.62, 0.65, 1.0, 1.39, 1.5]
+        weights = []
+        for d in distances:
+            clipped = max(d, 0.5)
+            density = clipped ** (dim - 2) * (1 - clipped**2 / 4) ** ((dim - 3) / 2)
+            weights.append(0.0 if d > 1.4 else 1 / density)
+        expected = torch.tensor(weights) / sum(weights)
+        torch.testing.assert_close(self.draw(DistanceWeighted(Sphere(dim)), distances), expected, rtol=0, atol=0.012)
+
+    def test_far_negatives_are_drawn_evenly_where_there_are_no_others(self):
+        frequencies = self.draw(DistanceWeighted(Sphere(128)), [1.5, 1.7, 1.9])
+        torch.testing.assert_close(frequencies, torch.full((3,), 1 / 3), rtol=0, atol=0.012)
+
+    def test_each_positive_draws_for_itself(self):
+        torch.manual_seed(0)
+        distance, positive, negative = candidates(40, 60)
+        drawn = DistanceWeighted(SPHERE)(distance, positive, negative).negative
+        assert any(len(set(row.tolist())) > 1 for row in drawn)
+
+    def test_an_arc_is_turned_into_its_chord(self):
+        chords = [0.6, 1.0, 1.39]
+        arcs = (2 * torch.tensor(chords, dtype=torch.float64).div(2).asin()).tolist()
+        expected = self.draw(DistanceWeighted(Sphere(8)), chords)
+        torch.testing.assert_close(self.draw(DistanceWeighted(Sphere(8, metric="arc")), arcs), expected)
+
+    def test_refuses_other_manifolds_and_ranges(self):
+        with pytest.raises(ValueError, match=r"expected Sphere, because .* got Euclidean"):
+            DistanceWeighted(Euclidean(3))
+        with pytest.raises(ValueError, match=r"expected max_distance below 2, got 2"):
+            DistanceWeighted(SPHERE, max_distance=2)

@@ -1,0 +1,134 @@
+"""Every sampler: pure in (seed, epoch), honest about its length and its batch size."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmlkit.errors import UserError
+from dmlkit.samplers.base import Sampler, SamplerConfig
+
+SUPER_CLASSES = torch.arange(30) % 3
+LABELS = torch.arange(30).repeat_interleave(20)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.fixture(params=sorted(SamplerConfig.variants))
+def config(request: pytest.FixtureRequest) -> SamplerConfig:
+    return SamplerConfig.variants[request.param]()
+
+
+def test_batches_depend_on_seed_and_epoch_alone(config: SamplerConfig):
+    first, again, other = (config.build(LABELS, seed, SUPER_CLASSES) for seed in (1, 1, 2))
+    again.batches(epoch=7)  # drawing other epochs changes nothing
+    assert first.batches(epoch=3) == again.batches(epoch=3)
+    assert first.batches(epoch=3) != first.batches(epoch=4)
+    assert first.batches(epoch=3) != other.batches(epoch=3)
+
+
+def test_length_and_batch_size_are_honest(config: SamplerConfig):
+    sampler = config.build(LABELS, 1, SUPER_CLASSES)
+    batches = sampler.batches(epoch=0)
+    assert len(batches) == len(sampler) > 0
+    assert {len(batch) for batch in batches} == {sampler.batch_size}
+    assert all(0 <= index < len(LABELS) for batch in batches for index in batch)
+
+
+def test_too_few_images_or_classes_are_refused(config: SamplerConfig):
+    with pytest.raises(UserError, match="sampler"):
+        config.build(torch.tensor([0, 0, 1, 1]), 1, torch.tensor([0, 1]))
+
+
+def epochs(sampler: Sampler, count: int) -> list[int]:
+    return [index for epoch in range(count) for batch in sampler.batches(epoch) for index in batch]
+
+
+def test_random_shows_every_image_once_an_epoch():
+    sampler = SamplerConfig.variants["random"](batch_size=60).build(LABELS, 1)
+    assert sorted(epochs(sampler, 1)) == list(range(600))
+
+
+@pytest.mark.parametrize(("classes", "images"), [(8, 4), (7, 3), (30, 20), (1, 5)])
+def test_class_balanced_batches(classes: int, images: int):
+    config = SamplerConfig.variants["class_balanced"](classes_per_batch=classes, images_per_class=images)
+    sampler = config.build(LABELS, 1)
+    for batch in sampler.batches(epoch=0):
+        counts = Counter(LABELS[batch].tolist())
+        assert len(counts) == classes and set(counts.values()) == {images}
+        assert len(set(batch)) == len(batch)
+
+
+def test_class_balanced_favours_no_class_and_no_image():
+    sampler = SamplerConfig.variants["class_balanced"](classes_per_batch=7, images_per_class=3).build(LABELS, 1)
+    drawn = epochs(sampler, 1)
+    classes = Counter(LABELS[drawn].tolist())
+    assert max(classes.values()) - min(classes.values()) <= 3  # one hand of one class
+    images = Counter(drawn)
+    for label in range(30):
+        counts = [images[index] for index in (label == LABELS).nonzero()[:, 0].tolist()]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_small_class_repeats_its_images_evenly():
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    sampler = SamplerConfig.variants["class_balanced"](classes_per_batch=2, images_per_class=5).build(labels, 1)
+    (batch,) = sampler.batches(epoch=0)
+    counts = Counter(index for index in batch if index < 3)
+    assert sum(counts.values()) == 5 and set(counts) == {0, 1, 2} and max(counts.values()) == 2
+
+
+@given(st.lists(st.integers(1, 9), min_size=6, max_size=12), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))
+def test_class_balanced_promises_hold_for_any_class_sizes(sizes: list[int], classes: int, images: int, seed: int):
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    config = SamplerConfig.variants["class_balanced"](classes_per_batch=classes, images_per_class=images)
+    sampler = config.build(labels, seed)
+    batches = sampler.batches(epoch=1)
+    assert len(batches) == len(sampler) == max(1, len(labels) // (classes * images))
+    hands = Counter(label for batch in batches for label in labels[batch][::images].tolist())
+    assert max(hands.values()) - min(hands[label] for label in range(len(sizes))) <= 1
+    drawn = Counter(index for batch in batches for index in batch)
+    for label in range(len(sizes)):
+        counts = [drawn[index] for index in (labels == label).nonzero()[:, 0].tolist()]
+        assert max(counts) - min(counts) <= 1
+    for batch in batches:
+        for start in range(0, len(batch), images):
+            hand = Counter(batch[start : start + images])
+            assert len(set(labels[list(hand)].tolist())) == 1
+            assert max(hand.values()) <= -(-images // sizes[int(labels[batch[start]])])
+
+
+def test_hierarchical_batches_hold_classes_of_few_super_classes():
+    config = SamplerConfig.variants["hierarchical"](
+        super_classes_per_batch=2, classes_per_super_class=3, images_per_class=4
+    )
+    sampler = config.build(LABELS, 1, SUPER_CLASSES)
+    batches = sampler.batches(epoch=0)
+    for batch in batches:
+        classes = Counter(LABELS[batch].tolist())
+        assert len(classes) == 6 and set(classes.values()) == {4} and len(set(batch)) == 24
+        assert sorted(Counter(label % 3 for label in classes).values()) == [3, 3]
+    kinds = Counter(label % 3 for batch in batches for label in LABELS[batch].tolist())
+    assert max(kinds.values()) - min(kinds.values()) <= 12  # one hand of one super-class
+
+
+def test_hierarchical_needs_super_classes_that_are_large_enough():
+    config = SamplerConfig.variants["hierarchical"](classes_per_super_class=11)
+    with pytest.raises(UserError, match="11 classes do not fit into a super-class of 10"):
+        config.build(LABELS, 1, SUPER_CLASSES)
+    with pytest.raises(UserError, match="needs a dataset with super-classes"):
+        config.build(LABELS, 1, None)
+    with pytest.raises(UserError, match="4 super-classes do not fit into 3"):
+        SamplerConfig.variants["hierarchical"](super_classes_per_batch=4).build(LABELS, 1, SUPER_CLASSES)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_weighted_draws_follow_the_class_sizes(power: float):
+    sizes = torch.tensor([400, 100, 25])
+    labels = torch.arange(3).repeat_interleave(sizes)
+    sampler = SamplerConfig.variants["weighted"](batch_size=105, power=power).build(labels, 1)
+    drawn = torch.bincount(labels[epochs(sampler, 40)], minlength=3).double()
+    expected = sizes.double() ** (1 - power)
+    expected *= drawn.sum() / expected.sum()
+    # 21 000 draws: five standard deviations of a binomial count
+    assert ((drawn - expected).abs() < 5 * expected.sqrt()).all()

@@ -1,0 +1,148 @@
+"""The four benchmarks in every published layout: the split of the literature, labels from 0, every fault named."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dmlkit.datasets import Cars196Config, Cub200Config, InShopConfig, SopConfig
+from dmlkit.datasets.base import Dataset, DatasetConfig
+from dmlkit.errors import UserError
+from tests.datasets import trees
+
+Maker = Callable[[Path], Path]
+CUB: list[Maker] = [trees.cub, trees.cub_images_only, trees.presplit, lambda root: trees.presplit(root, "cub200")]
+CARS: list[Maker] = [
+    trees.cars,
+    trees.cars_in_folder,
+    trees.cars_devkit,
+    trees.cars_kaggle,
+    lambda root: trees.presplit(root, "cars196"),
+]
+SOP: list[Maker] = [trees.sop, trees.presplit, lambda root: trees.presplit(root, "online_products")]
+INSHOP: list[Maker] = [trees.inshop, trees.inshop_in_folder, trees.inshop_highres]
+
+
+def splits(config: DatasetConfig) -> tuple[Dataset, Dataset]:
+    train, test = config.build("train"), config.build("test")
+    for dataset in (train, test):
+        assert torch.equal(dataset.labels.unique(), torch.arange(len(dataset.class_names)))
+        assert dataset.image(len(dataset) - 1).shape == (3, 18, 24)
+        assert all(Path(path).is_file() for path in dataset.paths)
+    assert not set(train.paths) & set(test.paths)
+    assert len(config.build("all")) == len(train) + len(test)
+    return train, test
+
+
+@pytest.mark.parametrize("make", CUB)
+def test_cub200(make: Maker, tmp_path: Path):
+    train, test = splits(Cub200Config(root=str(make(tmp_path)), validation_fraction=0))
+    assert train.labels.tolist() == test.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    if make in CUB[:2]:
+        assert train.class_names == (trees.CUB[1], trees.CUB[2])
+        assert test.class_names == (trees.CUB[101], trees.CUB[102])
+
+
+@pytest.mark.parametrize("make", CARS)
+def test_cars196_ignores_the_closed_set_split(make: Maker, tmp_path: Path):
+    train, test = splits(Cars196Config(root=str(make(tmp_path)), validation_fraction=0))
+    assert sorted(train.labels.tolist()) == sorted(test.labels.tolist()) == [0, 0, 0, 1, 1, 1]
+    if make in CARS[:4]:
+        assert train.class_names == (trees.CARS[1], trees.CARS[2])
+        assert test.class_names == (trees.CARS[99], trees.CARS[100])
+
+
+@pytest.mark.parametrize("make", SOP)
+def test_sop(make: Maker, tmp_path: Path):
+    train, test = splits(SopConfig(root=str(make(tmp_path)), validation_fraction=0))
+    if make is trees.sop:
+        assert train.class_names == ("1", "2", "3", "4") and test.class_names == ("11319", "11320", "11321", "11322")
+        assert train.super_classes is not None and train.super_classes.tolist() == [1, 0, 1, 0]
+        listing = SopConfig(root=str(tmp_path)).listing()
+        assert listing.super_class_names == ["bicycle", "cabinet"]
+
+
+@pytest.mark.parametrize("make", INSHOP)
+def test_inshop_keeps_query_and_gallery_apart(make: Maker, tmp_path: Path):
+    train, test = splits(InShopConfig(root=str(make(tmp_path)), validation_fraction=0))
+    assert train.class_names == ("id_00000001", "id_00000002") and train.query is None and train.gallery is None
+    assert test.class_names == ("id_00000003", "id_00000004")
+    assert test.query is not None and test.gallery is not None
+    assert test.query.tolist() == [True, False, False, False, True]
+    assert torch.equal(test.gallery, ~test.query)
+    assert train.super_classes is not None and train.super_classes.tolist() == [1, 1]
+    assert test.super_classes is not None and test.super_classes.tolist() == [0, 0]
+
+
+def test_inshop_images_can_be_chosen(tmp_path: Path):
+    trees.inshop(tmp_path)
+    trees.inshop(tmp_path, "Img/img_highres")
+    assert "/img/" in InShopConfig(root=str(tmp_path)).build("test").paths[0]
+    assert "/img_highres/" in InShopConfig(root=str(tmp_path), images="img_highres").build("test").paths[0]
+
+
+@pytest.mark.parametrize("name", ["cub200", "cars196", "sop", "inshop"])
+def test_a_missing_root_says_where_the_archive_is(name: str, tmp_path: Path):
+    config = DatasetConfig.variants[name](root=str(tmp_path / "none"))
+    with pytest.raises(UserError) as error:
+        config.build("train")
+    assert "no such folder" in str(error.value)
+    for archive in config.published.archives:
+        assert archive.file in str(error.value) and archive.url in str(error.value)
+        assert (archive.md5 or "no md5 is published") in str(error.value)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match="expected"):
+        config.build("train")
+
+
+def test_missing_archive_members_are_named(tmp_path: Path):
+    trees.cub(tmp_path)
+    (tmp_path / "CUB_200_2011" / "image_class_labels.txt").unlink()
+    with pytest.raises(UserError, match=r"image_class_labels\.txt: missing"):
+        Cub200Config(root=str(tmp_path)).build("train")
+    trees.sop(tmp_path / "sop")
+    (tmp_path / "sop" / "Stanford_Online_Products" / "Ebay_test.txt").unlink()
+    with pytest.raises(UserError, match=r"Ebay_test\.txt: missing"):
+        SopConfig(root=str(tmp_path / "sop")).build("train")
+    trees.cars_devkit(tmp_path / "cars")
+    (tmp_path / "cars" / "cars_test_annos_withlabels.mat").unlink()
+    with pytest.raises(UserError, match=r"cars_test_annos_withlabels\.mat: missing"):
+        Cars196Config(root=str(tmp_path / "cars")).build("train")
+
+
+def test_damaged_lists_are_named_with_their_lines(tmp_path: Path):
+    trees.inshop(tmp_path)
+    path = tmp_path / "Eval" / "list_eval_partition.txt"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:4], "img/x.jpg id_00000009", *lines[5:-1]]))
+    faults = InShopConfig(root=str(tmp_path)).listing().faults
+    assert any(fault.startswith(f"{path}:5: got 'img/x.jpg id_00000009'") for fault in faults)
+    assert any("names 8 images but counts 10; the download may be truncated" in fault for fault in faults)
+    trees.cars(tmp_path / "cars")
+    mat = tmp_path / "cars" / "cars_annos.mat"
+    mat.write_bytes(mat.read_bytes()[:300])
+    with pytest.raises(UserError, match="cannot read this MATLAB file"):
+        Cars196Config(root=str(tmp_path / "cars")).build("train")
+
+
+def test_names_that_leave_the_root_are_refused(tmp_path: Path):
+    trees.sop(tmp_path)
+    path = tmp_path / "Stanford_Online_Products" / "Ebay_train.txt"
+    path.write_text(path.read_text() + "99 4 1 ../../secret.jpg\n100 4 1 /etc/passwd\n")
+    faults = SopConfig(root=str(tmp_path)).listing().faults
+    assert len(faults) == 2 and all("leaves the root" in fault for fault in faults)
+    assert "'../../secret.jpg'" in faults[0] and ":14:" in faults[0] and "'/etc/passwd'" in faults[1]
+
+
+def test_a_class_in_two_splits_is_refused(tmp_path: Path):
+    trees.sop(tmp_path)
+    path = tmp_path / "Stanford_Online_Products" / "Ebay_test.txt"
+    path.write_text(path.read_text() + "99 4 1 bicycle_final/4_0.JPG\n")
+    with pytest.raises(UserError, match="class '4' is in both train and test"):
+        SopConfig(root=str(tmp_path)).build("train")
+    trees.inshop(tmp_path / "inshop")
+    path = tmp_path / "inshop" / "Eval" / "list_eval_partition.txt"
+    path.write_text(path.read_text().replace("id_00000004 query", "id_00000002 query"))
+    with pytest.raises(UserError, match="garment id_00000002 is in both train and test"):
+        InShopConfig(root=str(tmp_path / "inshop")).build("train")

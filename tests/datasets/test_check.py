@@ -1,0 +1,126 @@
+"""dmlkit data check: intact and damaged miniature trees, every fault on a line of its own."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dmlkit.data_check import Report, check_files, check_images
+from dmlkit.datasets import Cub200Config, FolderConfig
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.image import MAX_PIXELS
+from tests.datasets import trees
+
+
+def check(config: DatasetConfig) -> Report:
+    listing, report = check_files(config)
+    check_images(listing, report, is_published=config.published is not None, advance=lambda _: None)
+    return report
+
+
+def found(report: Report) -> dict[str, str]:
+    return {row.check: row.found for row in report.rows}
+
+
+def test_a_sound_folder(tmp_path: Path):
+    report = check(FolderConfig(root=str(trees.presplit(tmp_path))))
+    assert report.sound and not report.faults and not report.notes
+    assert found(report)["train images"] == "6" and found(report)["test classes"] == "2"
+    assert found(report)["train images per class, min / median / max"] == "3 / 3 / 3"
+
+
+@pytest.mark.parametrize(
+    ("make", "recognised", "counts"),
+    [
+        (trees.cub, "cub200", {"train images": "5,864", "test images": "5,924", "train classes": "100"}),
+        (trees.cars, "cars196", {"train images": "8,054", "test images": "8,131", "test classes": "98"}),
+        (trees.cars_kaggle, "cars196", {"train images": "8,054"}),
+        (trees.sop, "sop", {"train classes": "11,318", "test classes": "11,316", "test images": "60,502"}),
+        (trees.inshop, "inshop", {"train images": "25,882", "query images": "14,218", "gallery images": "12,612"}),
+    ],
+)
+def test_benchmarks_are_recognised_and_counted(
+    make: Callable[[Path], Path], recognised: str, counts: dict[str, str], tmp_path: Path, dmlkit
+):
+    make(tmp_path)
+    report = check(DatasetConfig.variants[recognised](root=str(tmp_path)))
+    assert not report.sound and not report.faults  # only the counts are wrong
+    rows = {row.check: row for row in report.rows}
+    for name, expected in counts.items():
+        assert rows[name].expected == expected and rows[name].verdict == "fault"
+    result = dmlkit("data", "check", tmp_path)
+    assert result.code == 1 and f"{recognised}:" in result.out.replace("\n", "")
+
+
+def test_every_fault_of_a_damaged_copy_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = trees.presplit(tmp_path)
+    train = root / "train" / "1"
+    (train / "0.jpg").write_bytes(b"")
+    (train / "1.jpg").write_bytes((train / "1.jpg").read_bytes()[:-40])
+    (root / "test" / "102" / "0.jpg").write_bytes((root / "train" / "2" / "0.jpg").read_bytes())
+    frames = [Image.new("RGB", (9, 9), color) for color in ("red", "blue")]
+    frames[0].save(root / "test" / "101" / "film.gif", save_all=True, append_images=frames[1:])
+    Image.new("1", (10_000, MAX_PIXELS // 10_000 + 1)).save(root / "test" / "101" / "huge.png")
+    Image.new("RGB", (9, 9)).save(os.fsencode(root / "test" / "101") + b"/m\xf6we.png", "png")
+    (root / "test" / "2").mkdir()
+    for index in range(2):
+        trees.photo(root / "test" / "2" / f"{index}.jpg", 50 + index)
+    report = check(FolderConfig(root=str(root)))
+    lines = "\n".join(report.faults)
+    assert f"{train}/0.jpg: cannot read this image: the file is empty" in lines
+    assert f"{train}/1.jpg: cannot read this image: " in lines and "truncated" in lines
+    assert f"duplicate across classes: {root}/train/2/0.jpg, {root}/test/102/0.jpg" in lines
+    assert "huge.png: 10000 x 8001 pixels; expected at most 80,000,000" in lines
+    assert "m\\udcf6we.png': this name is not UTF-8" in lines
+    assert "class '2' is in both train and test" in lines
+    assert len(report.faults) == 6
+    (note,) = report.notes
+    assert note.endswith("film.gif: animated, 2 frames; the first is taken")
+    assert found(report)["unreadable images"] == "3"
+
+
+def test_duplicates_of_a_benchmark_are_noted_only(tmp_path: Path):
+    root = trees.cub(tmp_path)
+    first, other = (sorted((root / "CUB_200_2011" / "images" / trees.CUB[label]).iterdir()) for label in (1, 2))
+    first[1].write_bytes(first[0].read_bytes())
+    other[0].write_bytes(first[2].read_bytes())
+    report = check(Cub200Config(root=str(root)))
+    assert not report.faults and len(report.notes) == 2
+    assert found(report)["duplicates within a class"] == found(report)["duplicates across classes"] == "1"
+
+
+def test_a_truncated_archive_and_a_missing_member(tmp_path: Path):
+    (tmp_path / "CUB_200_2011.tgz").write_bytes(b"half a download")
+    root = trees.cub(tmp_path / "cub")
+    gone = next((root / "CUB_200_2011" / "images" / trees.CUB[1]).iterdir())
+    gone.unlink()
+    report = check(Cub200Config(root=str(root)))
+    assert f"{gone}: cannot read this image: file not found" in report.faults
+    row = report.rows[0]
+    assert row.verdict == "fault" and row.expected == "97eceeb196236b17998738112f37df78" and "15 bytes" in row.found
+
+
+def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
+    result = dmlkit("data", "check", tmp_path / "none")
+    assert result.code == 2
+    for md5 in ("97eceeb1", "d5c8f0aa", "b407c608", "7f73d41a"):
+        assert md5 in result.err
+    result = dmlkit("data", "check", tmp_path / "none", "--dataset", "sop")
+    assert result.code == 2 and "Stanford_Online_Products.zip" in result.err and "CUB" not in result.err
+    result = dmlkit("data", "check", tmp_path / "none", "--dataset", "sob")
+    assert result.code == 2 and "expected cars196, cub200, inshop, sop, folder" in result.err
+    result = dmlkit("data", "check", tiny_recipe)
+    assert result.code == 2 and "rendered" in result.err
+    root = trees.presplit(tmp_path / "tree")
+    result = dmlkit("data", "check", root)
+    assert result.code == 0 and result.out.rstrip().endswith("sound")
+    (root / "test" / "101" / "0.jpg").write_bytes(b"")
+    result = dmlkit("data", "check", tiny_recipe, "--set", f"dataset={{name: folder, root: '{root}'}}")
+    assert result.code == 1 and "fault: " in result.out and "not sound" in result.out
+    result = dmlkit("data", "check", root, "--set", "seed=1")
+    assert result.code == 2 and "--set changes a recipe" in result.err
+    (tmp_path / "table.csv").write_text("path,label\ntree/train/1/0.jpg,a\n../x.jpg,b\n")
+    result = dmlkit("data", "check", tmp_path / "table.csv")
+    assert result.code == 1 and "leaves the root" in result.out

@@ -1,0 +1,101 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dmlkit.losses.base import Loss
+
+Naive = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From unit embeddings (B, d), labels (B,) and unit proxies (C, ...) to the loss, by loops over single numbers."""
+
+
+PAIR_LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 1, 0, 3, 4])  # classes of 4, 3, 2, 2 and 1
+
+
+@pytest.fixture
+def batch() -> tuple[Tensor, Tensor]:
+    """Features (9, 5) and labels of 4 of 6 classes, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(9, 5, generator=generator, dtype=torch.float64), torch.tensor([0, 0, 3, 3, 3, 1, 5, 5, 0])
+
+
+@pytest.fixture
+def agree(batch: tuple[Tensor, Tensor]) -> Callable[[Loss, Naive], None]:
+    """Checks value, gradients and finite differences of a loss on the sphere against loops."""
+
+    def check(loss: Loss, naive: Naive) -> None:
+        features, labels = batch
+        features = features.clone().requires_grad_()
+        (proxies,) = loss.parameters()
+        unit_proxies = proxies / proxies.norm(dim=-1, keepdim=True)
+        expected = naive(features / features.norm(dim=-1, keepdim=True), labels, unit_proxies)
+        value = loss(loss.manifold.from_features(features), labels)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+        inputs = (features, proxies)
+        expected_gradients = torch.autograd.grad(expected, inputs, allow_unused=True, materialize_grads=True)
+        for retain in (True, False):  # a second backward pass through the same graph gives the same
+            gradients = torch.autograd.grad(value * 3, inputs, retain_graph=retain)
+            for gradient, other in zip(gradients, expected_gradients, strict=True):
+                torch.testing.assert_close(gradient / 3, other, rtol=1e-6, atol=1e-10)
+        torch.autograd.gradcheck(
+            lambda features, proxies: torch.func.functional_call(
+                loss, {"proxies": proxies}, (loss.manifold.from_features(features), labels)
+            ),
+            inputs,
+        )
+
+    return check
+
+
+@pytest.fixture
+def agree_with_peer(batch: tuple[Tensor, Tensor]) -> Callable[..., None]:
+    """Checks value and gradients of a loss on the sphere against another library's loss with the same proxies."""
+
+    def check(loss: Loss, peer: torch.nn.Module, peer_weight: Tensor, layout: Callable[[Tensor], Tensor]) -> None:
+        """``layout`` turns our proxies, or their gradient, into the shape of ``peer_weight``."""
+        features, labels = batch
+        features = features.clone().requires_grad_()
+        (proxies,) = loss.parameters()
+        peer_weight.data.copy_(layout(proxies.data))
+        value = loss(loss.manifold.from_features(features), labels)
+        expected = peer(loss.manifold.from_features(features), labels)
+        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-9)
+        gradient, proxy_gradient = torch.autograd.grad(value, (features, proxies))
+        expected_gradients = torch.autograd.grad(expected, (features, peer_weight))
+        torch.testing.assert_close((gradient, layout(proxy_gradient)), expected_gradients, rtol=1e-6, atol=1e-9)
+
+    return check
+
+
+@pytest.fixture
+def pair_batch():
+    """Twelve unit vectors in float64, five classes, one of them with a single image."""
+    generator = torch.Generator().manual_seed(3)
+    return normalize(torch.randn(12, 4, dtype=torch.float64, generator=generator), dim=1), PAIR_LABELS
+
+
+@pytest.fixture
+def assert_equals():
+    """Compare two functions of embeddings: value and gradient, and the gradient with finite differences.
+
+    They are given unit vectors and their gradient is taken before the division by the length: a loss on the sphere
+    is free to write |x - y| as sqrt(2 - 2 x.y), which has another gradient along x.
+    """
+
+    def check(loss, oracle, embeddings, *, finite_differences=True, rtol=1e-9):
+        results = []
+        for function in (loss, oracle):
+            leaf = embeddings.clone().requires_grad_()
+            value = function(normalize(leaf, dim=1))
+            (gradient,) = torch.autograd.grad(value, leaf)
+            results.append((value.detach(), gradient))
+        (value, gradient), (expected_value, expected_gradient) = results
+        assert expected_value != 0
+        torch.testing.assert_close(value, expected_value, rtol=rtol, atol=1e-12)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=rtol, atol=1e-12)
+        if finite_differences:
+            assert torch.autograd.gradcheck(lambda x: loss(normalize(x, dim=1)), embeddings.clone().requires_grad_())
+
+    return check

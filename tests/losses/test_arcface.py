@@ -1,0 +1,60 @@
+from math import degrees, pi
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import ArcFaceLoss
+from torch import Tensor
+
+from dmlkit.losses import ArcFace, CosFace
+from dmlkit.manifolds import Sphere
+
+
+def naive(x: Tensor, labels: Tensor, proxies: Tensor, scale: float, margin: float) -> Tensor:
+    """Deng et al., eq. 3, by the angle itself."""
+    total = torch.zeros((), dtype=x.dtype)
+    for i in range(len(x)):
+        angle = torch.acos(x[i] @ proxies[labels[i]])
+        turned = (
+            torch.cos(angle + margin)
+            if angle + margin <= pi
+            else torch.cos(angle) - margin * torch.sin(torch.tensor(margin, dtype=x.dtype))
+        )
+        own = torch.exp(scale * turned)
+        others = [torch.exp(scale * (x[i] @ proxies[c])) for c in range(len(proxies)) if c != labels[i]]
+        total = total - torch.log(own / (own + sum(others)))
+    return total / len(x)
+
+
+@pytest.mark.parametrize(("scale", "margin"), [(64.0, 0.5), (3.0, 2.0)])
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_equation(agree, scale: float, margin: float, chunk_size: int | None):
+    loss = ArcFace(Sphere(5), 6, scale=scale, margin=margin, chunk_size=chunk_size).double()
+    agree(loss, lambda x, y, p: naive(x, y, p, scale, margin))
+
+
+def test_peer(agree_with_peer):
+    loss, peer = ArcFace(Sphere(5), 6, margin=0.5).double(), ArcFaceLoss(6, 5, margin=degrees(0.5)).double()
+    agree_with_peer(loss, peer, peer.W, lambda proxies: proxies.T)
+
+
+def test_without_margin_it_is_cosface_without_margin(batch):
+    features, labels = batch
+    sphere = Sphere(5)
+    arc, cos = ArcFace(sphere, 6, margin=0.0).double(), CosFace(sphere, 6, margin=0.0).double()
+    cos.load_state_dict(arc.state_dict())
+    points = sphere.from_features(features)
+    torch.testing.assert_close(arc(points, labels), cos(points, labels), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("cosine", [1.0, -1.0])
+def test_gradient_is_finite_on_the_proxy_and_opposite_to_it(cosine: float):
+    loss = ArcFace(Sphere(2), 2)
+    loss.proxies.data.copy_(torch.eye(2))
+    points = torch.tensor([[cosine, 0.0]], requires_grad=True)
+    loss(points, torch.tensor([0])).backward()
+    assert points.grad is not None and points.grad.isfinite().all()
+
+
+def test_distances_are_refused():
+    with pytest.raises(ValueError, match="ArcFace: expected a manifold with similarity 'cosine', got 'negative_dist"):
+        ArcFace(Sphere(2, similarity="negative_distance"), 2)

@@ -1,0 +1,169 @@
+import io
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from pytorch_metric_learning.losses import ContrastiveLoss
+from pytorch_metric_learning.losses import CrossBatchMemory as PeerMemory
+from torch.nn.functional import normalize
+
+from dmlkit.losses import Circle, Contrastive, CrossBatchMemory, CrossBatchMemoryConfig, NPair, ProxyAnchor, Triplet
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.pairs import PairLoss, Pairs, make_pairs
+from dmlkit.manifolds import Sphere
+
+SPHERE = Sphere(4)
+OVER_PAIRS = sorted(name for name, variant in LossConfig.variants.items() if variant.over_pairs)
+
+
+def batches(count, size=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            normalize(torch.randn(size, 4, dtype=torch.float64, generator=generator), dim=1),
+            torch.randint(3, (size,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def value_and_gradient(function, x):
+    leaf = x.clone().requires_grad_()
+    value = function(leaf)
+    return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+
+@pytest.mark.parametrize("name", OVER_PAIRS)
+def test_equals_the_loss_over_batch_and_memory(name):
+    """Five batches of six into a memory of sixteen: it fills up, wraps around and forgets the oldest."""
+    inner = LossConfig.variants[name]().build(SPHERE, 3).double()
+    loss = CrossBatchMemory(SPHERE, loss=inner, size=16).double()
+    past, past_labels = torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    for x, labels in batches(5):
+
+        def over_all(x, labels=labels, past=past, past_labels=past_labels):
+            columns, column_labels = torch.cat([x, past]), torch.cat([labels, past_labels])
+            alike = labels[:, None] == column_labels
+            positive = torch.tensor(
+                [[bool(alike[i, j]) and i != j for j in range(len(columns))] for i in range(len(x))]
+            )
+            return inner.compute_pairs(Pairs(x, columns, labels, positive, ~alike))
+
+        if name != "margin":  # draws its negatives, and the order of the columns is another here
+            torch.testing.assert_close(
+                value_and_gradient(lambda x, labels=labels: loss(x, labels), x), value_and_gradient(over_all, x)
+            )
+        else:
+            loss(x, labels)
+        past, past_labels = torch.cat([past, x])[-16:], torch.cat([past_labels, labels])[-16:]
+    held = sorted(map(tuple, loss.memory.tolist()))
+    assert held == sorted(map(tuple, past.tolist()))
+
+
+def test_contrastive_equals_the_double_loop_of_the_paper():
+    """Algorithm 1 of the paper: rows of the batch, columns of the batch and of everything remembered."""
+    loss = CrossBatchMemory(SPHERE, loss=Contrastive(SPHERE, negative_margin=1.2), size=32).double()
+    (past, past_labels), (x, labels) = batches(2)
+    loss(past, past_labels)
+    pull, push = [], []
+    for i in range(len(x)):
+        for j, (y, label) in enumerate([*zip(x, labels, strict=True), *zip(past, past_labels, strict=True)]):
+            distance = (x[i] - y).norm()
+            if label == labels[i] and i != j:
+                pull.append(distance**2)
+            elif label != labels[i] and distance < 1.2:
+                push.append((1.2 - distance) ** 2)
+    torch.testing.assert_close(loss(x, labels), sum(pull) / len(pull) + sum(push) / len(push))
+
+
+def test_value_equals_pytorch_metric_learning():
+    ours = CrossBatchMemory(SPHERE, loss=Contrastive(SPHERE, negative_margin=1.1, squared=False), size=64).double()
+    peer = PeerMemory(ContrastiveLoss(neg_margin=1.1), 4, memory_size=64)
+    for x, labels in batches(4):
+        torch.testing.assert_close(ours(x, labels), peer(x, labels), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OVER_PAIRS)
+def test_empty_memory_gives_the_bare_loss(name):
+    inner = LossConfig.variants[name]().build(SPHERE, 3).double()
+    loss = CrossBatchMemory(SPHERE, loss=inner, size=16).double()
+    ((x, labels),) = batches(1)
+    if name == "margin":
+        pytest.skip("draws its negatives, from more columns")
+    torch.testing.assert_close(
+        value_and_gradient(lambda x: loss(x, labels), x), value_and_gradient(lambda x: inner(x, labels), x)
+    )
+
+
+def test_state_survives_a_checkpoint():
+    def new():
+        return CrossBatchMemory(SPHERE, loss=Triplet(SPHERE), size=10).double()
+
+    straight, before, after = new(), new(), new()
+    data = batches(6)
+    for x, labels in data[:3]:
+        straight(x, labels), before(x, labels)
+    file = io.BytesIO()
+    torch.save(before.state_dict(), file)
+    file.seek(0)
+    after.load_state_dict(torch.load(file, weights_only=True))
+    for x, labels in data[3:]:
+        assert torch.equal(straight(x, labels), after(x, labels))
+    for name, buffer in straight.state_dict().items():
+        assert torch.equal(buffer, after.state_dict()[name]), name
+
+
+def test_rests_before_its_epoch_and_in_evaluation():
+    inner = Circle(SPHERE)
+    loss = CrossBatchMemory(SPHERE, loss=inner, size=8, start_epoch=1).double()
+    (first, second) = batches(2)
+    loss.set_epoch(0)
+    assert torch.equal(loss(*first), inner(*first))
+    loss.set_epoch(1)
+    loss.eval()
+    loss(*first)
+    assert (loss.memory_labels == -1).all()
+    loss.train()
+    loss(*first)
+    assert not torch.equal(loss(*second), inner(*second))
+
+
+def test_batch_larger_than_the_memory_leaves_its_last_embeddings():
+    loss = CrossBatchMemory(SPHERE, loss=NPair(SPHERE), size=4).double()
+    ((x, labels),) = batches(1)
+    loss(x, labels)
+    assert sorted(loss.memory.tolist()) == sorted(x[-4:].tolist())
+
+
+def test_remembered_labels_of_a_gone_class_are_negatives_not_holes():
+    loss = CrossBatchMemory(SPHERE, loss=Triplet(SPHERE), size=4)
+    pairs = make_pairs(torch.zeros(1, 4), torch.tensor([0]), torch.zeros(3, 4), torch.tensor([0, 7, -1]))
+    assert pairs.negative.tolist() == [[False, True, False]]
+    assert (loss.memory_labels == -1).all()
+
+
+def test_configuration_and_class_agree_on_what_compares_pairs():
+    for name, variant in LossConfig.variants.items():
+        if name != "cross_batch_memory":
+            assert isinstance(variant().build(SPHERE, 3), PairLoss) == variant.over_pairs, name
+
+
+def test_a_loss_without_pairs_is_refused_by_name():
+    with pytest.raises(
+        ValueError, match=r"ProxyAnchor does not compare pairs.*expected one of binomial_deviance, circle"
+    ):
+        CrossBatchMemory(SPHERE, loss=ProxyAnchor(SPHERE, 3))
+    config = TypeAdapter(CrossBatchMemoryConfig)
+    for name in ("proxy_anchor", "lifted_structure", "cross_batch_memory"):
+        with pytest.raises(ValidationError, match=f"{name} does not compare pairs"):
+            config.validate_python({"loss": {"name": name}})
+
+
+def test_nested_loss_and_miner_are_read_by_name():
+    config = TypeAdapter(CrossBatchMemoryConfig).validate_python(
+        {"loss": {"name": "triplet", "margin": 0.3, "miner": {"name": "hard"}}, "size": 32}
+    )
+    loss = config.build(SPHERE, 3)
+    assert isinstance(loss.loss, Triplet)
+    assert type(loss.loss.miner).__name__ == "Hard"
+    assert loss.loss.margin == 0.3

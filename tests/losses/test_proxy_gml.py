@@ -1,0 +1,90 @@
+from itertools import product
+from math import ceil
+
+import pytest
+import torch
+from torch import Tensor
+
+from dmlkit.losses import ProxyGML
+from dmlkit.manifolds import Euclidean, Sphere
+
+
+def naive(
+    x: Tensor, labels: Tensor, proxies: Tensor, *, k: int, scale: float, lam: float, positive: bool, masked: bool
+) -> Tensor:
+    """Zhu et al., eq. 2-12, with a positive mask of 1000 as in the authors' code."""
+    classes, per_class = proxies.shape[:2]
+    flat, owner = proxies.flatten(0, 1), [c for c in range(classes) for _ in range(per_class)]
+    total = torch.zeros((), dtype=x.dtype)
+    for i in range(len(x)):
+        s = [x[i] @ p for p in flat]
+        rank = [float(s_j) + 1000 * (positive and owner[j] == labels[i]) for j, s_j in enumerate(s)]
+        kept = set(sorted(range(len(flat)), key=lambda j: -rank[j])[:k])
+        z = [scale * sum((s[j] for j in kept if owner[j] == c), torch.zeros_like(total)) for c in range(classes)]
+        mask = [float(not masked or any(owner[j] == c for j in kept)) for c in range(classes)]
+        if mask[labels[i]]:
+            denominator = sum(m * torch.exp(z_c) for m, z_c in zip(mask, z, strict=True))
+            total = total - torch.log(torch.exp(z[labels[i]]) / denominator) / len(x)
+    for j, p in enumerate(flat if lam else []):
+        z = [sum(p @ q for q in proxies[c]) for c in range(classes)]
+        probability = torch.exp(z[owner[j]]) / sum(torch.exp(z_c) for z_c in z)
+        total = total - lam * torch.log(probability) / len(flat)
+    return total
+
+
+@pytest.mark.parametrize(("positive", "masked", "lam"), list(product([False, True], [False, True], [0.0, 0.3])))
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_the_eight_rows_of_table_1(agree, positive: bool, masked: bool, lam: float, chunk_size: int | None):
+    loss = ProxyGML(
+        Sphere(5),
+        6,
+        proxies_per_class=3,
+        ratio=0.4,
+        regularizer_weight=lam,
+        positive_mask=positive,
+        mask_softmax=masked,
+        chunk_size=chunk_size,
+    ).double()
+    agree(loss, lambda x, y, p: naive(x, y, p, k=ceil(0.4 * 18), scale=1.0, lam=lam, positive=positive, masked=masked))
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 1.0])
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_ratio_and_scale(agree, ratio: float, scale: float):
+    loss = ProxyGML(Sphere(5), 6, proxies_per_class=3, ratio=ratio, scale=scale).double()
+    agree(loss, lambda x, y, p: naive(x, y, p, k=ceil(ratio * 18), scale=scale, lam=0.3, positive=True, masked=True))
+
+
+@pytest.mark.parametrize("manifold", [Sphere(4), Euclidean(4, similarity="dot"), Euclidean(4, similarity="cosine")])
+def test_regularizer_is_its_dense_form(manifold):
+    loss = ProxyGML(manifold, 7, proxies_per_class=3, ratio=0.5).double()
+    points = manifold.proxy_points(loss.proxies).flatten(0, 1)
+    owner = torch.arange(7).repeat_interleave(3)
+    similarity = manifold.similarity(points, points)  # (CN, CN)
+    logits = similarity @ torch.nn.functional.one_hot(owner).double()
+    expected = torch.nn.functional.cross_entropy(logits, owner)
+    torch.testing.assert_close(loss.regularizer(), expected, rtol=1e-12, atol=0)
+    gradients = [torch.autograd.grad(value, loss.proxies)[0] for value in (loss.regularizer(), expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("classes", "per_class", "ratio", "k"), [(100, 12, 0.05, 60), (98, 12, 0.05, 59), (11318, 1, 0.05, 566)]
+)
+def test_linked_proxies_of_the_papers_data_sets(classes: int, per_class: int, ratio: float, k: int):
+    assert ProxyGML(Sphere(2), classes, proxies_per_class=per_class, ratio=ratio).linked == k
+
+
+def test_fewer_than_the_own_proxies_are_raised_to_them_and_said():
+    with pytest.warns(UserWarning, match="k = 3 is less than the 12 proxies of a class, so k is 12"):
+        assert ProxyGML(Sphere(2), 5).linked == 12
+
+
+def test_a_ratio_that_selects_nothing_is_refused():
+    with pytest.raises(ValueError, match="5 classes x 2 proxies selects none; expected a ratio of at least"):
+        ProxyGML(Sphere(2), 5, proxies_per_class=2)
+
+
+def test_distances_are_refused():
+    with pytest.raises(ValueError, match="expected a manifold with similarity 'cosine' or 'dot', got 'negative_dist"):
+        ProxyGML(Euclidean(2), 100)

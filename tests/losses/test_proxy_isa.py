@@ -1,0 +1,181 @@
+from collections import Counter, deque
+from math import exp, log
+
+import pytest
+import torch
+from torch import Tensor
+
+from dmlkit.losses import ProxyAnchor, ProxyISA
+from dmlkit.losses.class_memory import ClassMemory
+from dmlkit.manifolds import Sphere
+
+V, H, K, LAMBDA, TAU, ALPHA, DELTA = 20.0, 0.15, 0.9, 0.1, 1.5, 32.0, 0.1
+CLASSES, DIM = 6, 5
+
+
+class Naive:
+    """Li et al., eq. 8-17 and algorithm 1, one pair at a time; the memory is a queue of (embedding, label)."""
+
+    def __init__(self, positive: str, negative: str, size: int) -> None:
+        self.positive, self.negative = positive, negative
+        self.memory: deque[tuple[Tensor, int]] = deque(maxlen=size)
+        self.seen: Counter[int] = Counter()
+        self.epoch = 0
+
+    def thresholds(self, proxies: Tensor, c: int) -> tuple[float, float] | None:
+        """Lower and upper end of the informative interval."""
+        stored = [float(x @ proxies[c]) for x, y in self.memory if y == c]
+        if not stored:
+            return None
+        learned = H * sum(stored) / len(stored)
+        v = 1 / (1 + log(1 + self.effective(c)))
+        return learned - ((1 + K * (1 - learned)) * v + LAMBDA), learned
+
+    def effective(self, c: int) -> float:
+        b = (V - 1) / V
+        return (1 - b ** self.seen[c]) / (1 - b)
+
+    def positive_weight(self, s: float, c: int, proxies: Tensor) -> float:
+        interval = self.thresholds(proxies, c)
+        if self.epoch < 2 or self.positive == "none" or interval is None:
+            return 1.0
+        e = self.effective(c)
+        v = 1 / (1 + log(1 + e))
+        sigma = 1 + (1 + exp(-TAU)) * (v - 1) / (1 + exp(V - e - TAU))
+        penalty = {"1/E": 1 / max(1, e), "v": v, "sigma": sigma}[self.positive]
+        return 1 + penalty if interval[0] <= s <= interval[1] else penalty
+
+    def negative_weight(self, s: float, c: int, proxies: Tensor) -> float:
+        interval = self.thresholds(proxies, c)
+        if self.negative == "none" or interval is None or s >= interval[0]:
+            return 1.0
+        return 1 / max(1, self.effective(c))
+
+    def loss(self, x: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+        pull = push = torch.zeros((), dtype=x.dtype)
+        pull_total = push_total = 0.0
+        for c in range(CLASSES):
+            own = others = torch.zeros((), dtype=x.dtype)
+            own_weights, other_weights = [], []
+            for i in range(len(x)):
+                s = x[i] @ proxies[c]
+                if labels[i] == c:
+                    own_weights.append(self.positive_weight(float(s), c, proxies))
+                    own = own + torch.exp(own_weights[-1] * ALPHA * (DELTA - s))
+                else:
+                    other_weights.append(self.negative_weight(float(s), c, proxies))
+                    others = others + torch.exp(other_weights[-1] * ALPHA * (DELTA + s))
+            pull, push = pull + torch.log(1 + own), push + torch.log(1 + others)
+            pull_total += sum(own_weights) / len(own_weights) if own_weights else 0
+            push_total += sum(other_weights) / len(other_weights) if other_weights else 1
+        value = pull / pull_total + push / push_total
+        self.remember(x.detach(), labels, proxies.detach())
+        return value
+
+    def remember(self, x: Tensor, labels: Tensor, proxies: Tensor) -> None:
+        if self.epoch < 1:
+            return
+        intervals = {c: self.thresholds(proxies, c) for c in range(CLASSES)}
+        for i, c in enumerate(labels.tolist()):
+            interval = intervals[c]
+            outlier = self.epoch >= 2 and interval is not None and float(x[i] @ proxies[c]) < interval[0]
+            if not outlier:
+                self.memory.append((x[i], c))
+            self.seen[c] += 1
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def a_batch(seed: int, proxies: Tensor, size: int = 9) -> tuple[Tensor, Tensor]:
+    """Features near their proxies, with some outliers."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, CLASSES - 1, (size,), generator=generator)
+    noise = torch.randn(size, DIM, generator=generator, dtype=torch.float64)
+    return (unit(proxies.detach())[labels] * (seed % 3) + noise).requires_grad_(), labels
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative"), [("none", "none"), ("none", "1/E"), ("1/E", "1/E"), ("v", "1/E"), ("sigma", "1/E")]
+)
+@pytest.mark.parametrize(("size", "chunk_size"), [(1024, None), (7, 4)])
+def test_the_columns_of_table_3_over_a_training_run(positive: str, negative: str, size: int, chunk_size: int | None):
+    torch.manual_seed(0)
+    loss = ProxyISA(
+        Sphere(DIM),
+        CLASSES,
+        volume=V,
+        positive_penalty=positive,
+        negative_penalty=negative,
+        memory_size=size,
+        chunk_size=chunk_size,
+    ).double()
+    naive = Naive(positive, negative, size)
+    weighted = 0
+    for seed in range(16):
+        loss.set_epoch(seed // 4)
+        naive.epoch = seed // 4
+        features, labels = a_batch(seed, loss.proxies)
+        inputs = (features, loss.proxies)
+        expected = naive.loss(unit(features), labels, unit(loss.proxies))
+        value = loss(loss.manifold.from_features(features), labels)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+        for gradient, other in zip(
+            torch.autograd.grad(value, inputs), torch.autograd.grad(expected, inputs), strict=True
+        ):
+            torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-10)
+        plain = ProxyAnchor(Sphere(DIM), CLASSES).double()
+        plain.load_state_dict({"proxies": loss.proxies})
+        weighted += not torch.isclose(plain(unit(features), labels), value, rtol=1e-9)
+        loss.proxies.data.sub_(0.05 * torch.randn(CLASSES, DIM, dtype=torch.float64))
+    assert (weighted == 0) == (positive == negative == "none")  # and the run met informative pairs and outliers
+    assert loss.memory.seen.tolist() == [naive.seen[c] for c in range(CLASSES)]
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 5])
+def test_without_penalties_it_is_proxy_anchor(batch, epoch: int):
+    features, labels = batch
+    sphere = Sphere(5)
+    isa = ProxyISA(sphere, 6, positive_penalty="none", negative_penalty="none").double()
+    anchor = ProxyAnchor(sphere, 6).double()
+    anchor.proxies.data.copy_(isa.proxies)
+    isa.set_epoch(epoch)
+    isa(sphere.from_features(features), labels)  # fills the memory
+    results = []
+    for loss in (isa, anchor):
+        points = sphere.from_features(features).requires_grad_()
+        value = loss(points, labels)
+        value.backward()
+        results.append((value.detach(), points.grad, loss.proxies.grad))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-14)
+
+
+def test_evaluation_leaves_the_memory_alone():
+    loss = ProxyISA(Sphere(3), 2)
+    loss.set_epoch(2)
+    loss.eval()
+    loss(torch.eye(3), torch.tensor([0, 1, 1]))
+    assert loss.memory.seen.tolist() == [0, 0] and (loss.memory.labels == -1).all()
+
+
+def test_the_effective_number_of_the_paper():
+    loss = ProxyISA(Sphere(2), 2)
+    numbers = loss.effective_number(torch.tensor([0.0, 1.0, 2.0, 1e6]))
+    torch.testing.assert_close(numbers, torch.tensor([0.0, 1.0, 1.99, 100.0]))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 10])
+def test_the_memory_is_a_queue(size: int):
+    memory, queue = ClassMemory(size, 1, 3), deque(maxlen=size)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        count = int(torch.randint(1, 7, (), generator=generator))
+        points, labels = torch.randn(count, 1, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+        clean = torch.rand(count, generator=generator) < 0.6
+        memory.remember(points, labels, clean)
+        queue.extend(zip(points[clean, 0].tolist(), labels[clean].tolist(), strict=True))
+        filled = memory.labels >= 0
+        assert sorted(zip(memory.points[filled, 0].tolist(), memory.labels[filled].tolist(), strict=True)) == sorted(
+            queue
+        )

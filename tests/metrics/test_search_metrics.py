@@ -1,0 +1,230 @@
+"""Every search metric against naive loops, ties against every order of the tied items."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.metrics import MapAtKConfig, PrecisionConfig, cpu_search, rankings, retrieval_metrics, score_retrieval
+from tests.metrics.naive import expected, pessimistic
+
+CASES = [
+    ("recall@1", "recall", 1),
+    ("recall@3", "recall", 3),
+    ("recall@50", "recall", 50),
+    ("cmc@2", "cmc", 2),
+    ("precision@1", "precision", 1),
+    ("precision@4", "precision", 4),
+    ("r_precision", "r_precision", 1),
+    ("map@r", "map@r", 1),
+    ("map@3", "map", 3),
+    ("map@50", "map", 50),
+    ("mrr", "mrr", 1),
+    ("ndcg@2", "ndcg", 2),
+    ("ndcg@50", "ndcg", 50),
+]
+NAMES = [name for name, _, _ in CASES]
+
+
+def naive_scores(points, labels, gallery, gallery_labels, hide, by):
+    """Means over the queries with a positive, on 1-D points; ``hide(q, g)`` says that g is q itself."""
+    values = {name: [] for name in NAMES}
+    for q, (x, label) in enumerate(zip(points, labels, strict=True)):
+        kept = [g for g in range(len(gallery)) if not hide(q, g)]
+        scores = [-((float(x) - float(gallery[g])) ** 2) for g in kept]
+        hits = [gallery_labels[g] == label for g in kept]
+        if any(hits):
+            for name, kind, k in CASES:
+                values[name].append(by(scores, hits, kind, k))
+    return {name: np.mean(column) for name, column in values.items() if column}
+
+
+small = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=2, max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(small, st.sampled_from(["expected", "pessimistic"]))
+def test_among_themselves_with_ties_duplicates_and_singletons(items, ties):
+    points, labels = [x for x, _ in items], [y for _, y in items]
+    by = expected if ties == "expected" else pessimistic
+    naive = naive_scores(points, labels, points, labels, lambda q, g: q == g, by)
+    if len(set(labels)) == 1 or not naive:
+        with pytest.raises(ValueError, match="labels"):
+            retrieval_metrics([[float(x)] for x in points], labels, manifold=Euclidean(1))
+        return
+    ours = score_retrieval([[float(x)] for x in points], labels, manifold=Euclidean(1), metrics=NAMES, ties=ties)
+    assert ours.values == pytest.approx(naive, abs=1e-12)
+    assert ours.left_out == sum(labels.count(label) == 1 for label in labels)
+
+
+@settings(deadline=None, max_examples=40)
+@given(small, small, st.booleans(), st.sampled_from(["expected", "pessimistic"]))
+def test_query_and_gallery(queries, gallery, with_ids, ties):
+    x, y = [x for x, _ in queries], [y for _, y in queries]
+    gx, gy = [x for x, _ in gallery], [y for _, y in gallery]
+    ids, gallery_ids = np.arange(len(x)), np.arange(len(gx)) + len(x) // 2  # they overlap in part
+    by = expected if ties == "expected" else pessimistic
+    naive = naive_scores(x, y, gx, gy, lambda q, g: with_ids and ids[q] == gallery_ids[g], by)
+    named = {"ids": ids, "gallery_ids": gallery_ids} if with_ids else {}
+    arguments = [np.array(x)[:, None], y, np.array(gx)[:, None], gy]
+    if len({*y, *gy}) == 1 or not naive:
+        with pytest.raises(ValueError, match="labels"):
+            retrieval_metrics(*arguments, Euclidean(1), NAMES, ties=ties, **named)
+        return
+    ours = score_retrieval(*arguments, Euclidean(1), NAMES, ties=ties, **named).values
+    assert ours == pytest.approx(naive, abs=1e-12)
+
+
+@pytest.mark.parametrize("classes", [3, 40])  # 19 positives a query: rows are sorted; about 1: counted
+@pytest.mark.parametrize("ties", ["expected", "pessimistic"])
+def test_random_embeddings(classes, ties, monkeypatch):
+    monkeypatch.setattr(cpu_search, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(rankings, "BLOCK_QUERIES", 20)
+    rng = np.random.default_rng(classes)
+    points = rng.standard_normal((60, 1)).astype(np.float32).round(1)
+    labels = rng.integers(0, classes, 60).tolist()
+    naive = naive_scores(points[:, 0], labels, points[:, 0], labels, lambda q, g: q == g, pessimistic)
+    if ties == "pessimistic":
+        ours = score_retrieval(points, labels, manifold=Euclidean(1), metrics=NAMES, ties=ties).values
+        assert ours == pytest.approx(naive, abs=1e-12)
+        return
+    exact = points + np.arange(60, dtype=np.float32)[:, None] ** 2 * 1e-6  # no ties left
+    naive = naive_scores(exact[:, 0], labels, exact[:, 0], labels, lambda q, g: q == g, pessimistic)
+    ours = score_retrieval(exact, labels, manifold=Euclidean(1), metrics=NAMES).values
+    assert ours == pytest.approx(naive, abs=1e-12)
+
+
+def test_a_large_tied_group_in_closed_form():
+    """A collapsed model: one point for all. A random order finds one of h others among m first with probability h/m."""
+    labels = np.arange(600) // 6
+    values = retrieval_metrics(
+        np.ones((600, 16), np.float32), labels, metrics=["recall@1", "r_precision", "precision@9"]
+    )
+    assert values == pytest.approx({"recall@1": 5 / 599, "r_precision": 5 / 599, "precision@9": 5 / 599}, abs=1e-12)
+
+
+def test_equal_vectors_tie_wherever_they_lie():
+    """A matrix product rounds equal columns differently; they must tie all the same."""
+    rng = np.random.default_rng(0)
+    half = rng.standard_normal((500, 512)).astype(np.float32)
+    points = np.concatenate([half, half, half])  # each vector with label i twice, and once with another label
+    labels = np.concatenate([np.arange(500), np.arange(500), np.roll(np.arange(500), 1)])
+    values = score_retrieval(points, labels, metrics=["recall@1"])
+    first_two = values.per_query["recall@1"][:1000]
+    assert first_two.tolist() == [0.5] * 1000
+
+
+def test_the_query_is_known_by_its_place_not_by_its_rank():
+    """Two copies of each point: dropping the first rank instead of the query would keep the query as a hit."""
+    points = torch.eye(4).repeat(2, 1)
+    labels = torch.tensor([0, 1, 2, 3, 1, 2, 3, 0])  # the copy is always of another class
+    assert retrieval_metrics(points, labels, metrics=["recall@1"])["recall@1"] == 0
+
+
+def test_queries_inside_the_gallery_by_id():
+    rng = np.random.default_rng(1)
+    points, labels = rng.standard_normal((60, 8)), rng.integers(0, 6, 60)
+    names = [f"image-{i}" for i in range(60)]
+    chosen = rng.permutation(60)[:20]
+    inside = score_retrieval(
+        points[chosen], labels[chosen], points, labels, metrics=NAMES, ids=[names[i] for i in chosen], gallery_ids=names
+    )
+    among = score_retrieval(points, labels, metrics=NAMES)
+    for name in NAMES:
+        assert inside.per_query[name].numpy() == pytest.approx(among.per_query[name].numpy()[chosen], abs=1e-12)
+
+
+def test_labels_beyond_float32():
+    labels = [2**24, 2**24 + 1, 2**24, 2**24 + 1, 2**53, 2**53 + 1]
+    points = [[1.0, 0.0], [1.0, 0.01], [0.0, 1.0], [0.01, 1.0], [-1.0, 0.0], [-1.0, 0.01]]
+    scores = score_retrieval(points, labels, metrics=["recall@1"])
+    assert scores.values == {"recall@1": 0.0}
+    assert scores.left_out == 2
+
+
+def test_labels_may_be_names():
+    points = torch.eye(4).repeat_interleave(2, 0)
+    assert retrieval_metrics(points, list("aabbccdd"), metrics=["map@r"]) == {"map@r": 1.0}
+
+
+def test_k_beyond_the_gallery_is_clipped_and_said():
+    points, labels = torch.randn(10, 4), torch.arange(10) // 5
+    scores = score_retrieval(points, labels, metrics=["precision@9", "precision@100", "recall@100"])
+    assert scores.values["precision@100"] == scores.values["precision@9"] == pytest.approx(4 / 9)
+    assert scores.notes == (
+        "precision@100: only 9 items are ranked; k is clipped to that",
+        "recall@100: only 9 items are ranked; k is clipped to that",
+    )
+    with pytest.warns(UserWarning, match="clipped"):
+        retrieval_metrics(points, labels, metrics=["recall@100"])
+
+
+def test_queries_without_positives_are_left_out_and_counted():
+    points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    scores = score_retrieval(points, [0, 0, 1], metrics=["recall@1"])
+    assert scores.values == {"recall@1": 1.0}
+    assert (scores.left_out, scores.queries.tolist()) == (1, [0, 1])
+    assert scores.notes == ("1 of 3 queries have no other item of their class to find and are left out",)
+
+
+def test_nearest_neighbours():
+    points, labels = torch.randn(50, 4), torch.arange(50) % 5
+    products = Sphere(4).from_features(points) @ Sphere(4).from_features(points).T
+    nearest = score_retrieval(points, labels).nearest
+    assert nearest.tolist() == products.fill_diagonal_(-2).argmax(1).tolist()
+
+
+def test_compat_follows_the_others_divisors():
+    hits_first = [[1.0, 0.0], [1.0, 0.01], [1.0, 0.1], [0.0, 1.0], [1.0, 0.3], [0.1, 1.0]]
+    labels = [0, 0, 1, 1, 0, 0]
+    values = score_retrieval(
+        hits_first[:1],
+        labels[:1],
+        hits_first[1:],
+        labels[1:],
+        metrics=[
+            MapAtKConfig(k=(3,)),
+            "map@3:pml",
+            "map@3:oml",
+            "map@3:mpa",
+            "precision@4:oml",
+            PrecisionConfig(k=(4,)),
+        ],
+    ).values  # the nearest are right, wrong, right, right, wrong
+    total = 1 + 2 / 3
+    assert values == pytest.approx(
+        {
+            "map@3": total / 3,
+            "map@3:pml": total / 3,
+            "map@3:oml": total / 2,
+            "map@3:mpa": total / 3,
+            "precision@4:oml": 3 / 3,
+            "precision@4": 3 / 4,
+        }
+    )
+
+
+def test_euclidean_far_from_the_origin():
+    """|x|^2 + |y|^2 - 2xy cancels in float32 at an offset of 1 000; the search must not."""
+    rng = np.random.default_rng(2)
+    points, labels = rng.standard_normal((200, 16)), rng.integers(0, 20, 200)
+    near = retrieval_metrics(points.astype(np.float32), labels, manifold=Euclidean(16), metrics=NAMES)
+    far = retrieval_metrics((points + 1000).astype(np.float32), labels, manifold=Euclidean(16), metrics=NAMES)
+    assert far == pytest.approx(near, abs=0.02)
+
+
+def test_no_top_level_warning_without_cause():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        retrieval_metrics(torch.randn(20, 4), torch.arange(20) % 4)
+
+
+def test_search_ranks_only_the_best_positive_when_that_is_enough():
+    points, labels = torch.randn(80, 4), torch.arange(80) % 4
+    alone = retrieval_metrics(points, labels, metrics=["recall@1", "recall@5", "mrr"])
+    together = retrieval_metrics(points, labels, metrics=["recall@1", "recall@5", "mrr", "map@r"])
+    assert alone == {name: together[name] for name in alone}

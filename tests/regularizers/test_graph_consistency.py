@@ -1,0 +1,95 @@
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.regularizers import GraphConsistency, GraphConsistencyConfig
+from dmlkit.regularizers.graph_consistency import aligned_draws
+
+LABELS = torch.tensor([5, 5, 0, 0, 2, 2] * 2)  # two draws, class-aligned
+
+
+def naive(x, sigma):
+    """Eq. 3 element by element, X' and X'' being the halves of the batch."""
+    propagated = []
+    for draw in x.chunk(2):
+        rows = [sum((-(a - b).square().sum() / sigma).exp() * b for b in draw) for a in draw]
+        propagated.append(torch.stack(rows))
+    difference = propagated[0] - propagated[1]
+    return sum(entry**2 for entry in difference.flatten()) ** 0.5
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.3, 5.0])
+@pytest.mark.parametrize("manifold", [Sphere(4), Euclidean(4)])
+def test_equals_the_double_loop(manifold, sigma):
+    features = torch.randn(12, 4, dtype=torch.float64).requires_grad_()
+    x = normalize(features, dim=1)
+    term = GraphConsistency(manifold, bandwidth=sigma)
+    value, expected = term(x, LABELS), naive(x, sigma)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad(value, features, retain_graph=True),
+        torch.autograd.grad(expected, features),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    assert torch.autograd.gradcheck(lambda features: term(normalize(features, dim=1), LABELS), features)
+
+
+def test_is_the_norm_and_not_its_square():
+    x = torch.randn(4, 3, dtype=torch.float64) * 100  # so far apart that S is the identity
+    labels = torch.tensor([0, 1, 0, 1])
+    value = GraphConsistency(Euclidean(3))(x, labels)
+    torch.testing.assert_close(value, torch.linalg.matrix_norm(x[:2] - x[2:]))
+
+
+def test_equal_draws_give_zero_with_a_zero_gradient():
+    for x in (torch.zeros(12, 4), torch.ones(12, 4), torch.randn(6, 4).repeat(2, 1)):
+        x.requires_grad_()
+        value = GraphConsistency(Euclidean(4))(x, LABELS)
+        value.backward()
+        assert value == 0
+        assert x.grad.abs().max() == 0
+
+
+def test_small_differences_keep_their_gradient():
+    x = torch.randn(6, 4, dtype=torch.float64).repeat(2, 1)
+    x[0, 0] += 1e-6
+    x.requires_grad_()
+    GraphConsistency(Euclidean(4))(x, LABELS).backward()
+    assert 0.1 < x.grad.norm() < 100
+
+
+def test_the_order_of_the_batch_matters_only_within_a_class():
+    """The batches of two processes, joined: X'_0 X''_0 X'_1 X''_1."""
+    torch.manual_seed(0)
+    x = torch.randn(24, 4, dtype=torch.float64)
+    labels = torch.cat([LABELS, LABELS + 10])
+    first = torch.cat([torch.arange(6), torch.arange(12, 18)])
+    in_halves = torch.cat([first, first + 6])
+    torch.testing.assert_close(GraphConsistency(Euclidean(4))(x, labels), naive(x[in_halves], 1.0))
+
+
+def test_images_without_a_counterpart_are_left_out():
+    torch.manual_seed(0)
+    x = torch.randn(11, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([9, 9, 0, 0, 2, 9, 9, 0, 0, 9, 4])  # of 9 the last, of 2 and 4 the only ones
+    term = GraphConsistency(Euclidean(4))
+    draws = [0, 1, 2, 3, 5, 6, 7, 8]
+    value, expected = term(x, labels), naive(x[draws], 1.0)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, x), torch.autograd.grad(expected, x))
+    assert term(x[:1], labels[:1]) == 0
+
+
+def test_draws_are_class_aligned():
+    labels = torch.tensor([5, 1, 5, 5, 1, 8, 5, 1, 1])
+    first, second, is_used = aligned_draws(labels)
+    assert torch.equal(labels[first[is_used]], labels[second[is_used]])
+    assert sorted([*first[is_used].tolist(), *second[is_used].tolist()]) == [0, 1, 2, 3, 4, 6, 7, 8]
+
+
+def test_says_that_it_needs_the_paired_sampler():
+    (requirement,) = GraphConsistencyConfig().requirements()
+    assert requirement.key == "sampler.name"
+    assert requirement.allowed == ("paired",)

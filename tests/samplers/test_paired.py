@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from dmlkit.errors import UserError
+from dmlkit.samplers import Paired, PairedConfig
+
+
+def test_halves_hold_the_same_classes_in_the_same_order():
+    labels = torch.arange(600) % 20
+    sampler = Paired(labels, seed=1, classes_per_batch=5, images_per_class=4)
+    for batch in sampler.batches(epoch=0):
+        first, second = labels[batch].chunk(2)
+        assert len(batch) == sampler.batch_size == 40
+        assert torch.equal(first, second)
+        assert torch.equal(first, first[::4].repeat_interleave(4))
+        assert first.unique().numel() == 5
+        assert len(set(batch)) == 40
+
+
+def test_is_pure_in_seed_and_epoch():
+    labels = torch.arange(600) % 20
+
+    def of(seed, epoch):
+        return Paired(labels, seed=seed, classes_per_batch=5, images_per_class=4).batches(epoch)
+
+    assert of(1, 2) == of(1, 2)
+    assert of(1, 2) != of(1, 3)
+    assert of(1, 2) != of(2, 2)
+
+
+def test_small_classes_repeat_images_but_stay_aligned():
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    (batch,) = Paired(labels, seed=0, classes_per_batch=2, images_per_class=2).batches(epoch=0)
+    first, second = labels[batch].chunk(2)
+    assert torch.equal(first, second)
+    assert set(batch) == set(range(6))
+
+
+def test_defaults_are_those_of_cgml():
+    assert PairedConfig().build(torch.arange(520) // 40, seed=0).batch_size == 2 * 13 * 10
+
+
+def test_too_few_classes_are_refused():
+    with pytest.raises(UserError, match="classes_per_batch: 13 classes do not fit into 2 training classes"):
+        PairedConfig().build(torch.tensor([0, 1, 0, 1]), seed=0)

@@ -1,0 +1,188 @@
+"""A user's mistakes: one clear line, exit code 2, no traceback, nothing lost."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from .conftest import TINY_RECIPE, Result
+
+Cli = Callable[..., Result]
+
+
+def refused(result: Result, *parts: str):
+    assert result.code == 2, result.out + result.err
+    lines = result.err.strip().splitlines()
+    assert all(line.startswith("error: ") for line in lines), result.err
+    for part in parts:
+        assert part in result.err
+    assert "Traceback" not in result.out + result.err
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    for label in range(4):
+        for index in range(4):
+            path = tmp_path / "images" / f"class{label}" / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((20, 20), 40).convert("RGB").save(path)
+    return tmp_path / "images"
+
+
+def folder_options(root: Path, *more: str) -> list[str]:
+    overrides = [f"dataset={{name: folder, root: '{root}', validation_fraction: 0}}", "sampler.batch_size=4", *more]
+    return [part for override in overrides for part in ("--set", override)]
+
+
+def test_faults_of_a_recipe(dmlkit: Cli, tmp_path: Path):
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text("dataset: {name: glyphs}\nloss:\n  name: proxy_anchr\ntraining:\n  epochs: two\n  lr: 3\n")
+    result = dmlkit("train", recipe)
+    refused(result, "bad.yaml:3: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'?")
+    refused(result, "bad.yaml:5: training.epochs: got 'two', expected a valid integer")
+    refused(result, "bad.yaml:6: training.lr: unknown key")
+    refused(dmlkit("check", tmp_path / "none.yaml"), "no such file")
+
+
+def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
+    run = tmp_path / "run"
+    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(tmp_path / "none")), "no such folder")
+    (tmp_path / "empty").mkdir()
+    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(tmp_path / "empty")), "too few class folders")
+    for path in sorted((image_folder / "class1").iterdir())[1:]:
+        path.unlink()
+    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)), "class1: 1 image(s); a class needs")
+    refused(dmlkit("train", tiny_recipe, "-o", run, "--set", "sampler.batch_size=100"), "100 images do not fit into")
+    assert not run.exists()
+
+
+def test_broken_images_stop_or_are_skipped_and_counted(
+    dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path
+):
+    broken = image_folder / "class0" / "2.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    run = tmp_path / "run"
+    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)), f"{broken}: cannot read this image")
+    options = folder_options(image_folder, "dataset.on_bad_image=skip", "training.epochs=1")
+    result = dmlkit("train", tiny_recipe, "-o", run, "--overwrite", *options)
+    assert result.code == 0, result.err
+    skipped = json.loads((run / "summary.json").read_text())["skipped_images"]
+    assert len(skipped) == 1 and str(broken) in skipped[0]
+    assert "1 images could not be read" in result.out
+
+
+def test_workers_name_the_broken_image_too(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
+    (image_folder / "class0" / "2.png").write_bytes(b"")
+    options = folder_options(image_folder, "training.workers=1")
+    refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options), "2.png: cannot read this image")
+
+
+def test_every_kind_of_image_trains(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
+    for index, mode in enumerate(("L", "RGBA", "CMYK", "I;16")):
+        (image_folder / "class0" / f"{index}.png").unlink()
+        suffix = ".tif" if mode in ("CMYK", "I;16") else ".png"
+        Image.new(mode, (30, 12)).save(image_folder / "class0" / f"{index}{suffix}")
+    options = folder_options(image_folder, "training.epochs=1")
+    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options).code == 0
+
+
+def test_a_folder_with_a_run_is_kept(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1").code == 0
+    before = (run / "checkpoints" / "last.pt").read_bytes()
+    refused(dmlkit("train", tiny_recipe, "-o", run), "already holds a run", "--resume", "--overwrite")
+    refused(
+        dmlkit("train", tiny_recipe, "-o", run, "--resume", "--set", "loss.margin=0.3"),
+        "the recipe has changed",
+        "loss.margin: was 0.1, now 0.3",
+        "training.epochs: was 1, now 3",
+    )
+    refused(dmlkit("train", tiny_recipe, "-o", run, "--resume", "--overwrite"), "give one of them")
+    assert (run / "checkpoints" / "last.pt").read_bytes() == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("years of work")
+    for options in ((), ("--overwrite",)):
+        refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "other", *options), "is not a dmlkit run")
+    assert (tmp_path / "other" / "thesis.txt").exists()
+
+
+def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_path: Path):
+    recipe, run = tmp_path / "tiny.yaml", tmp_path / "run"
+    recipe.write_text(TINY_RECIPE.replace("lr_multipliers: {loss: 10}", "weight_decay: 0.0"))
+    result = dmlkit("train", recipe, "-o", run, "--set", "optimizer.lr=3e36", "--device", "cpu")
+    refused(result, "epoch 1, step 2: embeddings that are not finite", "no checkpoint was written yet")
+
+    # one step an epoch: the last update of an epoch destroys the weights just before they would be saved
+    recipe.write_text(TINY_RECIPE.replace("batch_size: 8", "batch_size: 18"))
+    assert dmlkit("train", recipe, "-o", run, "--overwrite", "--device", "cpu").code == 0
+    path = run / "checkpoints" / "last.pt"
+    state = torch.load(path, weights_only=True)
+    state["optimizer"]["state"][0]["exp_avg"].fill_(float("inf"))
+    torch.save({**state, "epoch": 2}, path)
+    before = path.read_bytes()
+    result = dmlkit("train", recipe, "-o", run, "--resume", "--device", "cpu")
+    refused(result, "epoch 3, step 1: weights that are not finite", "the last good checkpoint is", "Lower optimizer.lr")
+    assert path.read_bytes() == before
+
+
+def test_devices_that_are_not_there(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
+    if not torch.cuda.is_available():
+        refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cuda"), "no CUDA device here")
+    refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "tpu"), "expected auto, cpu, cuda")
+    assert not (tmp_path / "run").exists()
+
+
+def test_checkpoints_that_cannot_be_read(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1")
+    path = run / "checkpoints" / "last.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "format": 99, "dmlkit": "9.0"}, path)
+    refused(dmlkit("eval", run, "--checkpoint", "last"), "a checkpoint of format 99 (dmlkit 9.0)", "reads format 1")
+    path.write_bytes(path.read_bytes()[:1000])
+    refused(dmlkit("eval", run, "--checkpoint", "last"), "cannot read this checkpoint")
+    path.unlink()
+    refused(dmlkit("eval", run, "--checkpoint", "last"), "no such checkpoint")
+    refused(dmlkit("eval", tmp_path / "nothing"), "no run here")
+
+
+def test_a_checkpoint_never_runs_code(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1")
+    torch.save({"format": 1, "model": Path("x")}, run / "checkpoints" / "last.pt")  # needs pickle
+    refused(dmlkit("eval", run, "--checkpoint", "last"), "cannot read this checkpoint")
+
+
+def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
+    run = tmp_path / "run"
+    dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1")
+    refused(dmlkit("embed", run), "give either a folder of IMAGES or --split")
+    refused(dmlkit("embed", run, tmp_path / "none"), "no such folder")
+    (tmp_path / "empty").mkdir()
+    refused(dmlkit("embed", run, tmp_path / "empty"), "no images found")
+    broken = image_folder / "class0" / "2.png"
+    broken.write_bytes(b"broken")
+    refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e1"), f"{broken}: cannot read this image")
+    assert not list((tmp_path / "e1").glob("*"))
+    assert dmlkit("embed", run, image_folder, "-o", tmp_path / "e2", "--skip-bad-images").code == 0
+    refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e2"), "already holds embeddings")
+    refused(dmlkit("export", run, "--format", "faiss"), "is a run; --format faiss exports embeddings")
+    refused(dmlkit("export", tmp_path / "e2", "--format", "onnx"), "holds embeddings")
+    refused(dmlkit("export", tmp_path / "empty", "--format", "npz"), "manifest.json: missing")
+    (tmp_path / "e2" / "embeddings.npy").write_bytes(b"\x93NUMPY")
+    refused(dmlkit("export", tmp_path / "e2", "--format", "npz"), "cannot read these embeddings")
+    refused(dmlkit("list", "lossses"), "unknown family 'lossses'")
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    import sys
+
+    from dmlkit.cli import main
+    from dmlkit.errors import UserError
+
+    monkeypatch.setattr(sys, "argv", ["dmlkit", "check", str(tmp_path / "none.yaml"), "--debug"])
+    with pytest.raises(UserError):
+        main()

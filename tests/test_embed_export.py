@@ -1,0 +1,182 @@
+"""Embeddings and exports: what other programs read equals what the model computes."""
+
+import json
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from dmlkit.datasets.image import read_image
+from dmlkit.devices import start_fabric
+from dmlkit.embed import load_model
+from dmlkit.run_folder import RunFolder
+
+from .conftest import TINY_RECIPE
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A trained tiny model."""
+    from rich.console import Console
+
+    from dmlkit.progress import TrainingProgress
+    from dmlkit.recipe_file import parse_recipe
+    from dmlkit.train import train
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
+    train(recipe, folder, start_fabric("cpu"), TrainingProgress(Console(quiet=True), 3))
+    return folder
+
+
+def expected_embeddings(run: Path) -> tuple[np.ndarray, list[str], list[str]]:
+    """One image at a time, straight through the model."""
+    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    dataset = trained.recipe.dataset.build("test")
+    with torch.no_grad():
+        points = [trained.model(dataset.image(index)[None])[0].numpy() for index in range(len(dataset))]
+    return np.stack(points), list(dataset.paths), [dataset.class_names[label] for label in dataset.labels]
+
+
+@pytest.fixture(scope="module")
+def embeddings(run: Path) -> Path:
+    from dmlkit.commands import embed_command
+
+    output = run.parent / "embeddings"
+    embed_command(run, None, "test", output, None, False, "cpu")
+    return output
+
+
+def test_embeddings_equal_the_model_and_keep_their_order(run, embeddings):
+    points, paths, labels = expected_embeddings(run)
+    found = np.load(embeddings / "embeddings.npy", mmap_mode="r", allow_pickle=False)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, points, atol=1e-6)
+    items = parquet.read_table(embeddings / "items.parquet").to_pydict()
+    assert items == {"id": list(range(36)), "path": paths, "label": labels}
+    manifest = json.loads((embeddings / "manifest.json").read_text())
+    assert manifest["manifold"]["name"] == "sphere" and manifest["dim"] == 8 and manifest["count"] == 36
+    assert manifest["preprocessing"]["size"] == 16
+    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    assert manifest["model"]["fingerprint"] == trained.model.fingerprint()
+
+
+def test_a_folder_of_images_with_bad_ones_left_out(dmlkit, run, tmp_path):
+    images = tmp_path / "photos"
+    (images / "sub").mkdir(parents=True)
+    for name in ("b.png", "sub/a.jpg", "c.webp"):
+        Image.effect_noise((40, 30), 60).save(images / name)
+    (images / "broken.jpg").write_bytes(b"no")
+    result = dmlkit("embed", run, images, "-o", tmp_path / "out", "--skip-bad-images", "--device", "cpu")
+    assert result.code == 0 and "1 images could not be read" in result.out
+    items = parquet.read_table(tmp_path / "out" / "items.parquet").to_pydict()
+    assert [Path(path).name for path in items["path"]] == ["b.png", "c.webp", "a.jpg"]
+    assert items["label"] == [None, None, None] and items["id"] == [0, 1, 2]
+    found = np.load(tmp_path / "out" / "embeddings.npy", mmap_mode="r")
+    assert found.shape == (3, 8)
+    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    transform = trained.recipe.transform.evaluation()
+    with torch.no_grad():
+        last = trained.model(transform(read_image(images / "sub" / "a.jpg"))[None])
+    np.testing.assert_allclose(found[2], last[0].numpy(), atol=1e-6)
+
+
+def test_the_faiss_index_ranks_as_the_similarity_does(dmlkit, embeddings, tmp_path):
+    assert dmlkit("export", embeddings, "--format", "faiss", "-o", tmp_path / "index.faiss").code == 0
+    points = np.load(embeddings / "embeddings.npy")
+    _, found = faiss.read_index(str(tmp_path / "index.faiss")).search(points, 5)
+    similarity = points.astype(np.float64) @ points.T.astype(np.float64)
+    best = -np.sort(-similarity, axis=1)[:, :5]  # by value: neighbours that tie in float32 may swap
+    np.testing.assert_allclose(np.take_along_axis(similarity, found, axis=1), best, atol=3e-7)
+    items = parquet.read_table(tmp_path / "index.items.parquet")
+    assert items.equals(parquet.read_table(embeddings / "items.parquet"))
+
+
+def test_parquet_npz_and_tensorboard_hold_the_same_rows(dmlkit, embeddings, tmp_path):
+    points = np.load(embeddings / "embeddings.npy")
+    for name in ("parquet", "npz", "tensorboard"):
+        assert dmlkit("export", embeddings, "--format", name, "-o", tmp_path / f"out.{name}").code == 0
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert str(table.schema.field("embedding").type) == "fixed_size_list<item: float>[8]" or "[8]" in str(
+        table.schema.field("embedding").type
+    )
+    np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), dtype=np.float32), points)
+    arrays = np.load(tmp_path / "out.npz", allow_pickle=False)
+    np.testing.assert_array_equal(arrays["embeddings"], points)
+    assert arrays["labels"].tolist() == table["label"].to_pylist()
+    folder = tmp_path / "out.tensorboard"
+    np.testing.assert_array_equal(np.fromfile(folder / "tensors.bytes", "<f4").reshape(36, 8), points)
+    rows = (folder / "metadata.tsv").read_text().splitlines()
+    assert rows[0] == "label\tpath" and len(rows) == 37 and rows[1].split("\t")[0] == arrays["labels"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["safetensors", "onnx", "torch-export"])
+def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name):
+    target = tmp_path / "model.file"
+    result = dmlkit("export", run, "--format", name, "-o", target)
+    assert result.code == 0 and "agrees with the run on 16 images" in result.out
+    points, _, _ = expected_embeddings(run)
+    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    dataset = trained.recipe.dataset.build("test")
+    images = torch.stack([dataset.image(index) for index in range(5)])
+    if name == "onnx":
+        import onnxruntime
+
+        found = onnxruntime.InferenceSession(target).run(None, {"images": images.numpy()})[0]
+    elif name == "torch-export":
+        with target.open("rb") as file:
+            found = torch.export.load(file).module()(images).detach().numpy()
+    else:
+        from safetensors.torch import load_file
+
+        weights = load_file(target)
+        assert weights.keys() == trained.model.state_dict().keys()
+        trained.model.load_state_dict(weights)
+        found = trained.model(images).detach().numpy()
+    np.testing.assert_allclose(found, points[:5], atol=1e-5)
+    assert json.loads((tmp_path / "model.file.json").read_text())["parity"]["largest_difference"] <= 1e-4
+
+
+def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch):
+    from dmlkit.errors import UserError
+    from dmlkit.export import export_model
+
+    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    monkeypatch.setattr("dmlkit.export.write_onnx", lambda *_: lambda batch: torch.zeros(len(batch), 8))
+    with pytest.raises(UserError, match="differs from the run"):
+        export_model(trained, "onnx", tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_eval_reports_what_a_naive_search_finds(dmlkit, run):
+    result = dmlkit("eval", run, "--json", "--device", "cpu")
+    report = json.loads(result.out)
+    points, _, labels = expected_embeddings(run)
+    hits: list[list[bool]] = []
+    for query, point in enumerate(points.astype(np.float64)):
+        similarity = {other: float(point @ points[other]) for other in range(len(points)) if other != query}
+        nearest = max(similarity.values())
+        tied = [labels[other] == labels[query] for other, value in similarity.items() if value > nearest - 3e-7]
+        hits.append(tied)
+    lowest, highest = np.mean([all(tied) for tied in hits]), np.mean([any(tied) for tied in hits])
+    assert lowest <= report["metrics"]["recall@1"] <= highest and highest - lowest < 0.1
+    assert report["split"] == "test" and report["queries"] == 36 and report["classes"] == 6
+    assert json.loads((run / "evaluations" / "test-best.json").read_text()) == report
+
+
+def test_eval_on_another_folder(dmlkit, run, tmp_path):
+    for label in ("x", "y"):
+        (tmp_path / "mine" / label).mkdir(parents=True)
+        for index in range(3):
+            Image.new("RGB", (16, 16), "white" if label == "x" else "black").save(
+                tmp_path / "mine" / label / f"{index}.png"
+            )
+    result = dmlkit("eval", run, "--dataset-root", tmp_path / "mine", "--json", "--device", "cpu")
+    report = json.loads(result.out)
+    assert report["queries"] == 6 and report["classes"] == 2 and report["split"] == "all"
+    assert report["metrics"]["recall@1"] == 1.0

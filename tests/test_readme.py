@@ -1,0 +1,68 @@
+"""What the README and the recipes tell people to type is what the program takes."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from dmlkit.cli import app
+from dmlkit.recipe_file import read_recipe
+
+ROOT = Path(__file__).parent.parent
+COMMAND = re.compile(r"^\s*(?:#\s*Run:\s*|@|\$\(BIN\)/|\.venv/bin/)?(dmlkit (?:[^\n\\]|\\\n)*)", re.MULTILINE)
+
+
+def commands() -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for path in [ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "recipes").rglob("*.yaml"))]:
+        text = path.read_text().replace("$(BIN)/", "")
+        text = re.sub(r"^\s*\|.*$", "", text, flags=re.MULTILINE)  # the table of commands is prose
+        for match in COMMAND.finditer(text):
+            found.append((path.name, match[1].replace("\\\n", " ").split("  #")[0]))
+    return found
+
+
+@pytest.mark.parametrize(("source", "command"), commands())
+def test_commands_parse(source: str, command: str):
+    arguments = shlex.split(command)[1:]
+    group = get_command(app)
+    name, *rest = arguments
+    subcommand = group.commands[name]  # pyright: ignore[reportAttributeAccessIssue]
+    subcommand.make_context(name, rest)
+
+
+def test_commands_were_found():
+    assert len(commands()) >= 10
+
+
+def test_the_library_example_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(code, scope)
+    assert scope["loss"].proxies.grad.isfinite().all()  # pyright: ignore
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_valid(path: Path):
+    read_recipe(path)
+
+
+def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def test_every_option_is_explained():
+    for name, command in leaves(get_command(app)):
+        assert command.help, name
+        assert command.epilog and f"dmlkit {name}" in command.epilog, f"{name}: --help needs an example"
+        for parameter in command.params:
+            if parameter.name not in ("device", "help"):
+                assert parameter.help, f"{name}: {parameter.name}"

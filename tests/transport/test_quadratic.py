@@ -1,0 +1,131 @@
+"""The quadratic solvers: optimality without duals, agreement with cvxpylayers, gradients by finite differences."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dmlkit.transport import Cvxpy, Emd, Quadratic, QuadraticConfig
+from dmlkit.transport.base import TransportSolver
+
+
+def problem(seed: int, n: int, m: int, groups: int = 3, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (groups, n, m), (groups, n), (groups, m)
+    cost, rows, cols = (torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1 for shape in shapes)
+    return spread * cost, rows, cols * (rows.sum(1) / cols.sum(1))[:, None]
+
+
+def tied(n: int, m: int) -> tuple[Tensor, Tensor, Tensor]:
+    cost, rows, cols = problem(n, n, m)
+    return (4 * cost).round() / 4, torch.ones_like(rows), torch.full_like(cols, n / m)
+
+
+PROBLEMS = {
+    "random": problem(0, 4, 4),
+    "wide": problem(1, 4, 30),
+    "tall": problem(2, 30, 4),
+    "16": problem(3, 16, 16),
+    "32 x 100": problem(4, 32, 100),
+    "tied": tied(4, 4),
+    "tied, wide": tied(6, 12),
+    "constant": (torch.ones(2, 4, 4, dtype=torch.float64), *(torch.ones(2, 4, dtype=torch.float64) for _ in range(2))),
+    "zero": (torch.zeros(2, 3, 5, dtype=torch.float64), *problem(5, 3, 5, 2)[1:]),
+    "negative": (-100 * problem(6, 5, 5)[0], *problem(6, 5, 5)[1:]),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("eps", [10.0, 1.0, 1e-2, 1e-4, 1e-6])
+def test_plan_is_optimal(name: str, eps: float):
+    """A feasible x minimises a convex f if and only if no feasible y has <grad f(x), y - x> < 0."""
+    cost, rows, cols = PROBLEMS[name]
+    plan = Quadratic(regularization=eps).plan(cost, rows, cols)
+    torch.testing.assert_close(plan.sum(2), rows, atol=1e-9, rtol=0)
+    torch.testing.assert_close(plan.sum(1), cols, atol=1e-9, rtol=0)
+    assert plan.min() >= 0
+    slope = cost + 2 * eps * plan
+    best = Emd().plan(slope, rows, cols)
+    gap = (slope * (plan - best)).sum((1, 2)) / (slope.abs().amax((1, 2)) * rows.sum(1))
+    assert gap.max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["random", "wide", "16", "tied", "constant", "zero"])
+@pytest.mark.parametrize("eps", [1.0, 1e-2, 1e-4])
+def test_agrees_with_cvxpylayers(name: str, eps: float):
+    cost, rows, cols = PROBLEMS[name]
+    native = Quadratic(regularization=eps).plan(cost, rows, cols)
+    reference = Cvxpy(regularization=eps).plan(cost, rows, cols)
+    torch.testing.assert_close(native, reference, atol=1e-5, rtol=0)
+
+
+def finite_difference(solver: TransportSolver, inputs: list[Tensor], moves: list[Tensor], weights: Tensor) -> float:
+    step = 1e-4
+    values = [
+        (solver.plan(*(part + sign * step * move for part, move in zip(inputs, moves, strict=True))) * weights).sum()
+        for sign in (1, -1)
+    ]
+    return ((values[0] - values[1]) / (2 * step)).item()
+
+
+@pytest.mark.parametrize("eps", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 7), (16, 16)])
+def test_gradient_equals_finite_differences(eps: float, n: int, m: int):
+    """Of cost and marginals; costs are spread over a few eps, so that many entries are positive."""
+    cost, rows, cols = problem(n, n, m, groups=2, spread=2 * eps)
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(cost.shape, generator=generator, dtype=torch.float64)
+    solver = Quadratic(regularization=eps)
+    leaves = [part.clone().requires_grad_() for part in (cost, rows, cols)]
+    plan = solver.plan(*leaves)
+    assert (plan > 1e-3).sum() > 2 * (n + m)  # an interior solution, not a vertex
+    gradients = torch.autograd.grad((plan * weights).sum(), leaves)
+    zeros = [torch.zeros_like(part) for part in (cost, rows, cols)]
+    for _ in range(6):
+        move = eps * 0.01 * torch.randn(cost.shape, generator=generator, dtype=torch.float64)
+        expected = finite_difference(solver, [cost, rows, cols], [move, *zeros[1:]], weights)
+        assert (gradients[0] * move).sum().item() == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        moves = [torch.randn(part.shape, generator=generator, dtype=torch.float64) for part in (rows, cols)]
+        moves = [0.01 * (one - one.mean(1, keepdim=True)) for one in moves]  # totals stay equal
+        expected = finite_difference(solver, [cost, rows, cols], [zeros[0], *moves], weights)
+        found = (gradients[1] * moves[0]).sum() + (gradients[2] * moves[1]).sum()
+        assert found.item() == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+def test_gradient_agrees_with_cvxpylayers():
+    cost, rows, cols = problem(7, 4, 5, spread=0.1)
+    weights = torch.randn(cost.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    gradients = []
+    for solver in (Quadratic(regularization=0.05), Cvxpy(regularization=0.05)):
+        leaves = [part.clone().requires_grad_() for part in (cost, rows, cols)]
+        gradient = torch.autograd.grad((solver.plan(*leaves) * weights).sum(), leaves)
+        gradients.append(gradient)
+    torch.testing.assert_close(gradients[0][0], gradients[1][0], atol=1e-4, rtol=1e-4)
+    shifts = [gradient[1] - gradient[1].mean(1, keepdim=True) for gradient in gradients]  # free up to a constant
+    torch.testing.assert_close(shifts[0], shifts[1], atol=1e-4, rtol=1e-4)
+
+
+def test_gradient_is_zero_on_a_vertex():
+    """The paper's eps on unit marginals and costs that differ by much more than eps."""
+    cost = torch.rand(16, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    ones = torch.ones(16, 4, dtype=torch.float64)
+    plan = Quadratic().plan(cost, ones, ones)
+    torch.testing.assert_close(plan.detach(), plan.detach().round(), atol=1e-9, rtol=0)
+    (gradient,) = torch.autograd.grad((plan * torch.rand_like(cost)).sum(), cost)
+    assert gradient.abs().max() < 1e-6
+
+
+def test_an_eps_below_float_resolution_gives_the_linear_plan():
+    cost, rows, cols = PROBLEMS["16"]
+    plan = Quadratic(regularization=1e-13).plan(cost, rows, cols)
+    torch.testing.assert_close((cost * plan).sum((1, 2)), (cost * Emd().plan(cost, rows, cols)).sum((1, 2)))
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, float("nan")])
+def test_bad_regularization_is_refused(eps: float):
+    with pytest.raises(ValueError, match="Quadratic: regularization must be positive, got"):
+        Quadratic(regularization=eps)
+    with pytest.raises(ValueError, match="regularization"):
+        QuadraticConfig(regularization=eps)
+    if eps != 0:
+        with pytest.raises(ValueError, match="Cvxpy: regularization must not be negative, got"):
+            Cvxpy(regularization=eps)
