@@ -55,27 +55,26 @@ def check_hyperbolic(name: str, curvature: float, clip_radius: float | None) -> 
         )
 
 
-def clip_features(features: Tensor, radius: float | None) -> Tensor:
-    """Shorten features (..., d) to at most ``radius``; half precision becomes float32, which the maps need.
+def clip_features(features: Tensor, radius: float | None, border: Tensor) -> Tensor:
+    """Shorten features (..., d) to the smaller of ``radius`` and ``border``; half precision becomes float32.
 
     Example:
-        >>> clip_features(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+        >>> clip_features(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0, torch.tensor(3.1))
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
     """
     features = features.float() if features.itemsize < 4 else features
-    if radius is None:
-        return features
-    return features * (radius / features.norm(dim=-1, keepdim=True).clamp(min=radius))
+    longest = border if radius is None else border.clamp(max=radius)
+    return features * (longest / features.norm(dim=-1, keepdim=True).clamp(min=longest))
 
 
 def farthest(dtype: torch.dtype) -> float:
     """The largest distance from the origin, in units of 1 / sqrt(-K), that points may have: 6.2 in float32.
 
-    It is geoopt's border of the unit ball, length 1 - 4e-3 (float32) or 1 - 1e-5: 1 - |x|^2 has a relative error
+    It is geoopt's border of the unit ball, length 1 - 4e-3 or, in float64, 1 - 1e-5: 1 - |x|^2 has a relative error
     of 1e-5 there in float32.
     """
-    return 2 * math.atanh(1 - (4e-3 if dtype == torch.float32 else 1e-5))
+    return 2 * math.atanh(1 - (1e-5 if dtype == torch.float64 else 4e-3))
 
 
 def distance_from_sinh(sinh_squared: Tensor, curvature: Tensor) -> Tensor:

@@ -99,10 +99,10 @@ class Lorentz(Manifold):
         return -1 / self.geometry.k
 
     def from_features(self, features: Tensor) -> Tensor:
-        features = clip_features(features, self.clip_radius)
         root = (-self.curvature).sqrt()
+        features = clip_features(features, self.clip_radius, farthest(features.dtype) / root)
         length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
-        return self._complete(features * (length.clamp(max=farthest(length.dtype)).sinh() / length))
+        return self._complete(features * (length.sinh() / length))
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points of the proxies; where K is learned, the sheet may have moved: x_0 follows it."""

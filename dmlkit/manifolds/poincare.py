@@ -1,5 +1,6 @@
 """The Poincaré ball: hyperbolic space as the inside of a ball."""
 
+import math
 from typing import Literal
 
 import torch
@@ -98,10 +99,26 @@ class Poincare(Manifold):
         return self.geometry.k
 
     def from_features(self, features: Tensor) -> Tensor:
-        features = clip_features(features, self.clip_radius)
-        length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * (-self.curvature).sqrt()
-        # written out: torch.export and ONNX cannot follow geoopt's scripted map
-        return features * (length.clamp(max=farthest(length.dtype) / 2).tanh() / length)
+        features, root = self.clip(features), (-self.curvature).sqrt()
+        length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
+        return features * (length.tanh() / length)  # geoopt's scripted map cannot be exported
+
+    def clip(self, features: Tensor) -> Tensor:
+        """Features (..., d) shortened to ``clip_radius`` and to what stays inside the ball: log_0 of their points."""
+        border = farthest(features.dtype) / 2 * (-self.curvature).rsqrt()
+        return clip_features(features, self.clip_radius, border)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        r"""Möbius addition of points (..., d), brought back inside the ball (Ganea et al. 2018, eq. 3, c = -K).
+
+        .. math:: x \oplus y = \frac{(1 + 2c\,x \cdot y + c|y|^2) x + (1 - c|x|^2) y}{1 + 2c\,x \cdot y + c^2|x|^2|y|^2}
+        """
+        c = -self.curvature
+        x_squared, y_squared = x.square().sum(-1, keepdim=True), y.square().sum(-1, keepdim=True)
+        twice = 1 + 2 * c * (x * y).sum(-1, keepdim=True)
+        total = ((twice + c * y_squared) * x + (1 - c * x_squared) * y) / (twice + c.square() * x_squared * y_squared)
+        longest = math.tanh(farthest(total.dtype) / 2) * c.rsqrt()
+        return clip_features(total, None, longest)
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points of the proxies; where K is learned, the ball may have shrunk past them: they move inside."""
