@@ -36,6 +36,7 @@ LAYERS = {
     "curves": 3.2,
     "stopping": 3.2,
     "training_state": 3.3,
+    "search": 4,
     "embed": 4,
     "evaluate": 5,
     "train": 6,
