@@ -120,7 +120,7 @@ def refuse_gradient_of_gradient() -> None:
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "the gradient of a proxy loss has no gradient of its own; create_graph=True is not supported"
+            "the gradient of a proxy loss has no gradient of its own; use create_graph=False"
         )
 
 
