@@ -23,7 +23,7 @@ TINY = [
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit, capsys):
     monkeypatch.chdir(tmp_path)
     rows = ["path,label"]
-    for label, name in enumerate(("crow", "dove", "finch", "gull")):
+    for label, name in enumerate(("crow", "dove", "finch", "gull", "heron", "ibis", "jay", "kite")):
         for index in range(4):
             trees.photo(Path("photos") / name / f"{index}.jpg", 10 * label + index)
             rows.append(f"photos/{name}/{index}.jpg,{name}")

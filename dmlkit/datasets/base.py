@@ -124,7 +124,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
     fold: Annotated[int, Field(ge=0, lt=FOLDS)] = 0
     """The fold that validates, with ``split: reality_check``."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the training classes, the last of them, that is held out to choose the best checkpoint."""
+    """Share of the training classes, the last of them and at least two, held out to choose the best checkpoint."""
     on_bad_image: Literal["error", "skip"] = "error"
     """Whether an image that cannot be read stops the command, or is left out and listed in the summary."""
     cache: str | None = None
@@ -152,11 +152,13 @@ class DatasetConfig(ComponentConfig, frozen=True):
             return listing.images(split)  # the dataset names its validation images
         whole = load("train")
         count = len(whole.class_names)
-        held_out = ceil(count * self.validation_fraction)
-        if count - held_out < 1 or (split == "validation" and held_out < 1):
+        # a single class would find itself whatever the model does
+        held_out = max(2, ceil(count * self.validation_fraction)) if self.validation_fraction else 0
+        if count - held_out < 1 or (split == "validation" and not held_out):
             raise UserError(
                 f"dataset.validation_fraction: {self.validation_fraction} of {count} training classes leaves "
-                f"{count - held_out} to train and {held_out} to validate; expected at least one of each"
+                f"{max(0, count - held_out)} to train and {held_out} to validate; expected at least one to train and "
+                "two to validate, or validation_fraction 0"
             )
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
         return ClassSubset(whole, kept)

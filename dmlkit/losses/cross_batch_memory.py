@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dmlkit.component import one_of
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.contrastive import ContrastiveConfig
+from dmlkit.losses.contrastive import Contrastive, ContrastiveConfig
 from dmlkit.losses.pairs import PairLoss, make_pairs
 from dmlkit.manifolds.base import Manifold
 
@@ -33,7 +33,7 @@ class CrossBatchMemoryConfig(LossConfig, frozen=True):
 
     def build(self, manifold: Manifold, num_classes: int) -> "CrossBatchMemory":
         loss = self.loss.build(manifold, num_classes)
-        return CrossBatchMemory(manifold, loss, size=self.size, start_epoch=self.start_epoch)
+        return CrossBatchMemory(manifold, loss=loss, size=self.size, start_epoch=self.start_epoch)
 
 
 class CrossBatchMemory(Loss):
@@ -49,7 +49,8 @@ class CrossBatchMemory(Loss):
 
     Args:
         manifold: the geometry of the embeddings.
-        loss: a `PairLoss`: binomial_deviance, circle, contrastive, margin, multi_similarity, n_pair or triplet.
+        loss: a `PairLoss`: binomial_deviance, circle, contrastive, margin, multi_similarity, n_pair or triplet;
+            contrastive by default, the paper's best.
         size: how many embeddings are remembered.
         start_epoch: the memory opens with this epoch (counted from 0, see `Loss.set_epoch`). The paper warms up
             until embeddings drift slowly.
@@ -58,10 +59,9 @@ class CrossBatchMemory(Loss):
         ValueError: a loss without a form for pairs, such as a proxy loss.
 
     Example:
-        >>> from dmlkit.losses import Contrastive
         >>> from dmlkit.manifolds import Euclidean
         >>> line = Euclidean(1)
-        >>> loss = CrossBatchMemory(line, Contrastive(line), size=8)
+        >>> loss = CrossBatchMemory(line, size=8)
         >>> loss(torch.tensor([[0.0]]), torch.tensor([0])).item()
         0.0
         >>> loss(torch.tensor([[3.0]]), torch.tensor([0])).item()  # 3^2 from the remembered one
@@ -72,7 +72,8 @@ class CrossBatchMemory(Loss):
     memory_labels: Tensor  # (size,), -1 where nothing is remembered yet
     position: Tensor  # scalar, the slot that is written next
 
-    def __init__(self, manifold: Manifold, loss: Loss, *, size: int = 1024, start_epoch: int = 0) -> None:
+    def __init__(self, manifold: Manifold, *, loss: Loss | None = None, size: int = 1024, start_epoch: int = 0) -> None:
+        loss = loss or Contrastive(manifold)
         super().__init__(manifold, loss.num_classes)
         if not isinstance(loss, PairLoss):
             raise ValueError(f"CrossBatchMemory: {refusal(type(loss).__name__)}")

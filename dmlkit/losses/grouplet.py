@@ -11,7 +11,14 @@ from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.class_chunks import Walk, plan_walk
 from dmlkit.losses.class_sum import sum_over_classes
-from dmlkit.losses.transport_weights import EXACT, Grouplets, TransportWeights, gain, log_one_plus_sum_exp
+from dmlkit.losses.transport_weights import (
+    EXACT,
+    Grouplets,
+    TransportWeights,
+    gain,
+    log_one_plus_sum_exp,
+    on_pairs,
+)
 from dmlkit.manifolds.base import Manifold
 from dmlkit.transport.base import TransportConfig, TransportSolver
 from dmlkit.transport.exact import ExactConfig
@@ -97,33 +104,36 @@ class Grouplet(Loss):
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
-        similarity = walk.similarity(embeddings, self.proxies[labels], 0)  # (B, B)
         if self.scope == "grouplet":
-            return self._mean_over_grouplets(walk, similarity, embeddings, labels)
+            return self._mean_over_grouplets(walk, embeddings, labels)
         present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
         anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
         plain = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
-        return plain + self.transport(similarity, anchors)
+        return plain + self.transport(walk, embeddings, self.proxies, anchors)
 
-    def _mean_over_grouplets(self, walk: Walk, similarity: Tensor, embeddings: Tensor, labels: Tensor) -> Tensor:
-        groups = list(self.transport.grouplets(similarity, labels))
-        factor = 1 / sum(len(group.images) for group in groups)
-        terms = torch.stack([self._terms_of_present_classes(group) for group in groups]).sum()
+    def _mean_over_grouplets(self, walk: Walk, embeddings: Tensor, labels: Tensor) -> Tensor:
+        grouping = self.transport.regroup(labels)
+        factor = 1 / sum(len(images) for images in grouping)
+        per_class = factor / len(self.proxies)
 
-        def push(similarity: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        def plain_push(similarity: Tensor, first: int) -> tuple[Tensor, Tensor]:
             exponent = self.scale * (similarity + self.margin)
             classes = torch.arange(first, first + exponent.shape[1], device=labels.device)
             exponent.masked_fill_(labels[:, None] == classes, -torch.inf)
             value, gradient = exponent.new_zeros(()), torch.empty_like(exponent)
-            for group in groups:
-                of_group = exponent[group.images]  # (G, k, w)
+            for images in grouping:
+                of_group = exponent[images]  # (G, k, w)
                 total = log_one_plus_sum_exp(of_group)
                 value += total.sum()
-                gradient[group.images] = (of_group - total).exp()
-            per_class = factor / len(self.proxies)
+                gradient[images] = (of_group - total).exp()
             return value * per_class, gradient * (self.scale * per_class)
 
-        return factor * terms + sum_over_classes(walk, push, embeddings, self.proxies)
+        def weighted(similarity: Tensor) -> Tensor:
+            groups = [self.transport.solve(images, similarity, labels) for images in grouping]
+            return factor * torch.stack([self._terms_of_present_classes(group) for group in groups]).sum()
+
+        terms = on_pairs(walk, weighted, embeddings, self.proxies, labels)
+        return terms + sum_over_classes(walk, plain_push, embeddings, self.proxies)
 
     def _terms_of_present_classes(self, group: Grouplets) -> Tensor:
         """The weighted positive terms of a stack of grouplets, and the gain of the weights on the negative ones."""

@@ -96,7 +96,7 @@ class MPA(Loss):
         anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
         loss = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
         if self.transport is not None:
-            loss = loss + self.transport(walk.similarity(embeddings, self.proxies[labels], 0), anchors)
+            loss = loss + self.transport(walk, embeddings, self.proxies, anchors)
         if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
             return loss
         return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies, walk.chunk_size)

@@ -77,4 +77,4 @@ class ProxyAnchor(Loss):
         loss = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
         if self.transport is None:
             return loss
-        return loss + self.transport(walk.similarity(embeddings, self.proxies[labels], 0), anchors)
+        return loss + self.transport(walk, embeddings, self.proxies, anchors)

@@ -1,6 +1,6 @@
 """Transport weights for anchor losses: a batch is split into grouplets, and their plans weigh its exponentials."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from dmlkit.component import one_of
 from dmlkit.losses.anchor_terms import Anchors
+from dmlkit.losses.class_chunks import Walk
+from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.transport.base import TransportConfig, TransportSolver
 from dmlkit.transport.exact import Exact, ExactConfig
 
@@ -35,7 +37,6 @@ class Grouplets:
     the others have empty ones.
     """
 
-    images: Tensor  # (G, k): which images of the batch
     similarity: Tensor  # (G, k, k): of image i to the class of column j
     own: Tensor  # (G, k, k) bool: column j is the class of image i
     has_column: Tensor  # (G, k) bool
@@ -79,53 +80,77 @@ class TransportWeights(nn.Module):
         self.solver, self.group_size, self.seed = solver, group_size, seed
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, similarity: Tensor, anchors: Anchors) -> Tensor:
-        """What the weights add to the terms of a whole batch.
+    def forward(self, walk: Walk, embeddings: Tensor, proxies: Tensor, anchors: Anchors) -> Tensor:
+        """What the weights add to the terms of a whole batch: a scalar.
 
         Args:
-            similarity: (B, B), of image i to the class of image j.
+            walk: the similarity of the loss.
+            embeddings: (B, D).
+            proxies: (C, ...).
             anchors: labels, scale, margin and factors of the terms.
-
-        Returns:
-            A scalar to add to the sum of the unweighted terms.
         """
-        labels = anchors.labels
+        labels, grouping = anchors.labels, self.regroup(anchors.labels)
         own = labels[:, None] == labels
         column = own.byte().argmax(1)  # (B,): the first image of each image's class has its column
-        plan = torch.zeros_like(similarity)
-        for group in self.grouplets(similarity, labels):
-            entries = group.images[:, :, None], column[group.images][:, None]
-            plan = plan.index_put(entries, group.plan, accumulate=True)
-        pull = gain(-anchors.scale * (similarity - anchors.margin), plan, own)
-        push = gain(anchors.scale * (similarity + anchors.margin), plan, ~own)
-        return anchors.pull_factor * pull.sum() + anchors.push_factor * push.sum()
 
-    def grouplets(self, similarity: Tensor, labels: Tensor) -> Iterator[Grouplets]:
-        """The grouplets of a batch with similarity (B, B) as above, and the smaller one if k does not divide B.
+        def gains(similarity: Tensor) -> Tensor:
+            plan = torch.zeros_like(similarity)
+            for images in grouping:
+                entries = images[:, :, None], column[images][:, None]
+                plan = plan.index_put(entries, self.solve(images, similarity, labels).plan, accumulate=True)
+            pull = gain(-anchors.scale * (similarity - anchors.margin), plan, own)
+            push = gain(anchors.scale * (similarity + anchors.margin), plan, ~own)
+            return anchors.pull_factor * pull.sum() + anchors.push_factor * push.sum()
 
-        In training every call regroups.
+        return on_pairs(walk, gains, embeddings, proxies, labels)
+
+    def regroup(self, labels: Tensor) -> list[Tensor]:
+        """Indices (G, k) of the images of the grouplets of a batch, and (1, rest) where k does not divide it.
+
+        In training every call draws anew.
         """
         order = self._shuffle(len(labels)).to(labels.device)
         if self.training and torch.is_grad_enabled():
             self.step += 1
         whole = len(order) - len(order) % self.group_size
-        for images in (order[:whole].view(-1, self.group_size), order[whole:].view(1, -1)):
-            if images.numel():
-                yield self._solve(images, similarity[images[:, :, None], images[:, None]], labels[images])
+        stacks = order[:whole].view(-1, self.group_size), order[whole:].view(1, -1)
+        return [images for images in stacks if images.numel()]
 
-    def _shuffle(self, count: int) -> Tensor:
-        # A prime multiplier keeps (seed, step) apart from (seed + 1, step') for any number of steps in use.
-        generator = torch.Generator().manual_seed((self.seed * 1_000_000_007 + int(self.step)) % 2**63)
-        return torch.randperm(count, generator=generator)
-
-    def _solve(self, images: Tensor, similarity: Tensor, labels: Tensor) -> Grouplets:
+    def solve(self, images: Tensor, similarity: Tensor, labels: Tensor) -> Grouplets:
+        """The grouplets of the images (G, k) of a batch with similarity (B, B), of image i to the class of image j."""
+        similarity, labels = similarity[images[:, :, None], images[:, None]], labels[images]
         own = labels[:, :, None] == labels[:, None]
         has_column = ~own.tril(-1).any(2)
         counts = (own.sum(1) * has_column).to(similarity.dtype)
         # Non-finite similarities make the loss non-finite, which the trainer reports; here they must only not stop it.
         cost = (1 - similarity).nan_to_num(0, 0, 0)
         plan = self.solver.plan(cost, torch.ones_like(counts), counts)
-        return Grouplets(images, similarity, own, has_column, plan)
+        return Grouplets(similarity, own, has_column, plan)
+
+    def _shuffle(self, count: int) -> Tensor:
+        # A prime multiplier keeps (seed, step) apart from (seed + 1, step') for any number of steps in use.
+        generator = torch.Generator().manual_seed((self.seed * 1_000_000_007 + int(self.step)) % 2**63)
+        return torch.randperm(count, generator=generator)
+
+
+def on_pairs(
+    walk: Walk, terms: Callable[[Tensor], Tensor], embeddings: Tensor, proxies: Tensor, labels: Tensor
+) -> Tensor:
+    """``terms`` of the similarity (B, B) of image i to the class of image j: a scalar.
+
+    Like `sum_over_classes` it takes the gradient at once, in the precision of the forward pass: a backward pass
+    under autocast would multiply matrices in half precision.
+    """
+
+    def score(similarity: Tensor, _: int) -> tuple[Tensor, Tensor]:
+        if torch.is_inference_mode_enabled():
+            return terms(similarity), similarity
+        with torch.enable_grad():
+            leaf = similarity.detach().requires_grad_()
+            value = terms(leaf)
+            return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+    return sum_over_classes(walk._replace(chunk_size=len(labels)), score, embeddings, proxies[labels])
 
 
 def gain(exponent: Tensor, plan: Tensor, kept: Tensor) -> Tensor:

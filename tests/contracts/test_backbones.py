@@ -40,14 +40,12 @@ def test_batch_norm_statistics_and_affine_freeze_apart(name: str, statistics: bo
     torch.manual_seed(0)
     backbone = config(name, freeze_batchnorm_statistics=statistics, freeze_batchnorm_affine=affine).build().train()
     norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
-    before = [(norm.running_mean.clone(), norm.weight.detach().clone()) for norm in norms]
-    optimizer = torch.optim.SGD(backbone.parameters(), lr=0.1)
+    before = [norm.running_mean.clone() for norm in norms]
     backbone(torch.randn(4, 3, 64, 64) + 1).square().sum().backward()
-    optimizer.step()
-    means = [torch.equal(norm.running_mean, mean) for norm, (mean, _) in zip(norms, before, strict=True)]
-    weights = [torch.equal(norm.weight, weight) for norm, (_, weight) in zip(norms, before, strict=True)]
+    means = [torch.equal(norm.running_mean, mean) for norm, mean in zip(norms, before, strict=True)]
     assert norms and means == [statistics] * len(norms)
-    assert all(weights) if affine else not all(weights)  # timm's start at 0 in places, where gradients vanish
+    trained = [norm.weight.grad is not None and bool(norm.weight.grad.any()) for norm in norms]
+    assert not any(trained) if affine else any(trained)  # some of timm's start at 0, where gradients vanish
     assert all(parameter.grad is not None for parameter in backbone.parameters() if parameter.requires_grad)
 
 

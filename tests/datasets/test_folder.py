@@ -32,11 +32,11 @@ def test_the_first_half_of_the_sorted_classes_trains(tmp_path):
 
 
 def test_explicit_train_and_test_folders(tmp_path):
-    make_tree(tmp_path, {"train/x": 2, "train/y/deep": 2, "test/a": 2})
+    make_tree(tmp_path, {"train/x": 2, "train/y/deep": 2, "train/z": 2, "test/a": 2})
     config = FolderConfig(root=str(tmp_path), validation_fraction=0.5)
     assert config.build("train").class_names == ("x",)
-    assert config.build("validation").class_names == ("y",)
-    assert config.build("validation").labels.tolist() == [0, 0]
+    assert config.build("validation").class_names == ("y", "z")
+    assert config.build("validation").labels.tolist() == [0, 0, 1, 1]
     assert config.build("test").class_names == ("a",)
 
 
@@ -56,5 +56,12 @@ def test_bad_folders_are_explained(tmp_path):
     with pytest.raises(UserError, match="has no folder 'test'"):
         FolderConfig(root=str(half)).build("train")
     few = make_tree(tmp_path / "few", {"a": 2, "b": 2})
-    with pytest.raises(UserError, match=r"leaves 0 to train and 1 to validate"):
+    with pytest.raises(UserError, match=r"leaves 0 to train and 2 to validate"):
         FolderConfig(root=str(few)).build("train")
+
+
+def test_explicit_validation_folders(tmp_path):
+    make_tree(tmp_path, {"train/x": 2, "train/y": 2, "validation/v": 2, "test/a": 2})
+    config = FolderConfig(root=str(tmp_path))
+    assert config.build("train").class_names == ("x", "y")
+    assert config.build("validation").class_names == ("v",)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from dmlkit.datasets.base import BadImageError
 from dmlkit.datasets.image import read_image
@@ -78,3 +78,17 @@ def test_damaged_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("dmlkit.datasets.image.MAX_PIXELS", 4000)
     with pytest.raises(BadImageError, match="64 x 64 pixels; expected at most 4,000"):
         read_image(good)
+
+
+@pytest.mark.parametrize("quality", [30, 75, 95])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("orientation", [1, 6, 7])
+def test_jpegs_have_pillows_pixels(tmp_path, quality: int, progressive: bool, orientation: int):
+    noise = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photo = Image.fromarray(noise).resize((131, 97), Image.Resampling.BICUBIC)
+    photo.save(tmp_path / "photo.jpg", quality=quality, progressive=progressive, exif=exif)
+    with Image.open(tmp_path / "photo.jpg") as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    assert torch.equal(read_image(tmp_path / "photo.jpg"), torch.from_numpy(expected.copy()).permute(2, 0, 1))

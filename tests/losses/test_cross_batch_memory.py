@@ -37,7 +37,7 @@ def value_and_gradient(function, x):
 def test_equals_the_loss_over_batch_and_memory(name):
     """Five batches of six into a memory of sixteen: it fills up, wraps around and forgets the oldest."""
     inner = LossConfig.variants[name]().build(SPHERE, 3).double()
-    loss = CrossBatchMemory(SPHERE, inner, size=16).double()
+    loss = CrossBatchMemory(SPHERE, loss=inner, size=16).double()
     past, past_labels = torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
     for x, labels in batches(5):
 
@@ -62,7 +62,7 @@ def test_equals_the_loss_over_batch_and_memory(name):
 
 def test_contrastive_equals_the_double_loop_of_the_paper():
     """Algorithm 1 of the paper: rows of the batch, columns of the batch and of everything remembered."""
-    loss = CrossBatchMemory(SPHERE, Contrastive(SPHERE, negative_margin=1.2), size=32).double()
+    loss = CrossBatchMemory(SPHERE, loss=Contrastive(SPHERE, negative_margin=1.2), size=32).double()
     (past, past_labels), (x, labels) = batches(2)
     loss(past, past_labels)
     pull, push = [], []
@@ -77,7 +77,7 @@ def test_contrastive_equals_the_double_loop_of_the_paper():
 
 
 def test_value_equals_pytorch_metric_learning():
-    ours = CrossBatchMemory(SPHERE, Contrastive(SPHERE, negative_margin=1.1, squared=False), size=64).double()
+    ours = CrossBatchMemory(SPHERE, loss=Contrastive(SPHERE, negative_margin=1.1, squared=False), size=64).double()
     peer = PeerMemory(ContrastiveLoss(neg_margin=1.1), 4, memory_size=64)
     for x, labels in batches(4):
         torch.testing.assert_close(ours(x, labels), peer(x, labels), rtol=1e-6, atol=1e-9)
@@ -86,7 +86,7 @@ def test_value_equals_pytorch_metric_learning():
 @pytest.mark.parametrize("name", OVER_PAIRS)
 def test_empty_memory_gives_the_bare_loss(name):
     inner = LossConfig.variants[name]().build(SPHERE, 3).double()
-    loss = CrossBatchMemory(SPHERE, inner, size=16).double()
+    loss = CrossBatchMemory(SPHERE, loss=inner, size=16).double()
     ((x, labels),) = batches(1)
     if name == "margin":
         pytest.skip("draws its negatives, from more columns")
@@ -97,7 +97,7 @@ def test_empty_memory_gives_the_bare_loss(name):
 
 def test_state_survives_a_checkpoint():
     def new():
-        return CrossBatchMemory(SPHERE, Triplet(SPHERE), size=10).double()
+        return CrossBatchMemory(SPHERE, loss=Triplet(SPHERE), size=10).double()
 
     straight, before, after = new(), new(), new()
     data = batches(6)
@@ -115,7 +115,7 @@ def test_state_survives_a_checkpoint():
 
 def test_rests_before_its_epoch_and_in_evaluation():
     inner = Circle(SPHERE)
-    loss = CrossBatchMemory(SPHERE, inner, size=8, start_epoch=1).double()
+    loss = CrossBatchMemory(SPHERE, loss=inner, size=8, start_epoch=1).double()
     (first, second) = batches(2)
     loss.set_epoch(0)
     assert torch.equal(loss(*first), inner(*first))
@@ -129,14 +129,14 @@ def test_rests_before_its_epoch_and_in_evaluation():
 
 
 def test_batch_larger_than_the_memory_leaves_its_last_embeddings():
-    loss = CrossBatchMemory(SPHERE, NPair(SPHERE), size=4).double()
+    loss = CrossBatchMemory(SPHERE, loss=NPair(SPHERE), size=4).double()
     ((x, labels),) = batches(1)
     loss(x, labels)
     assert sorted(loss.memory.tolist()) == sorted(x[-4:].tolist())
 
 
 def test_remembered_labels_of_a_gone_class_are_negatives_not_holes():
-    loss = CrossBatchMemory(SPHERE, Triplet(SPHERE), size=4)
+    loss = CrossBatchMemory(SPHERE, loss=Triplet(SPHERE), size=4)
     pairs = make_pairs(torch.zeros(1, 4), torch.tensor([0]), torch.zeros(3, 4), torch.tensor([0, 7, -1]))
     assert pairs.negative.tolist() == [[False, True, False]]
     assert (loss.memory_labels == -1).all()
@@ -152,7 +152,7 @@ def test_a_loss_without_pairs_is_refused_by_name():
     with pytest.raises(
         ValueError, match=r"ProxyAnchor does not compare pairs.*expected one of binomial_deviance, circle"
     ):
-        CrossBatchMemory(SPHERE, ProxyAnchor(SPHERE, 3))
+        CrossBatchMemory(SPHERE, loss=ProxyAnchor(SPHERE, 3))
     config = TypeAdapter(CrossBatchMemoryConfig)
     for name in ("proxy_anchor", "lifted_structure", "cross_batch_memory"):
         with pytest.raises(ValidationError, match=f"{name} does not compare pairs"):

@@ -35,9 +35,8 @@ def grouplet(manifold: Manifold | None = None, **options: Any) -> Grouplet:
 
 def groups_of(loss: torch.nn.Module, batch: int) -> list[list[int]]:
     """Which images the next step puts together, as a copy of the loss tells."""
-    weights = deepcopy(loss).transport
-    similarity, labels = torch.rand(batch, batch, dtype=torch.float64), torch.zeros(batch, dtype=torch.int64)
-    return [images for group in weights.grouplets(similarity, labels) for images in group.images.tolist()]
+    stacks = deepcopy(loss).transport.regroup(torch.zeros(batch, dtype=torch.int64))
+    return [group for images in stacks for group in images.tolist()]
 
 
 def plan_by_scipy(similarity: Tensor, labels: Tensor, group: list[int]) -> dict[tuple[int, int], float]:
@@ -195,7 +194,7 @@ def test_exact_and_the_papers_programme_agree():
 
 def test_a_batch_that_is_not_finite_reaches_the_trainer():
     similarity = torch.full((4, 4), math.nan)
-    (group,) = TransportWeights().grouplets(similarity, torch.arange(4))
+    group = TransportWeights().solve(torch.arange(4)[None], similarity, torch.arange(4))
     assert group.plan.isfinite().all() and group.similarity.isnan().all()
 
 

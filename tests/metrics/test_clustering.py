@@ -1,0 +1,131 @@
+"""Clustering metrics against scikit-learn and naive pairs; k-means against its definition."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans, kmeans_plusplus
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+
+from dmlkit.metrics.ami import adjusted_information
+from dmlkit.metrics.contingency import Contingency
+from dmlkit.metrics.f1 import pairwise_f1
+from dmlkit.metrics.kmeans import KMeansOptions, kmeans
+from dmlkit.metrics.nmi import normalized_information
+from dmlkit.metrics.seeding import kmeans_plus_plus
+
+partitions = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=40)
+
+
+@settings(deadline=None, max_examples=80)
+@given(partitions)
+def test_information_against_scikit_learn(items):
+    labels, clusters = (np.array(column) for column in zip(*items, strict=True))
+    table = Contingency.of(torch.from_numpy(labels), torch.from_numpy(clusters))
+    assert normalized_information(table) == pytest.approx(normalized_mutual_info_score(labels, clusters), abs=1e-9)
+    theirs = adjusted_mutual_info_score(labels, clusters)
+    if len(set(labels)) > 1 or len(set(clusters)) > 1:
+        assert adjusted_information(table) == pytest.approx(theirs, abs=1e-7)
+
+
+@settings(deadline=None, max_examples=80)
+@given(partitions)
+def test_f1_against_all_pairs(items):
+    pairs = list(combinations(items, 2))
+    same_class = [a[0] == b[0] for a, b in pairs]
+    same_cluster = [a[1] == b[1] for a, b in pairs]
+    both = sum(x and y for x, y in zip(same_class, same_cluster, strict=True))
+    total = sum(same_class) + sum(same_cluster)
+    labels, clusters = (torch.tensor(column) for column in zip(*items, strict=True))
+    assert pairwise_f1(Contingency.of(labels, clusters)) == pytest.approx(2 * both / total if total else 1.0)
+
+
+def test_large_partitions_against_scikit_learn():
+    rng = np.random.default_rng(0)
+    labels, clusters = rng.integers(0, 300, 3000), rng.integers(0, 300, 3000)
+    clusters[:2000] = labels[:2000]
+    table = Contingency.of(torch.from_numpy(labels), torch.from_numpy(clusters))
+    assert normalized_information(table) == pytest.approx(normalized_mutual_info_score(labels, clusters), abs=1e-10)
+    assert adjusted_information(table) == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-8)
+
+
+def blobs(classes: int, each: int, noise: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(classes, 16, generator=generator).repeat_interleave(each, 0)
+    return centers + noise * torch.randn(classes * each, 16, generator=generator)
+
+
+def test_kmeans_ends_at_a_fixed_point():
+    """Where Lloyd's algorithm has settled every point is with its nearest mean: the pruned search lost nothing."""
+    points = blobs(60, 12, 0.8).double()
+    result = kmeans(points, 60, KMeansOptions(iterations=300))
+    means = torch.stack([points[result.assignments == j].mean(0) for j in range(60)])
+    squared = torch.cdist(points, means).square()
+    assert torch.equal(squared.argmin(1), result.assignments)
+    assert result.inertia == pytest.approx(squared.min(1).values.sum().item(), rel=1e-9)
+
+
+def test_kmeans_equals_lloyd_step_by_step():
+    points = blobs(40, 10, 1.0).double()
+    nearest, seeds = kmeans_plus_plus(points, 40, torch.Generator().manual_seed(0))
+    assert torch.equal(nearest, torch.cdist(points, points[seeds]).argmin(1))
+    for iterations in (1, 2, 3, 7):
+        ours = kmeans(points, 40, KMeansOptions(iterations=iterations, seed=0))
+        centroids, assignments = points[seeds], nearest
+        for _ in range(iterations):
+            centroids = torch.stack([points[assignments == j].mean(0) for j in range(40)])
+            assignments = torch.cdist(points, centroids).argmin(1)
+        assert torch.equal(ours.assignments, assignments)
+
+
+def test_kmeans_is_as_good_as_scikit_learn():
+    points = blobs(50, 20, 0.5)
+    runs = []
+    for seed in range(8):
+        seeds, _ = kmeans_plusplus(points.numpy(), 50, random_state=seed, n_local_trials=1)
+        runs.append(KMeans(50, init=seeds, n_init=1).fit(points.numpy()).inertia_)
+    ours = [kmeans(points, 50, KMeansOptions(seed=seed)).inertia for seed in range(8)]
+    assert np.mean(ours) == pytest.approx(np.mean(runs), rel=0.05)
+
+
+def test_restarts_and_seeds():
+    points = blobs(30, 10, 1.0)
+    one, again = (kmeans(points, 30, KMeansOptions(seed=3)) for _ in range(2))
+    assert torch.equal(one.assignments, again.assignments)
+    assert kmeans(points, 30, KMeansOptions(seed=3, restarts=6)).inertia <= one.inertia
+
+
+def test_seeds_follow_the_squared_distances():
+    """The second and third seed of five points on a line, by chi-square against their exact probabilities."""
+    points = torch.tensor([[0.0], [1.0], [3.0], [4.0], [10.0]])
+    squared = (points - points.T).square().numpy()
+    exact = np.zeros((5, 5))
+    for a in range(5):
+        for b in range(5):
+            second = squared[a] / squared[a].sum()
+            rest = np.minimum(squared[a], squared[b])
+            exact[b] += second[b] / 5 * rest / rest.sum() if b != a else 0
+    generator = torch.Generator().manual_seed(0)
+    draws = [kmeans_plus_plus(points, 3, generator)[1].tolist() for _ in range(2000)]
+    counts = np.zeros((5, 5))
+    for _, b, c in draws:
+        counts[b, c] += 1
+    cells = exact > 0
+    chi_square = ((counts[cells] - 2000 * exact[cells]) ** 2 / (2000 * exact[cells])).sum()
+    assert counts[~cells].sum() == 0
+    assert chi_square < 45.3  # 99.9 % quantile for 20 cells
+
+
+def test_fewer_distinct_points_than_clusters():
+    points = torch.eye(3).repeat(5, 1)
+    result = kmeans(points, 6, KMeansOptions())
+    assert result.inertia == 0
+    assert [len(result.assignments[i::3].unique()) for i in range(3)] == [1, 1, 1]
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="expected between 1 and 3 clusters, got 4"):
+        kmeans(torch.eye(3), 4, KMeansOptions())

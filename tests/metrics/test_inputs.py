@@ -1,0 +1,58 @@
+"""Bad input: one clear line each."""
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.manifolds import Sphere
+from dmlkit.metrics import retrieval_metrics
+
+POINTS = torch.eye(4).repeat(2, 1)
+LABELS = torch.arange(4).repeat(2)
+BROKEN = POINTS.clone()
+BROKEN[5, 1] = float("nan")
+BROKEN[7, 0] = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((BROKEN, LABELS), {}, "embeddings: 2 of 8 rows hold NaN or infinity, the first is row 5"),
+        ((POINTS, LABELS, BROKEN, LABELS), {}, "gallery: 2 of 8 rows hold NaN or infinity, the first is row 5"),
+        ((POINTS, LABELS[:7]), {}, "labels: expected one for each embedding, shape (8,), got (7,)"),
+        ((POINTS, LABELS, POINTS, LABELS[:3]), {}, "labels: expected one for each embedding, shape (8,), got (3,)"),
+        ((POINTS, LABELS.float()), {}, "labels: expected integers or strings, got float32"),
+        ((POINTS, LABELS.tolist(), POINTS, list("abcdabcd")), {}, "labels: the queries have int64 and the gallery <U1"),
+        ((POINTS, LABELS * 0), {}, "labels: all 8 are of one class; retrieval needs at least two"),
+        ((POINTS[:4], LABELS[:4]), {}, "labels: no query has another item of its class to find; nothing to score"),
+        ((POINTS, LABELS, POINTS, LABELS + 9), {}, "labels: no query has another item of its class to find; nothing"),
+        ((POINTS, LABELS, POINTS[:0], LABELS[:0]), {}, "gallery: expected shape (N, D) with at least one row, got (0"),
+        ((POINTS[:0], LABELS[:0]), {}, "embeddings: expected shape (N, D) with at least one row, got (0, 4)"),
+        ((POINTS[0], LABELS), {}, "embeddings: expected shape (N, D) with at least one row, got (4,)"),
+        ((POINTS, LABELS, POINTS), {}, "gallery and gallery_labels: give both or neither"),
+        ((POINTS, LABELS, POINTS[:, :3], LABELS), {}, "gallery: expected 4 coordinates, got 3"),
+        ((POINTS, LABELS), {"manifold": Sphere(3)}, "embeddings: expected 3 coordinates, got 4"),
+        ((POINTS, LABELS), {"ids": np.arange(8)}, "ids and gallery_ids: give both, with a gallery, or neither"),
+        ((POINTS * 1e25, LABELS), {"manifold": Sphere(4)}, "embeddings: too long, their inner products overflow"),
+        ((POINTS, LABELS), {"metrics": []}, "metrics: expected at least one"),
+        ((POINTS, LABELS), {"metrics": ["recall@0"]}, "metrics: 'recall@0': k must be at least 1, got 0"),
+        ((POINTS, LABELS), {"metrics": ["recall@-3"]}, "metrics: 'recall@-3': k must be at least 1, got -3"),
+        ((POINTS, LABELS), {"metrics": ["recal@1"]}, "metrics: 'recal@1' is unknown; expected one of ami, cmc@k, f1"),
+        ((POINTS, LABELS), {"metrics": ["map@5:x"]}, "metrics: 'map@5:x': Input should be 'pml', 'oml' or 'mpa'"),
+    ],
+)  # fmt: skip
+def test_bad_input(arguments, options, message):
+    with pytest.raises(ValueError) as raised:
+        retrieval_metrics(*arguments, **options)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_read_only_and_half_precision_arrays():
+    array = POINTS.numpy().astype(np.float16)
+    array.flags.writeable = False
+    assert retrieval_metrics(array, LABELS) == retrieval_metrics(POINTS, LABELS)
+
+
+def test_zero_vectors_score_without_a_crash():
+    assert 0 <= retrieval_metrics(POINTS * 0, LABELS)["recall@1"] <= 1
