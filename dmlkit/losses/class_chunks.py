@@ -119,9 +119,7 @@ def refuse_gradient_of_gradient() -> None:
         RuntimeError: it runs with ``create_graph=True``, and would silently count as a constant.
     """
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            "the gradient of a proxy loss has no gradient of its own; create_graph=True is not supported"
-        )
+        raise RuntimeError("the gradient of a proxy loss has no gradient of its own; use create_graph=False")
 
 
 class GradientSums:

@@ -84,7 +84,7 @@ def evaluate(loss: Loss, features: Tensor, labels: Tensor) -> tuple[Tensor, list
     """Value, and gradients with respect to the features and everything learnable. Losses that draw, draw the same."""
     torch.manual_seed(2)
     value = loss(loss.manifold.from_features(features), labels)
-    learnable = [features, *loss.parameters()]
+    learnable = [features, *(parameter for parameter in loss.parameters() if parameter.requires_grad)]
     gradients = torch.autograd.grad(value, learnable, allow_unused=True, materialize_grads=True)
     return value.detach(), list(gradients)
 
