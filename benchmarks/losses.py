@@ -64,7 +64,7 @@ def peer(name: str, classes: int, device: str) -> nn.Module | None:
     _, peer_name, options = CASES[name]
     if peer_name is None:
         return None
-    owns_proxies = ours(name, 2, "cpu").num_classes is not None
+    owns_proxies = hasattr(ours(name, 2, "cpu"), "proxies")
     sizes = {"num_classes": classes, "embedding_size": DIM} if owns_proxies else {}
     return getattr(peers, peer_name)(**sizes, **options).to(device)
 

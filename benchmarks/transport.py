@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -148,7 +147,7 @@ def main() -> None:
         "# Transport solvers",
         "",
         f"{date.today()}, {os.cpu_count()} CPU cores, torch {torch.__version__} on 1 thread, cvxpylayers on all cores",
-        f"Command: `python {' '.join(sys.argv)}`",
+        f"Command: `python benchmarks/transport.py{' --qpth-python PYTHON' if arguments.qpth_python else ''}`",
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
         f"cvxpylayers and qpth solve <c, x> + {EPS:g} |x|^2 with their default tolerances; presolved: k x k columns.",

@@ -72,7 +72,7 @@ def reason(path: str | Path, error: Exception) -> str:
         return "file not found"
     if isinstance(error, UnidentifiedImageError):
         return "the file is empty" if Path(path).stat().st_size == 0 else "it is of no known image format"
-    return str(error)
+    return str(error).rsplit(", ", 1)[-1]  # torchvision puts the line of its source before it
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

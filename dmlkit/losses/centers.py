@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dmlkit.losses.class_chunks import Pool, Walk
+from dmlkit.losses.class_chunks import Pool, Walk, refuse_gradient_of_gradient
 from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
@@ -50,8 +50,8 @@ class _SoftPool(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_gradient_of_gradient()
         (grad,) = grad_outputs
         similarity, weights, pooled = ctx.saved_tensors
         slope = grad / ctx.gamma
