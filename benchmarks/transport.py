@@ -145,11 +145,7 @@ def main() -> None:
     lines = [
         "# Transport solvers",
         "",
-<<<<<<< HEAD
         f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} thread (cvxpylayers takes all)",
-=======
-        f"{date.today()}, {os.cpu_count()} CPU cores, torch {torch.__version__} on 1 thread, cvxpylayers on all cores",
->>>>>>> transport
         f"Command: `python benchmarks/transport.py{' --qpth-python PYTHON' if arguments.qpth_python else ''}`",
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
