@@ -64,7 +64,9 @@ def test_reality_check_trains_and_reports_what_it_says(dmlkit, recipe, tmp_path)
             )
             assert embeddings.points.shape == (16 * 6, 128)
             parts.append(embeddings.points.double().numpy())
-            separated.append(retrieval_metrics(embeddings.points, embeddings.labels, metrics=["map@r"])["map@r"])
+            manifold = trained.model.manifold  # the default would normalize again, and swap near ties
+            scores = retrieval_metrics(embeddings.points, embeddings.labels, manifold=manifold, metrics=["map@r"])
+            separated.append(scores["map@r"])
             best = json.loads(run.summary_path.read_text())["best"]
             rows = run.read_metrics()
             assert best["validation"]["map@r"] == max(row["validation"]["map@r"] for row in rows)
@@ -74,7 +76,7 @@ def test_reality_check_trains_and_reports_what_it_says(dmlkit, recipe, tmp_path)
         concatenated = retrieval_metrics(joined, embeddings.labels, metrics=["map@r"])["map@r"]
         figures = results["repeats"][repeat]
         assert figures["separated"]["map@r"] == pytest.approx(np.mean(separated), abs=1e-9)
-        assert figures["concatenated"]["map@r"] == pytest.approx(concatenated, abs=1e-6)
+        assert figures["concatenated"]["map@r"] == pytest.approx(concatenated, abs=1e-4)  # near ties, as above
         assert set(figures["separated"]) == {"precision@1", "r_precision", "map@r"}
     values = [repeat["separated"]["map@r"] for repeat in results["repeats"]]
     low, high = stats.t.interval(0.95, 1, loc=np.mean(values), scale=stats.sem(values))
