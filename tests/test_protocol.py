@@ -76,7 +76,7 @@ def test_reality_check_trains_and_reports_what_it_says(dmlkit, recipe, tmp_path)
         concatenated = retrieval_metrics(joined, embeddings.labels, metrics=["map@r"])["map@r"]
         figures = results["repeats"][repeat]
         assert figures["separated"]["map@r"] == pytest.approx(np.mean(separated), abs=1e-9)
-        assert figures["concatenated"]["map@r"] == pytest.approx(concatenated, abs=1e-4)  # near ties, as above
+        assert figures["concatenated"]["map@r"] == pytest.approx(concatenated, abs=5e-3)  # near ties of 96 queries
         assert set(figures["separated"]) == {"precision@1", "r_precision", "map@r"}
     values = [repeat["separated"]["map@r"] for repeat in results["repeats"]]
     low, high = stats.t.interval(0.95, 1, loc=np.mean(values), scale=stats.sem(values))
