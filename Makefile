@@ -37,7 +37,9 @@ lint: setup  ## Check style and types
 	$(BIN)/pyright
 
 bench: setup  ## Measure side by side with peers; writes benchmarks/results
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/python benchmarks/losses.py times && $(BIN)/python benchmarks/losses.py memory
+	for name in training_loop transport grouplet data evaluation manifolds; do \
+	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:  ## Remove the environment and all that was built; runs stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -6,7 +6,6 @@ Run: python benchmarks/transport.py [--sizes 4 16 32] [--qpth-python /path/to/a/
 import argparse
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -142,11 +141,12 @@ def main() -> None:
     parser.add_argument("--qpth-python", help="an interpreter with torch, numpy < 2 and qpth")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "transport.md")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # two threads wait for each other longer than these problems take; the peers keep theirs
     lines = [
         "# Transport solvers",
         "",
-        f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} threads",
-        f"Command: `python {' '.join(sys.argv)}`",
+        f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} thread (cvxpylayers takes all)",
+        f"Command: `python benchmarks/transport.py{' --qpth-python PYTHON' if arguments.qpth_python else ''}`",
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
         f"cvxpylayers and qpth solve <c, x> + {EPS:g} |x|^2 with their default tolerances; presolved: k x k columns.",

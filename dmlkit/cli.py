@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dmlkit import __version__, data_cli
+from dmlkit import __version__, data_cli, evaluation_cli
 from dmlkit.errors import UserError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     epilog="Start with:  dmlkit train recipes/glyphs/proxy_anchor.yaml --output runs/demo",
 )
 
+app.add_typer(evaluation_cli.app)
 app.add_typer(data_cli.app)
 
 Set = Annotated[
@@ -85,25 +86,6 @@ def train(
     from dmlkit.commands import train_command
 
     train_command(recipe, output or Path("runs") / recipe.stem, overrides or [], device, resume, overwrite, dry_run)
-
-
-@app.command(name="eval", epilog="Example:  dmlkit eval runs/demo --json")
-def evaluate(
-    run: Run,
-    split: Annotated[SplitName | None, typer.Option(help="test by default; all with --dataset-root.")] = None,
-    checkpoint: Checkpoint = None,
-    dataset_root: Annotated[
-        Path | None, typer.Option(help="Evaluate on another folder of images, one subfolder a class.")
-    ] = None,
-    overrides: Set = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
-    device: Device = "auto",
-    debug: Debug = False,
-) -> None:
-    """Measure how well a run retrieves images of unseen classes."""
-    from dmlkit.commands import evaluate_command
-
-    evaluate_command(run, split, checkpoint, dataset_root, overrides or [], device, json)
 
 
 @app.command(epilog="Example:  dmlkit embed runs/demo photos/ -o embeddings/photos")

@@ -9,11 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.folder import FolderConfig
 from dmlkit.devices import start_fabric
 from dmlkit.embed import TrainedModel, dataset_of, embed, load_model
 from dmlkit.errors import UserError
-from dmlkit.evaluate import evaluate
 from dmlkit.experiment import assemble
 from dmlkit.export import FILE_NAMES as MODEL_FILES
 from dmlkit.export import ModelFormat, export_model
@@ -21,8 +19,8 @@ from dmlkit.export_embeddings import FILE_NAMES as EMBEDDING_FILES
 from dmlkit.export_embeddings import EmbeddingFolder, export_embeddings
 from dmlkit.progress import TrainingProgress, format_metrics, image_progress
 from dmlkit.recipe import FAMILIES, Recipe
-from dmlkit.recipe_file import dump_recipe, first_line, parse_recipe, read_recipe
-from dmlkit.run_folder import CheckpointName, RunFolder, write_json
+from dmlkit.recipe_file import dump_recipe, first_line, read_recipe
+from dmlkit.run_folder import CheckpointName, RunFolder
 from dmlkit.stopping import TrainingStoppedError
 from dmlkit.train import train
 
@@ -78,71 +76,6 @@ def describe_experiment(recipe: Recipe, console: Console) -> None:
     for name, text in sizes.items():
         console.print(f"{name + ':':12}{text}", highlight=False)
     console.print("dry run: nothing was trained or written")
-
-
-def evaluate_command(
-    path: Path,
-    split: Split | None,
-    checkpoint: CheckpointName | None,
-    dataset_root: Path | None,
-    overrides: list[str],
-    device: str,
-    as_json: bool,
-) -> None:
-    """``dmlkit eval``."""
-    run = RunFolder(path)
-    fabric = start_fabric(device)
-    trained = load_model(run, fabric, checkpoint)
-    recipe = parse_recipe(dump_recipe(trained.recipe), str(run.recipe_path), overrides)
-    if dataset_root is not None:
-        folder = FolderConfig(root=str(dataset_root), on_bad_image=recipe.dataset.on_bad_image)
-        recipe = recipe.model_copy(update={"dataset": folder})
-    split = split or ("all" if dataset_root is not None else "test")
-    dataset = recipe.dataset.build(split)
-    console = Console(stderr=as_json)
-    console.quiet = not fabric.is_global_zero
-    with image_progress(console, f"embedding {split}", len(dataset)) as advance:
-        report = evaluate(fabric, trained.model, dataset, recipe, split=split, advance=advance)
-    report = {
-        **report,
-        "checkpoint": trained.checkpoint,
-        "epoch": trained.epoch,
-        "dataset": recipe.dataset.model_dump(mode="json"),
-    }
-    if not fabric.is_global_zero:
-        return
-    target = path / "evaluations" / f"{_report_name(dataset_root, split)}-{trained.checkpoint}.json"
-    target.parent.mkdir(exist_ok=True)
-    write_json(target, report)
-    if as_json:
-        typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
-        return
-    print_report(report, recipe, console)
-    console.print(f"written to {target}", highlight=False, soft_wrap=True)
-
-
-def _report_name(dataset_root: Path | None, split: str) -> str:
-    return split if dataset_root is None else f"{dataset_root.resolve().name}-{split}"
-
-
-def print_report(report: dict[str, Any], recipe: Recipe, console: Console) -> None:
-    """Metrics with their definitions, and what they were measured on."""
-    table = Table(
-        title=f"{report['split']} split of {recipe.dataset.name}: {report['queries']} queries, "
-        f"{report['classes']} classes; {report['checkpoint']} checkpoint, epoch {report['epoch']}",
-        title_justify="left",
-    )
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    table.add_column("definition")
-    for metric in recipe.metrics:
-        for name in metric.names():
-            table.add_row(name, f"{report['metrics'][name]:.4f}", metric.definition)
-    console.print(table)
-    for note in report["notes"]:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
-    if report["skipped"]:
-        console.print(f"{len(report['skipped'])} images could not be read and were left out")
 
 
 def embed_command(

@@ -210,11 +210,12 @@ def finish_epoch(
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
     is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
     if experiment.validation is not None and is_due:
-        report = evaluate(fabric, experiment.model, experiment.validation, experiment.recipe, split="validation")
-        row["validation"] = report["metrics"]
-        score = report["metrics"][settings.select_by]
+        evaluation = evaluate(fabric, experiment.model, experiment.validation, experiment.recipe, split="validation")
+        metrics = evaluation.scores.values
+        row["validation"] = metrics
+        score = metrics[settings.select_by]
         if state.best is None or score > state.best["metrics"][settings.select_by]:
-            state.best = {"epoch": state.epoch, "metrics": report["metrics"]}
+            state.best = {"epoch": state.epoch, "metrics": metrics}
             if fabric.is_global_zero:
                 run.save_checkpoint("best", {**weights(experiment), "epoch": state.epoch})
     if fabric.is_global_zero:
@@ -258,4 +259,4 @@ def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: Sta
 
 def test_metrics(experiment: Experiment, fabric: Fabric, test: Dataset) -> dict[str, float]:
     """Metrics of the current weights on the test classes."""
-    return evaluate(fabric, experiment.model, test, experiment.recipe, split="test")["metrics"]
+    return evaluate(fabric, experiment.model, test, experiment.recipe, split="test").scores.values

@@ -48,7 +48,7 @@ def test_queries_search_the_gallery_alone(make: Callable[[Path], dict[str, Any]]
     dataset = recipe.dataset.build("test")
     torch.manual_seed(0)
     model, fabric = build_model(recipe).eval(), start_fabric("cpu")
-    report = evaluate(fabric, model, dataset, recipe, split="test")
+    report = evaluate(fabric, model, dataset, recipe, split="test").figures("test")
     points = embed_dataset(fabric, model, dataset, recipe.transform, workers=0).points
     assert dataset.query is not None and dataset.gallery is not None
     hits = []

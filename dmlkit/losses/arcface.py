@@ -15,7 +15,7 @@ from dmlkit.losses.class_chunks import plan_walk
 from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.manifolds.base import Manifold, safe_sqrt
 
-SIMILARITIES = ("cosine",)
+SIMILARITIES = ("cosine", "origin_cosine")
 REASON = "its margin is an angle"
 
 
@@ -43,14 +43,14 @@ class ArcFace(Loss):
     Where theta + m passes pi, cos(theta) - m sin(m) takes the place of cos(theta + m), which would rise again.
 
     Args:
-        manifold: the geometry of embeddings and proxies; its similarity must be the cosine.
+        manifold: the geometry of embeddings and proxies; its similarity must be a cosine.
         num_classes: C, one proxy each.
         margin: m in [0, pi), in radians.
         scale: s > 0, inverse temperature.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
 
     Raises:
-        ValueError: the manifold's similarity is not the cosine; see also `Loss.forward`.
+        ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
 
     Example:
         >>> from dmlkit.manifolds import Sphere

@@ -1,16 +1,18 @@
 """Several proxies (centers) a class: one similarity from K of them, and a pull between them."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dmlkit.losses.class_chunks import Pool, Walk
+from dmlkit.losses.class_chunks import Pool, Walk, refuse_gradient_of_gradient
 from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
 Pooling = Literal["softmax", "max", "mean"]
+# Distances within classes are the diagonal blocks of those of this many proxies: few enough that the rest of the
+# square costs little, enough that the calls do.
+BLOCK_PROXIES = {"cpu": 64, "cuda": 2048}
 
 
 def pool_centers(kind: Pooling, gamma: float) -> Pool:
@@ -50,8 +52,8 @@ class _SoftPool(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_gradient_of_gradient()
         (grad,) = grad_outputs
         similarity, weights, pooled = ctx.saved_tensors
         slope = grad / ctx.gamma
@@ -59,7 +61,7 @@ class _SoftPool(torch.autograd.Function):
         return torch.addcmul(offset[:, None], slope[:, None], similarity).mul_(weights), None
 
 
-def mean_center_distance(manifold: Manifold, proxies: Tensor, chunk_size: int) -> Tensor:
+def mean_center_distance(manifold: Manifold, proxies: Tensor) -> Tensor:
     r"""Half the mean distance between two proxies of a class: MPA eq. 3, which is SoftTriple's regularizer.
 
     .. math:: \frac{1}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
@@ -69,18 +71,19 @@ def mean_center_distance(manifold: Manifold, proxies: Tensor, chunk_size: int) -
     Args:
         manifold: the geometry whose distance d is.
         proxies: (C, K, d), K > 1.
-        chunk_size: classes at a time.
     """
     num_classes, per_class = proxies.shape[:2]
     factor = 0.5 / (num_classes * per_class * (per_class - 1))  # each pair is met twice
-    within_class: Callable[[Tensor, Tensor], Tensor] = torch.func.vmap(manifold.distance)
 
     def distances(_: Tensor, chunk: Tensor, __: int) -> Tensor:
-        points = manifold.proxy_points(chunk)
-        return within_class(points, points)  # (w, K, K)
+        points = manifold.proxy_points(chunk).flatten(0, 1)
+        of_all = manifold.distance(points, points).view(len(chunk), per_class, len(chunk), per_class)
+        return of_all.diagonal(dim1=0, dim2=2)  # (K, K, w): those within a class
 
     def score(distance: Tensor, _: int) -> tuple[Tensor, Tensor]:
         return distance.sum() * factor, torch.full_like(distance, factor)
 
-    walk = Walk(distances, tuple(manifold.parameters()), chunk_size)
-    return sum_over_classes(walk, score, proxies.new_empty(0), proxies)
+    classes = max(1, BLOCK_PROXIES.get(proxies.device.type, 64) // per_class)
+    return sum_over_classes(
+        Walk(distances, tuple(manifold.parameters()), classes), score, proxies.new_empty(0), proxies
+    )

@@ -112,6 +112,16 @@ def chunk_with_graph(
         return leaf, walk.similarity(embeddings, leaf, first)
 
 
+def refuse_gradient_of_gradient() -> None:
+    """To be called in a backward pass that is in closed form.
+
+    Raises:
+        RuntimeError: it runs with ``create_graph=True``, and would silently count as a constant.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError("the gradient of a proxy loss has no gradient of its own; use create_graph=False")
+
+
 class GradientSums:
     """Adds up the gradients of the chunks: (B, D) for embeddings, (C, ...) for proxies, one for each parameter.
 

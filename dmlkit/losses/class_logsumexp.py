@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.losses.class_chunks import GradientSums, Walk, chunk_with_graph, own_columns
+from dmlkit.losses.class_chunks import GradientSums, Walk, chunk_with_graph, own_columns, refuse_gradient_of_gradient
 
 
 def logsumexp_over_classes(
@@ -80,8 +80,8 @@ class _LogSumExpOverClasses(torch.autograd.Function):
         return others, own
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_gradient_of_gradient()
         grad_others, grad_own = grad_outputs
         rows, (*tensors, others) = ctx.rows, ctx.saved_tensors
         embeddings, proxies, *parameters = tensors

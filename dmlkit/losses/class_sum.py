@@ -6,7 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dmlkit.losses.class_chunks import GradientSums, Score, Walk, chunk_with_graph, similarities
+from dmlkit.losses.class_chunks import (
+    GradientSums,
+    Score,
+    Walk,
+    chunk_with_graph,
+    refuse_gradient_of_gradient,
+    similarities,
+)
 
 
 def sum_over_classes(walk: Walk, score: Score, embeddings: Tensor, proxies: Tensor) -> Tensor:
@@ -33,8 +40,8 @@ class _SumOverClasses(torch.autograd.Function):
         return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_gradient_of_gradient()
         (grad,) = grad_outputs
         gradients, ctx.gradients = ctx.gradients, None  # let go, so that autograd need not copy C x d numbers
         if gradients is None:  # a second backward pass through a retained graph

@@ -2,11 +2,12 @@
 
 from typing import Literal
 
+import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs import PairLoss, Pairs, masked_mean
+from dmlkit.losses.pairs import PairLoss, Pairs
 from dmlkit.manifolds.base import Manifold
 
 
@@ -43,7 +44,6 @@ class Contrastive(PairLoss):
         squared: square each violation.
 
     Example:
-        >>> import torch
         >>> from dmlkit.manifolds import Euclidean
         >>> points = torch.tensor([[0.0], [2.0], [2.5]])
         >>> Contrastive(Euclidean(1))(points, torch.tensor([0, 0, 1])).item()  # 2^2 + (1 - 0.5)^2
@@ -63,9 +63,9 @@ class Contrastive(PairLoss):
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         distance = self.manifold.distance(pairs.rows, pairs.columns)  # (B, M)
-        pull = (distance - self.positive_margin).relu()
-        push = (self.negative_margin - distance).relu()
-        pulled, pushed = pairs.positive & (pull > 0), pairs.negative & (push > 0)
-        if self.squared:
-            pull, push = pull.square(), push.square()
-        return masked_mean(pull, where=pulled) + masked_mean(push, where=pushed)
+        pulled = pairs.positive & (distance > self.positive_margin)
+        pushed = pairs.negative & (distance < self.negative_margin)
+        weight = pulled.to(distance.dtype) / pulled.sum().clamp(min=1)
+        weight += pushed.to(distance.dtype) / pushed.sum().clamp(min=1)
+        violation = torch.where(pairs.positive, distance - self.positive_margin, self.negative_margin - distance)
+        return ((violation.square() if self.squared else violation) * weight).sum()

@@ -13,7 +13,7 @@ from dmlkit.losses.class_chunks import plan_walk
 from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.manifolds.base import Manifold
 
-SIMILARITIES = ("cosine",)
+SIMILARITIES = ("cosine", "origin_cosine")
 REASON = "its margin is a difference of cosines"
 
 
@@ -39,14 +39,14 @@ class CosFace(Loss):
         \frac{e^{s (\cos\theta_{y_i} - m)}}{e^{s (\cos\theta_{y_i} - m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
 
     Args:
-        manifold: the geometry of embeddings and proxies; its similarity must be the cosine.
+        manifold: the geometry of embeddings and proxies; its similarity must be a cosine.
         num_classes: C, one proxy each.
         margin: m >= 0, in units of the cosine.
         scale: s > 0, inverse temperature.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
 
     Raises:
-        ValueError: the manifold's similarity is not the cosine; see also `Loss.forward`.
+        ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
 
     Example:
         >>> import torch

@@ -99,4 +99,4 @@ class MPA(Loss):
             loss = loss + self.transport(walk, embeddings, self.proxies, anchors)
         if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
             return loss
-        return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies, walk.chunk_size)
+        return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies)

@@ -17,7 +17,7 @@ from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.losses.class_sum import sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
-SIMILARITIES = ("cosine", "dot")
+SIMILARITIES = ("cosine", "origin_cosine", "dot")
 REASON = "it adds similarities up, so a proxy must count for its class: positive where alike, not a negative distance"
 
 
@@ -41,7 +41,7 @@ class ProxyGMLConfig(LossConfig, frozen=True):
 
 
 class ProxyGML(Loss):
-    r"""Zhu et al., NeurIPS 2020 (arXiv:2010.13636), eq. 2-12, with s the cosine or inner product.
+    r"""Zhu et al., NeurIPS 2020 (arXiv:2010.13636), eq. 2-12, with s a cosine or the inner product.
 
     .. math:: Z_{ic} &= \sum_{p \in P_c \cap I_i} s(x_i, p), \quad M_{ic} = [P_c \cap I_i \ne \emptyset] \\
         L &= \frac{1}{B} \sum_i -\log \frac{M_{iy_i} e^{\sigma Z_{iy_i}}}{\sum_c M_{ic} e^{\sigma Z_{ic}}}
@@ -57,7 +57,7 @@ class ProxyGML(Loss):
     masked softmax has no term for a point whose class has no linked proxy; it adds 0 to the mean.
 
     Args:
-        manifold: the geometry of embeddings and proxies; its similarity must be the cosine or inner product.
+        manifold: the geometry of embeddings and proxies; its similarity must be a cosine or the inner product.
         num_classes: C.
         proxies_per_class: N.
         ratio: r in (0, 1].

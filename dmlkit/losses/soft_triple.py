@@ -84,4 +84,4 @@ class SoftTriple(Loss):
         loss = softplus(others - self.scale * (own - self.margin)).mean()
         if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
             return loss
-        return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies, walk.chunk_size)
+        return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies)

@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vecdot
 
 from dmlkit.component import ComponentConfig
 
-Similarity = Literal["cosine", "dot", "negative_distance", "negative_squared_distance"]
 Side = Literal["query", "gallery"]
 
 
@@ -61,10 +61,6 @@ class Manifold(nn.Module, ABC):
         """Map features (..., d) of any size to points (..., D) on the manifold."""
 
     @abstractmethod
-    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        """The chosen similarity of points x (N, D) and y (M, D): (N, M), larger is more alike."""
-
-    @abstractmethod
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The distance of points x (N, D) and y (M, D): (N, M), by matrix products.
 
@@ -79,6 +75,37 @@ class Manifold(nn.Module, ABC):
         """
 
     @abstractmethod
+    def product_vectors(self, points: Tensor) -> Tensor:
+        """Vectors (..., D') whose inner product is the similarity, where that is no distance: dot or a cosine."""
+
+    @abstractmethod
+    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """Vectors (N, D') whose inner product <query, gallery> falls with the distance of query and gallery."""
+
+    def squared_distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """The square of `distance`: (N, M)."""
+        return self.distance(x, y).square()
+
+    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        """The chosen similarity of points x (N, D) and y (M, D): (N, M), larger is more alike."""
+        match self.similarity_name:
+            case "negative_distance":
+                return -self.distance(x, y)
+            case "negative_squared_distance":
+                return -self.squared_distance(x, y)
+            case _:
+                return self.product_vectors(x) @ self.product_vectors(y).T
+
+    def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        """The chosen similarity of points x (..., D) and y (..., D), broadcast: (...); see `paired_distance`."""
+        match self.similarity_name:
+            case "negative_distance":
+                return -self.paired_distance(x, y)
+            case "negative_squared_distance":
+                return -self.paired_distance(x, y).square()
+            case _:
+                return vecdot(self.product_vectors(x), self.product_vectors(y))
+
     def index_vectors(self, points: Tensor, side: Side) -> Tensor:
         """Vectors whose inner product <query, gallery> orders a gallery as the similarity does.
 
@@ -89,6 +116,9 @@ class Manifold(nn.Module, ABC):
         Returns:
             (N, D'), the same D' on both sides, for any inner-product index.
         """
+        if self.similarity_name in ("negative_distance", "negative_squared_distance"):
+            return self.distance_vectors(points, side)
+        return self.product_vectors(points)
 
     def new_proxies(self, *shape: int) -> nn.Parameter:
         """A learnable tensor (*shape, d or D) of proxies, drawn from the global generator.
@@ -112,21 +142,26 @@ class Manifold(nn.Module, ABC):
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """|x_i - y_j|^2 of x (N, D) and y (M, D) from one matrix product: (N, M), never (N, M, D).
 
-    |x|^2 + |y|^2 - 2 x.y cancels when x and y are close: entries below the rounding error of the sum are
-    set to 0 with a zero gradient, so d(x, x) = 0 (``torch.cdist`` leaves 8e-4 in float32).
-
     Example:
         >>> x = torch.randn(5, 512) * 30
         >>> squared_distances(x, x).diagonal().tolist()
         [0.0, 0.0, 0.0, 0.0, 0.0]
     """
     scale = x.square().sum(-1, keepdim=True) + y.square().sum(-1)  # (N, M)
-    squared = scale - 2 * (x @ y.T)
-    return squared.masked_fill(squared < rounding_error(x) * scale.detach(), 0)
+    return drop_rounding(torch.addmm(scale, x, y.T, alpha=-2), scale)
+
+
+def drop_rounding(difference: Tensor, scale: Tensor) -> Tensor:
+    """A difference of sums whose terms add up to ``scale``: 0 where it is below its rounding error.
+
+    |x|^2 + |y|^2 - 2 x.y cancels when x and y are close: such entries become 0 with a zero gradient, so that
+    d(x, x) = 0 (``torch.cdist`` leaves 8e-4 in float32).
+    """
+    return difference.masked_fill(difference < rounding_error(difference) * scale.detach(), 0)
 
 
 def rounding_error(x: Tensor) -> float:
-    """The relative error of a sum of x.shape[-1] products: 8 ulp, measured up to 5 ulp for 4 096 terms."""
+    """The relative error of a sum of products: 8 ulp, measured up to 5 ulp for 4 096 terms."""
     return 8 * torch.finfo(x.dtype).eps
 
 

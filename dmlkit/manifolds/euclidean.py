@@ -5,9 +5,10 @@ from typing import Literal
 import torch
 from geoopt.manifolds import Euclidean as GeooptEuclidean
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.linalg import vecdot
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, safe_sqrt, squared_distances
+from dmlkit.manifolds.unit import unit_vectors
 
 
 class EuclideanConfig(ManifoldConfig, frozen=True):
@@ -47,29 +48,21 @@ class Euclidean(Manifold):
     def from_features(self, features: Tensor) -> Tensor:
         return features
 
-    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        match self.similarity_name:
-            case "dot":
-                return x @ y.T
-            case "cosine":
-                return normalize(x, dim=-1) @ normalize(y, dim=-1).T
-            case "negative_squared_distance":
-                return -squared_distances(x, y)
-            case _:
-                return -self.distance(x, y)
-
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return safe_sqrt(squared_distances(x, y))
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return safe_sqrt((x - y).square().sum(-1))
+        difference = x - y
+        return safe_sqrt(vecdot(difference, difference))
 
-    def index_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """<(2x, -1), (y, |y|^2)> = |x|^2 - |x - y|^2; the vectors themselves for dot and cosine."""
-        if self.similarity_name == "dot":
-            return points
-        if self.similarity_name == "cosine":
-            return normalize(points, dim=-1)
+    def squared_distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return squared_distances(x, y)
+
+    def product_vectors(self, points: Tensor) -> Tensor:
+        return points if self.similarity_name == "dot" else unit_vectors(points)
+
+    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """<(2x, -1), (y, |y|^2)> = |x|^2 - |x - y|^2."""
         if side == "query":
             return torch.cat([2 * points, -torch.ones_like(points[:, :1])], dim=-1)
         return torch.cat([points, points.square().sum(-1, keepdim=True)], dim=-1)

@@ -5,6 +5,8 @@ from typing import Literal
 import torch
 from geoopt.manifolds import Sphere as GeooptSphere
 from torch import Tensor
+from torch.linalg import vecdot
+from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, rounding_error, safe_sqrt
 from dmlkit.manifolds.unit import unit_vectors
@@ -55,26 +57,21 @@ class Sphere(Manifold):
         """x / |x|. A zero vector stays zero; below |x| = 1e-6 the gradient is that of x / 1e-6."""
         return unit_vectors(features)
 
-    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        match self.similarity_name:
-            case "cosine":
-                return x @ y.T
-            case "negative_squared_distance":
-                return -self.distance(x, y).square()
-            case _:
-                return -self.distance(x, y)
-
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         squared = 2 - 2 * (x @ y.T)  # (N, M)
         chord = safe_sqrt(squared.masked_fill(squared < 2 * rounding_error(x), 0))
         return self._from_chord(chord)
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return self._from_chord(safe_sqrt((x - y).square().sum(-1)))
+        difference = normalize(x.double(), dim=-1) - normalize(y.double(), dim=-1)
+        return self._from_chord(safe_sqrt(vecdot(difference, difference))).to(x.dtype)
 
-    def index_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """The unit vectors: every similarity of the sphere grows with the cosine."""
+    def product_vectors(self, points: Tensor) -> Tensor:
         return points
+
+    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """The unit vectors: both distances fall with the cosine."""
+        return normalize(points.double(), dim=-1).to(points.dtype)
 
     def _from_chord(self, chord: Tensor) -> Tensor:
         # asin of the half chord keeps small angles (acos gives d(x, x) = 0.014 in float32); its gradient is

@@ -27,7 +27,7 @@ class Scores:
 
     Args:
         values: the metrics by name.
-        definitions: what each metric is, one line each.
+        definitions: what each metric is, by name, one line each.
         per_query: (Q',) float64 by name, for the metrics that are means over queries.
         queries: (Q',) int64, the queries that were scored: those with a positive.
         nearest: (Q',) int64, the gallery item nearest to each.
@@ -36,7 +36,7 @@ class Scores:
     """
 
     values: dict[str, float]
-    definitions: tuple[str, ...]
+    definitions: dict[str, str]
     per_query: dict[str, Tensor]
     queries: Tensor
     nearest: Tensor
@@ -171,7 +171,7 @@ def _score(
             values |= config.of_points(points)
     return Scores(
         values=values,
-        definitions=tuple(config.definition for config in configs),
+        definitions={name: config.definition for config in configs for name in config.names()},
         per_query=per_query,
         queries=scored.cpu(),
         nearest=nearest,

@@ -86,5 +86,7 @@ def test_a_ratio_that_selects_nothing_is_refused():
 
 
 def test_distances_are_refused():
-    with pytest.raises(ValueError, match="expected a manifold with similarity 'cosine' or 'dot', got 'negative_dist"):
+    with pytest.raises(
+        ValueError, match="'cosine' or 'origin_cosine' or 'dot', got 'negative_distance': it adds similarities"
+    ):
         ProxyGML(Euclidean(2), 100)

@@ -1,0 +1,69 @@
+"""Möbius-linear head: a linear layer of the Poincaré ball."""
+
+from collections.abc import Iterable
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from dmlkit.component import Requirement
+from dmlkit.heads.base import Head, HeadConfig
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.poincare import Poincare
+
+
+class MobiusLinearConfig(HeadConfig, frozen=True):
+    """Hyperbolic layer (Ganea et al. 2018) of the Grouplet paper: Möbius matrix-vector product and bias."""
+
+    name: Literal["mobius_linear"] = "mobius_linear"
+    bias: bool = True
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("manifold.name", ("poincare",), "Möbius operations are those of the ball")
+
+    def build(self, num_features: int, manifold: Manifold) -> "MobiusLinear":
+        return MobiusLinear(num_features, manifold, bias=self.bias)
+
+
+class MobiusLinear(Head):
+    r"""Ganea et al., NeurIPS 2018, section 3.2, after an exponential map (Zhang et al., CVPR 2022, section 3.3).
+
+    .. math:: y = (W \otimes \exp_0(h)) \oplus \exp_0(b), \quad W \otimes \exp_0(h) = \exp_0(W h)
+
+    Both exponential maps clip as the manifold says, and the sum is brought back inside the ball. By the identity on
+    the right (their lemma 6) the product is computed without leaving the tangent space. It also says that without
+    the bias the layer is a linear layer with an exponential map behind it: see docs/geometry.md.
+
+    Args:
+        num_features: F, width of the backbone's features h.
+        manifold: the Poincaré ball; its ``dim`` is the number of outputs.
+        bias: add b, a tangent vector at the origin, which starts at 0.
+
+    Raises:
+        ValueError: the manifold is not the ball.
+
+    Example:
+        >>> points = MobiusLinear(64, Poincare(16))(torch.randn(2, 64))
+        >>> points.shape, bool((points.norm(dim=1) < 1).all())
+        (torch.Size([2, 16]), True)
+    """
+
+    def __init__(self, num_features: int, manifold: Manifold, *, bias: bool = True) -> None:
+        if not isinstance(manifold, Poincare):
+            raise ValueError(f"MobiusLinear: expected the Poincaré ball, got {type(manifold).__name__}")
+        super().__init__(manifold)
+        self.linear = nn.Linear(num_features, manifold.dim, bias=False)
+        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as the linear head
+        self.bias = nn.Parameter(torch.zeros(manifold.dim)) if bias else None
+
+    @property
+    def ball(self) -> Poincare:
+        """The manifold."""
+        return cast(Poincare, self.manifold)
+
+    def project(self, features: Tensor) -> Tensor:
+        return self.linear(self.ball.clip(features))
+
+    def to_points(self, projected: Tensor) -> Tensor:
+        points = self.ball.from_features(projected)
+        return points if self.bias is None else self.ball.add(points, self.ball.from_features(self.bias))

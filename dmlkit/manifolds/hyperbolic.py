@@ -1,0 +1,90 @@
+"""What both models of hyperbolic space share: the sign of the curvature, clipping, and distance from sinh^2(d / 2)."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
+
+HyperbolicSimilarity = Literal["negative_distance", "negative_squared_distance", "origin_cosine"]
+
+
+class SignedExponential(nn.Module):
+    """Parametrises a learnable curvature as sign * e^t, which no optimizer step can turn or bring to zero.
+
+    Args:
+        sign: +1 or -1.
+    """
+
+    def __init__(self, sign: int) -> None:
+        super().__init__()
+        self.sign = sign
+
+    def forward(self, exponent: Tensor) -> Tensor:
+        return self.sign * exponent.exp()
+
+    def right_inverse(self, value: Tensor) -> Tensor:
+        return (self.sign * value).log()
+
+
+def make_learnable(geometry: nn.Module, sign: int) -> None:
+    """Let the curvature ``geometry.k`` of a geoopt manifold be learned, always with this sign."""
+    geometry.k.requires_grad_(True)
+    register_parametrization(geometry, "k", SignedExponential(sign))
+
+
+def check_hyperbolic(name: str, curvature: float, clip_radius: float | None) -> None:
+    """Refuse a curvature that is not hyperbolic and a clipping that maps every feature to the origin.
+
+    Raises:
+        ValueError: names the option, what came and what was expected.
+
+    Example:
+        >>> check_hyperbolic("Poincare", 1.0, None)
+        Traceback (most recent call last):
+        ...
+        ValueError: Poincare: curvature must be negative, got 1.0 (hyperbolic space has K < 0)
+    """
+    if not -float("inf") < curvature < 0:
+        raise ValueError(f"{name}: curvature must be negative, got {curvature} (hyperbolic space has K < 0)")
+    if clip_radius is not None and not clip_radius > 0:
+        raise ValueError(
+            f"{name}: clip_radius must be positive, or null for no clipping, got {clip_radius}; "
+            "a radius of 0 would map all features to the origin"
+        )
+
+
+def clip_features(features: Tensor, radius: float | None, border: Tensor) -> Tensor:
+    """Shorten features (..., d) to the smaller of ``radius`` and ``border``; half precision becomes float32.
+
+    Example:
+        >>> clip_features(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0, torch.tensor(3.1))
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
+    features = features.float() if features.itemsize < 4 else features
+    longest = border if radius is None else border.clamp(max=radius)
+    return features * (longest / features.norm(dim=-1, keepdim=True).clamp(min=longest))
+
+
+def farthest(dtype: torch.dtype) -> float:
+    """The largest distance from the origin, in units of 1 / sqrt(-K), that points may have: 6.2 in float32.
+
+    It is geoopt's border of the unit ball, length 1 - 4e-3 or, in float64, 1 - 1e-5: 1 - |x|^2 has a relative error
+    of 1e-5 there in float32.
+    """
+    return 2 * math.atanh(1 - (1e-5 if dtype == torch.float64 else 4e-3))
+
+
+def distance_from_sinh(sinh_squared: Tensor, curvature: Tensor) -> Tensor:
+    """d from sinh^2(d sqrt(-K) / 2), stable at both ends.
+
+    Example:
+        >>> distance_from_sinh(torch.tensor([0.0, 2.0]).mul(0.5).sinh().square(), torch.tensor(-1.0)).tolist()
+        [0.0, 2.0]
+    """
+    # asinh is kept off 0, where the gradient of the square root is infinite.
+    positive = sinh_squared > torch.finfo(sinh_squared.dtype).tiny
+    arc = 2 * torch.where(positive, sinh_squared, 1).sqrt().asinh() * positive
+    return arc / (-curvature).sqrt()

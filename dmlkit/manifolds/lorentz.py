@@ -1,0 +1,147 @@
+"""The hyperboloid (Lorentz model): hyperbolic space as a sheet in Minkowski space."""
+
+from typing import Literal
+
+import torch
+from pydantic import NegativeFloat, PositiveFloat
+from torch import Tensor
+from torch.linalg import vecdot
+
+from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.hyperbolic import (
+    HyperbolicSimilarity,
+    check_hyperbolic,
+    clip_features,
+    distance_from_sinh,
+    farthest,
+    make_learnable,
+)
+from dmlkit.manifolds.product_distance import Rows, product_distance, row_squares
+from dmlkit.manifolds.sheet import Sheet
+from dmlkit.manifolds.unit import unit_vectors
+
+
+class LorentzConfig(ManifoldConfig, frozen=True):
+    """Hyperbolic space as a hyperboloid; the same geometry as the ball, with one more coordinate."""
+
+    name: Literal["lorentz"] = "lorentz"
+    curvature: NegativeFloat = -1.0  # K, sectional
+    learnable_curvature: bool = False
+    clip_radius: PositiveFloat | None = 2.3  # longest feature before the exponential map; null = no clipping
+    similarity: HyperbolicSimilarity = "negative_distance"
+
+    def build(self, dim: int) -> "Lorentz":
+        return Lorentz(
+            dim,
+            curvature=self.curvature,
+            learnable_curvature=self.learnable_curvature,
+            clip_radius=self.clip_radius,
+            similarity=self.similarity,
+            proxies=self.proxies,
+        )
+
+
+class Lorentz(Manifold):
+    r"""The sheet :math:`-x_0^2 + |\bar x|^2 = 1/K`, x_0 > 0, in R^{d+1}, with constant sectional curvature K < 0.
+
+    .. math:: \cosh(\sqrt{-K}\, d(x, y)) = K \langle x, y \rangle_L = -K (x_0 y_0 - \bar x \cdot \bar y)
+
+    Features are tangent vectors at the origin: :math:`\exp_0(v)` has
+    :math:`\bar x = \sinh(\sqrt{-K}|v|)\, v / (\sqrt{-K}|v|)`. A feature of length r lands at distance r;
+    distances tend to |x - y| as K tends to 0.
+
+    x_0 follows from the other coordinates. Distances take it from them, so that neither rounding nor a learned K
+    can leave the sheet.
+
+    Similarities: ``negative_distance`` -d, ``negative_squared_distance`` -d^2, ``origin_cosine`` the cosine of
+    the log maps at the origin (Zhang et al., CVPR 2022, section 3.3).
+
+    Args:
+        dim: d; points have D = d + 1 coordinates, x_0 first.
+        curvature: K < 0.
+        learnable_curvature: learn K, from ``curvature`` on, as -e^t.
+        clip_radius: features longer than this are shortened to it; None for no clipping.
+        similarity: see above.
+        proxies: see `ManifoldConfig.proxies`.
+
+    Example:
+        >>> sheet = Lorentz(2, curvature=-1.0)
+        >>> points = sheet.from_features(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+        >>> points[0]
+        tensor([1., 0., 0.])
+        >>> round(sheet.distance(points, points)[0, 1].item(), 4)
+        1.0
+    """
+
+    similarities = ("negative_distance", "negative_squared_distance", "origin_cosine")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        curvature: float = -1.0,
+        learnable_curvature: bool = False,
+        clip_radius: float | None = 2.3,
+        similarity: str = "negative_distance",
+        proxies: Literal["features", "points"] = "features",
+    ) -> None:
+        super().__init__(dim, similarity=similarity, proxies=proxies)
+        check_hyperbolic("Lorentz", curvature, clip_radius)
+        self.point_dim = dim + 1
+        self.clip_radius = clip_radius
+        self.geometry = Sheet(k=-1 / curvature)
+        if learnable_curvature:
+            make_learnable(self.geometry, sign=1)
+
+    @property
+    def curvature(self) -> Tensor:
+        """K, a scalar tensor below 0."""
+        return -1 / self.geometry.k
+
+    def from_features(self, features: Tensor) -> Tensor:
+        root = (-self.curvature).sqrt()
+        features = clip_features(features, self.clip_radius, farthest(features.dtype) / root)
+        length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
+        return self._complete(features * (length.sinh() / length))
+
+    def proxy_points(self, proxies: Tensor) -> Tensor:
+        """The points of the proxies; where K is learned, the sheet may have moved: x_0 follows it."""
+        return self._complete(proxies[..., 1:]) if self.proxies == "points" else self.from_features(proxies)
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return product_distance(self._rows(x), self._rows(y), self.curvature)
+
+    def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
+        x64, y64, curvature = x[..., 1:].double(), y[..., 1:].double(), self.curvature.double()
+        difference, rise = x64 - y64, self._height(vecdot(x64, x64)) - self._height(vecdot(y64, y64))
+        sinh_squared = (vecdot(difference, difference) - rise.square()).clamp(min=0) * (-curvature / 4)
+        return distance_from_sinh(sinh_squared, curvature).to(x.dtype)
+
+    def product_vectors(self, points: Tensor) -> Tensor:
+        return unit_vectors(points[..., 1:])
+
+    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """<(-x_0, x), (y_0 - 1 / sqrt(-K), y)> = <x, y>_L + x_0 / sqrt(-K).
+
+        The shift of y_0 is the same for the whole gallery. It keeps the order and spares the cancellation of
+        x_0 y_0 and x.y near the origin and for K near 0, where this becomes (|x|^2 - |x - y|^2) / 2.
+        """
+        space = points[:, 1:].double()
+        height = self._height(space.square().sum(-1, keepdim=True))
+        time = -height - 1 / (-self.curvature.double()).sqrt() if side == "query" else height
+        return torch.cat([time, space], dim=-1).to(points.dtype)
+
+    def _rows(self, points: Tensor) -> Rows:
+        squared = row_squares(points[:, 1:])
+        factor = (-self.curvature).sqrt() / 2
+        return Rows(points[:, 1:], squared, factor.expand_as(squared), self._height(squared))
+
+    def _complete(self, space: Tensor) -> Tensor:
+        """The points (..., d + 1) above ``space`` (..., d)."""
+        height = self._height(space.square().sum(-1, keepdim=True))
+        return torch.cat([height + (-self.curvature).rsqrt(), space], dim=-1)
+
+    def _height(self, squared: Tensor) -> Tensor:
+        """x_0 - 1 / sqrt(-K), the height above the origin, from |x|^2, without the cancellation of x_0's form."""
+        radius_squared = -1 / self.curvature.to(squared.dtype)
+        return squared / ((radius_squared + squared).sqrt() + radius_squared.sqrt())

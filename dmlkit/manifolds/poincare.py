@@ -1,0 +1,152 @@
+"""The Poincaré ball: hyperbolic space as the inside of a ball."""
+
+import math
+from typing import Literal
+
+import torch
+from geoopt.manifolds import Stereographic
+from pydantic import NegativeFloat, PositiveFloat
+from torch import Tensor
+from torch.linalg import vecdot
+
+from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.hyperbolic import (
+    HyperbolicSimilarity,
+    check_hyperbolic,
+    clip_features,
+    distance_from_sinh,
+    farthest,
+    make_learnable,
+)
+from dmlkit.manifolds.product_distance import Rows, product_distance, row_squares
+from dmlkit.manifolds.unit import unit_vectors
+
+
+class PoincareConfig(ManifoldConfig, frozen=True):
+    """Hyperbolic space as a ball; room grows exponentially towards its boundary, as in a tree."""
+
+    name: Literal["poincare"] = "poincare"
+    curvature: NegativeFloat = -1.0  # K, sectional; the ball has radius 1 / sqrt(-K)
+    learnable_curvature: bool = False
+    clip_radius: PositiveFloat | None = 2.3  # longest feature before the exponential map; null = no clipping
+    similarity: HyperbolicSimilarity = "negative_distance"
+
+    def build(self, dim: int) -> "Poincare":
+        return Poincare(
+            dim,
+            curvature=self.curvature,
+            learnable_curvature=self.learnable_curvature,
+            clip_radius=self.clip_radius,
+            similarity=self.similarity,
+            proxies=self.proxies,
+        )
+
+
+class Poincare(Manifold):
+    r"""The ball :math:`-K|x|^2 < 1` in R^d with constant sectional curvature K < 0.
+
+    .. math:: d(x, y) = \frac{2}{\sqrt{-K}} \operatorname{asinh}
+            \sqrt{\frac{-K |x - y|^2}{(1 + K|x|^2)(1 + K|y|^2)}}
+
+    Features are tangent vectors at the origin: :math:`\exp_0(v) = \tanh(\sqrt{-K}|v|)\, v / (\sqrt{-K}|v|)` (Ganea
+    et al., NeurIPS 2018, lemma 2). The metric at the origin is 4 times the Euclidean one, so a feature of length r
+    lands at distance 2r, and distances tend to 2|x - y| as K tends to 0.
+
+    Similarities: ``negative_distance`` -d, ``negative_squared_distance`` -d^2, ``origin_cosine`` the cosine of
+    the log maps at the origin (Zhang et al., CVPR 2022, section 3.3). A log map at the origin keeps the
+    direction, so this is also the cosine of the coordinates. A dot product of coordinates belongs to no geometry.
+
+    Args:
+        dim: d.
+        curvature: K < 0.
+        learnable_curvature: learn K, from ``curvature`` on, as -e^t.
+        clip_radius: features longer than this are shortened to it (Guo et al., CVPR 2022; 2.3 in Ermolov et al.,
+            CVPR 2022), which keeps points off the boundary, where gradients vanish; None for no clipping.
+        similarity: see above.
+        proxies: see `ManifoldConfig.proxies`.
+
+    Example:
+        >>> ball = Poincare(2, curvature=-1.0)
+        >>> points = ball.from_features(torch.tensor([[0.0, 0.0], [0.5, 0.0]]))
+        >>> ball.distance(points, points)
+        tensor([[0., 1.],
+                [1., 0.]])
+    """
+
+    similarities = ("negative_distance", "negative_squared_distance", "origin_cosine")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        curvature: float = -1.0,
+        learnable_curvature: bool = False,
+        clip_radius: float | None = 2.3,
+        similarity: str = "negative_distance",
+        proxies: Literal["features", "points"] = "features",
+    ) -> None:
+        super().__init__(dim, similarity=similarity, proxies=proxies)
+        check_hyperbolic("Poincare", curvature, clip_radius)
+        self.clip_radius = clip_radius
+        # Stereographic takes K itself; PoincareBall would keep log(e^c - 1), which is -inf for c < 6e-8 in float32.
+        self.geometry = Stereographic(k=curvature)
+        if learnable_curvature:
+            make_learnable(self.geometry, sign=-1)
+
+    @property
+    def curvature(self) -> Tensor:
+        """K, a scalar tensor below 0."""
+        return self.geometry.k
+
+    def from_features(self, features: Tensor) -> Tensor:
+        features, root = self.clip(features), (-self.curvature).sqrt()
+        length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
+        return features * (length.tanh() / length)  # geoopt's scripted map cannot be exported
+
+    def clip(self, features: Tensor) -> Tensor:
+        """Features (..., d) shortened to ``clip_radius`` and to what stays inside the ball: log_0 of their points."""
+        border = farthest(features.dtype) / 2 * (-self.curvature).rsqrt()
+        return clip_features(features, self.clip_radius, border)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        r"""Möbius addition of points (..., d), brought back inside the ball (Ganea et al. 2018, eq. 3, c = -K).
+
+        .. math:: x \oplus y = \frac{(1 + 2c\,x \cdot y + c|y|^2) x + (1 - c|x|^2) y}{1 + 2c\,x \cdot y + c^2|x|^2|y|^2}
+        """
+        c = -self.curvature
+        x_squared, y_squared = x.square().sum(-1, keepdim=True), y.square().sum(-1, keepdim=True)
+        twice = 1 + 2 * c * (x * y).sum(-1, keepdim=True)
+        total = ((twice + c * y_squared) * x + (1 - c * x_squared) * y) / (twice + c.square() * x_squared * y_squared)
+        longest = math.tanh(farthest(total.dtype) / 2) * c.rsqrt()
+        return clip_features(total, None, longest)
+
+    def proxy_points(self, proxies: Tensor) -> Tensor:
+        """The points of the proxies; where K is learned, the ball may have shrunk past them: they move inside."""
+        return self.geometry.projx(proxies) if self.proxies == "points" else self.from_features(proxies)
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return product_distance(self._rows(x), self._rows(y), self.curvature)
+
+    def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
+        x64, y64, curvature = x.double(), y.double(), self.curvature.double()
+        shrink = (1 + curvature * vecdot(x64, x64)) * (1 + curvature * vecdot(y64, y64))
+        difference = x64 - y64
+        return distance_from_sinh(-curvature * vecdot(difference, difference) / shrink, curvature).to(x.dtype)
+
+    def product_vectors(self, points: Tensor) -> Tensor:
+        return unit_vectors(points)
+
+    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """The lift to the hyperboloid; see `Lorentz.distance_vectors`."""
+        x, curvature = points.double(), self.curvature.double()
+        squared = x.square().sum(-1, keepdim=True)
+        shrink = 1 + curvature * squared
+        if side == "query":
+            time = -(1 - curvature * squared) / (shrink * (-curvature).sqrt())
+        else:
+            time = 2 * (-curvature).sqrt() * squared / shrink
+        return torch.cat([time, 2 * x / shrink], dim=-1).to(points.dtype)
+
+    def _rows(self, points: Tensor) -> Rows:
+        squared = row_squares(points)
+        return Rows(points, squared, (-self.curvature).sqrt() / (1 + self.curvature * squared))

@@ -1,0 +1,22 @@
+"""Riemannian SGD of geoopt: parameters that are points of a manifold stay on it."""
+
+from typing import Any, Literal
+
+import geoopt
+from pydantic import Field
+from torch import nn
+from torch.optim import Optimizer
+
+from dmlkit.optimizers.base import OptimizerConfig
+
+
+class RiemannianSGDConfig(OptimizerConfig, frozen=True):
+    """Riemannian SGD (Bonnabel 2013); ordinary parameters take ordinary SGD steps."""
+
+    name: Literal["riemannian_sgd"] = "riemannian_sgd"
+    momentum: float = Field(0.9, ge=0, lt=1)
+
+    def build(self, parts: dict[str, list[nn.Parameter]]) -> Optimizer:
+        # stabilize: project back every 10 steps, so that rounding never adds up
+        sgd: Any = geoopt.optim.RiemannianSGD  # its stub wants whole numbers
+        return sgd(self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, stabilize=10)

@@ -1,0 +1,80 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dmlkit.losses import MPA, ProxyAnchor, ProxyGML, ProxyNCA, SoftTriple
+from dmlkit.losses.base import Loss
+from dmlkit.losses.class_chunks import KEPT_NUMBERS, plan_walk
+from dmlkit.manifolds import Sphere
+
+
+class WarmSphere(Sphere):
+    """A sphere with a learnable temperature, which the walks must pass a gradient to."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.temperature = nn.Parameter(torch.tensor(1.3))
+
+    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().similarity(x, y) / self.temperature
+
+
+def losses(manifold: Sphere, chunk_size: int | None) -> list[Loss]:
+    torch.manual_seed(0)
+    return [
+        ProxyAnchor(manifold, 30, chunk_size=chunk_size),
+        MPA(manifold, 30, proxies_per_class=2, chunk_size=chunk_size),
+        ProxyNCA(manifold, 30, chunk_size=chunk_size),
+        SoftTriple(manifold, 30, centers_per_class=2, chunk_size=chunk_size),
+        ProxyGML(manifold, 30, proxies_per_class=2, ratio=0.5, chunk_size=chunk_size),
+    ]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    points = nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    return points.requires_grad_(), torch.arange(12) // 3
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, None])
+@pytest.mark.parametrize("index", range(5))
+def test_a_learnable_manifold_gets_its_gradient(index: int, chunk_size: int | None):
+    points, labels = batch()
+    loss = losses(WarmSphere(8), chunk_size)[index].double()
+    temperature = loss.manifold.temperature
+    points = points.detach().double()
+    (gradient,) = torch.autograd.grad(loss(points, labels), temperature)
+    step = 1e-6
+    values = []
+    for sign in (1, -1):
+        temperature.data.add_(sign * step)
+        values.append(loss(points, labels).item())
+        temperature.data.sub_(sign * step)
+    assert gradient.item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6)
+
+
+@pytest.mark.parametrize("chunk_size", [7, None])
+@pytest.mark.parametrize("index", range(5))
+def test_a_backward_pass_under_autocast_is_computed_in_full(index: int, chunk_size: int | None):
+    points, labels = batch()
+    loss = losses(Sphere(8), chunk_size)[index]
+    gradients: list[Tensor] = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            gradients += torch.autograd.grad(loss(points, labels), points)
+    assert torch.equal(*gradients)
+
+
+def test_similarities_are_kept_only_where_they_are_small():
+    sphere = Sphere(8)
+    points = torch.randn(12, 8)
+    few, many = torch.empty(30, 8), torch.empty(1, 8).expand(KEPT_NUMBERS // 8, 8)
+    assert plan_walk(sphere, points, few, None).keep
+    assert not plan_walk(sphere, points, many, None).keep
+    assert not plan_walk(sphere, points, few, 7).keep  # who asks for chunks wants little memory
+
+
+def test_gradients_of_the_gradient_are_refused():
+    points, labels = batch()
+    for loss in losses(Sphere(8), None):
+        with pytest.raises(RuntimeError, match="no gradient of its own"):
+            torch.autograd.grad(loss(points, labels), points, create_graph=True)

@@ -1,0 +1,148 @@
+"""Protocols: fold sizes, what is trained and reported, and a kill half-way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dmlkit.datasets.base import class_fold
+from dmlkit.devices import start_fabric
+from dmlkit.embed import embed_dataset, load_model
+from dmlkit.metrics import retrieval_metrics
+from dmlkit.protocol import concatenate, fold_recipe, summarize
+from dmlkit.recipe_file import read_recipe
+from dmlkit.run_folder import RunFolder
+from tests.conftest import TINY_RECIPE
+
+RECIPE = TINY_RECIPE.replace("classes: 12", "classes: 32").replace("epochs: 3", "epochs: 2")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("classes", "sizes"), [(200, (75, 25, 100)), (196, (74, 24, 98)), (22_634, (8488, 2829, 11_317))]
+)
+def test_fold_sizes_of_the_benchmarks(classes, sizes):
+    held_out = []
+    for fold in range(4):
+        parts = class_fold(classes, fold)
+        assert tuple(len(parts[name]) for name in ("train", "validation", "test")) == sizes
+        assert sorted([*parts["train"], *parts["validation"]]) == list(range(classes // 2))
+        assert parts["test"] == list(range(classes // 2, classes))
+        held_out += parts["validation"]
+    assert len(set(held_out)) == len(held_out) == 4 * sizes[1]
+
+
+def test_reality_check_trains_and_reports_what_it_says(dmlkit, recipe, tmp_path):
+    out = tmp_path / "check"
+    result = dmlkit("protocol", "reality_check", recipe, "-o", out, "--repeats", "2", "--device", "cpu", "--json")
+    assert result.code == 0, result.err
+    results = json.loads(result.out)
+    assert results == json.loads((out / "results.json").read_text())
+    fabric = start_fabric("cpu")
+    for repeat in range(2):
+        parts, separated = [], []
+        for fold in range(4):
+            run = RunFolder(out / f"repeat-{repeat}" / f"fold-{fold}")
+            trained = load_model(run, fabric, "best")
+            assert (trained.recipe.seed, trained.recipe.dataset.fold) == (3 + repeat, fold)
+            assert trained.recipe == fold_recipe(trained.recipe, fold)
+            embeddings = embed_dataset(
+                fabric, trained.model, trained.recipe.dataset.build("test"), trained.recipe.transform, workers=0
+            )
+            assert embeddings.points.shape == (16 * 6, 128)
+            parts.append(embeddings.points.double().numpy())
+            separated.append(retrieval_metrics(embeddings.points, embeddings.labels, metrics=["map@r"])["map@r"])
+            best = json.loads(run.summary_path.read_text())["best"]
+            rows = run.read_metrics()
+            assert best["validation"]["map@r"] == max(row["validation"]["map@r"] for row in rows)
+        unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts]
+        joined = np.concatenate(unit, 1)
+        joined /= np.linalg.norm(joined, axis=1, keepdims=True)
+        concatenated = retrieval_metrics(joined, embeddings.labels, metrics=["map@r"])["map@r"]
+        figures = results["repeats"][repeat]
+        assert figures["separated"]["map@r"] == pytest.approx(np.mean(separated), abs=1e-9)
+        assert figures["concatenated"]["map@r"] == pytest.approx(concatenated, abs=1e-6)
+        assert set(figures["separated"]) == {"precision@1", "r_precision", "map@r"}
+    values = [repeat["separated"]["map@r"] for repeat in results["repeats"]]
+    low, high = stats.t.interval(0.95, 1, loc=np.mean(values), scale=stats.sem(values))
+    summary = results["summary"]["separated"]["map@r"]
+    assert (summary["mean"], summary["low"], summary["high"]) == pytest.approx((np.mean(values), low, high))
+    assert "| separated | map@r |" in (out / "results.md").read_text()
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "dmlkit", *map(str, words)]
+
+
+@pytest.mark.slow
+def test_a_protocol_killed_half_way_goes_on_to_the_same_figures(dmlkit, recipe, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert dmlkit("protocol", "reality_check", recipe, "-o", whole, "--repeats", "1", "--device", "cpu").code == 0
+    process = subprocess.Popen(
+        command("protocol", "reality_check", recipe, "-o", cut, "--repeats", "1", "--device", "cpu"),
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not (cut / "repeat-0" / "fold-1" / "checkpoints" / "last.pt").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (cut / "results.json").exists()
+    finished = (cut / "repeat-0" / "fold-0" / "summary.json").stat().st_mtime_ns
+    assert dmlkit("protocol", "reality_check", recipe, "-o", cut, "--repeats", "1", "--device", "cpu").code == 0
+    assert (cut / "repeat-0" / "fold-0" / "summary.json").stat().st_mtime_ns == finished
+    assert json.loads((cut / "results.json").read_text()) == json.loads((whole / "results.json").read_text())
+
+
+def test_a_run_killed_while_it_was_created_is_begun_again(dmlkit, recipe, tmp_path):
+    (tmp_path / "o" / "repeat-0" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "o" / "repeat-0" / "environment.json").write_text("{}")
+    assert dmlkit("protocol", "official", recipe, "-o", tmp_path / "o", "--repeats", "1", "--device", "cpu").code == 0
+
+
+def test_official_repeats_the_recipe_with_other_seeds_and_can_be_extended(dmlkit, recipe, tmp_path):
+    out = tmp_path / "official"
+    assert dmlkit("protocol", "official", recipe, "-o", out, "--repeats", "1", "--device", "cpu").code == 0
+    first = (out / "repeat-0" / "summary.json").stat().st_mtime_ns
+    result = dmlkit("protocol", "official", recipe, "-o", out, "--repeats", "2", "--device", "cpu")
+    assert result.code == 0 and "repeat 1" in result.out
+    assert (out / "repeat-0" / "summary.json").stat().st_mtime_ns == first
+    base = read_recipe(recipe)
+    for repeat in range(2):
+        run = RunFolder(out / f"repeat-{repeat}")
+        assert run.recipe() == base.model_copy(update={"seed": 3 + repeat})
+        best = json.loads(run.summary_path.read_text())["best"]["test"]
+        assert json.loads((out / "results.json").read_text())["repeats"][repeat]["test"] == best
+
+
+def test_another_recipe_in_the_folder_is_refused(dmlkit, recipe, tmp_path):
+    out = tmp_path / "official"
+    assert dmlkit("protocol", "official", recipe, "-o", out, "--repeats", "1", "--device", "cpu").code == 0
+    words = ("protocol", "official", recipe, "-o", out, "--repeats", "1", "--device", "cpu", "--set", "loss.margin=0.3")
+    result = dmlkit(*words)
+    assert result.code == 2 and "loss.margin: was 0.1, now 0.3" in result.err
+
+
+def test_concatenation_gives_each_model_the_same_weight():
+    parts = [torch.randn(5, 4), 100 * torch.randn(5, 3)]
+    joined = concatenate(parts)
+    assert joined.norm(dim=1).tolist() == pytest.approx([1] * 5)
+    assert joined[:, :4].norm(dim=1).tolist() == pytest.approx([0.5**0.5] * 5)
+
+
+def test_summary_of_one_repeat_has_no_interval():
+    assert summarize([{"test": {"map@r": 0.5}}])["test"]["map@r"]["low"] is None

@@ -1,0 +1,87 @@
+"""Search is exact: the neighbours are those of a brute-force search in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
+from dmlkit.manifolds.base import Manifold
+from dmlkit.search import Gallery
+
+
+def brute_force(manifold: Manifold, queries: Tensor, gallery: Tensor, k: int) -> Tensor:
+    """By the stable similarity in float64, over twice k of a float64 product, which is off by 1e-11 at most."""
+    q, g = queries.double(), gallery.double()
+    vectors = manifold.index_vectors(g, "gallery").T
+    found: list[Tensor] = []
+    for part in q.split(100):
+        near = (manifold.index_vectors(part, "query") @ vectors).topk(2 * k).indices.sort(dim=1).values
+        order = manifold.paired_similarity(part[:, None], g[near]).argsort(dim=1, descending=True, stable=True)
+        found.append(near.gather(1, order[:, :k]))
+    return torch.cat(found)
+
+
+def spread(count: int, dim: int, seed: int) -> Tensor:
+    """Clustered directions, lengths evenly from the origin to the boundary of the ball (atanh 0.996 = 3.1)."""
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(500, dim, generator=torch.Generator().manual_seed(9))
+    directions = centers[torch.randint(500, (count,), generator=generator)]
+    directions = directions + 0.3 * torch.randn(count, dim, generator=generator)
+    lengths = 3.3 * torch.rand(count, 1, generator=generator)
+    return torch.nn.functional.normalize(directions, dim=1) * lengths
+
+
+@pytest.mark.parametrize("model", [Poincare, Lorentz])
+def test_recall_at_100_is_1_up_to_the_boundary(model: type[Manifold]):
+    dim = 32
+    manifold = model(dim, clip_radius=None)
+    scale = 2 if model is Lorentz else 1
+    gallery = manifold.from_features(scale * spread(100_000, dim, seed=0))
+    queries = manifold.from_features(scale * spread(1_000, dim, seed=1))
+    found = Gallery(manifold, gallery).search(queries, k=100).indices
+    assert torch.equal(found, brute_force(manifold, queries, gallery, 100))
+
+
+@pytest.mark.parametrize(
+    "manifold", [Poincare(2, clip_radius=None), Euclidean(2), Sphere(2)], ids=["ball", "flat", "arc"]
+)
+def test_near_duplicates_widen_the_short_list(manifold: Manifold):
+    """300 points within rounding of each other: the float32 product cannot order them."""
+    torch.manual_seed(0)
+    crowd = torch.tensor([2.6, 0.3]) + 1e-5 * torch.randn(300, 2)
+    gallery = manifold.from_features(torch.cat([torch.randn(700, 2), crowd]))
+    queries = manifold.from_features(torch.tensor([[2.6, 0.3]]))
+    found = Gallery(manifold, gallery).search(queries, k=10)
+    exact = manifold.paired_similarity(queries.double(), gallery.double())
+    assert torch.equal(found.indices[0], exact.argsort(descending=True, stable=True)[:10])
+    plain = manifold.index_vectors(queries, "query") @ manifold.index_vectors(gallery, "gallery").T
+    assert not torch.equal(plain[0].topk(10).indices, found.indices[0])
+
+
+def test_equally_near_points_come_in_the_order_of_the_gallery():
+    gallery = torch.zeros(50, 3)
+    found = Gallery(Euclidean(3), gallery).search(torch.ones(2, 3), k=5)
+    assert found.indices.tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert torch.allclose(found.similarities, torch.full((2, 5), -(3**0.5)))
+
+
+def test_a_learned_curvature_is_searched():
+    ball = Poincare(3, learnable_curvature=True)
+    points = ball.from_features(torch.randn(20, 3))
+    assert Gallery(ball, points).search(points, k=1).indices[:, 0].tolist() == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("points", "queries", "k", "message"),
+    [
+        (torch.zeros(0, 3), torch.zeros(1, 3), 1, "at least one point, got none"),
+        (torch.zeros(4, 2), torch.zeros(1, 3), 1, r"points of shape \(N, 3\), got \(4, 2\)"),
+        (torch.zeros(4, 3), torch.zeros(3), 1, r"queries of shape \(N, 3\), got \(3,\)"),
+        (torch.zeros(4, 3), torch.zeros(1, 3), 5, "k must be from 1 to 4, the size of the gallery, got 5"),
+        (torch.zeros(4, 3), torch.zeros(1, 3), 0, "k must be from 1 to 4"),
+        (torch.full((4, 3), torch.nan), torch.zeros(1, 3), 1, "finite points, got nan or inf"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(points: Tensor, queries: Tensor, k: int, message: str):
+    with pytest.raises(ValueError, match=message):
+        Gallery(Euclidean(3), points).search(queries, k)
