@@ -1,7 +1,8 @@
 """From a dataset to batches: augmentation that depends on the image's place alone, and bad images told apart."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,9 +69,24 @@ class TransformedImages(torch.utils.data.Dataset[tuple[Tensor | None, int, int, 
             return None, 0, index, str(error)
         if not self.augments:
             return self.transform(image), label, index, ""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return self.transform(image), label, index, ""
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Torch's random numbers on the CPU follow ``seed`` in the block; afterwards they go on as before.
+
+    Only the CPU's generator is seeded: ``torch.manual_seed`` also notes down a stack trace for each device that is
+    not in use yet, which takes longer than the whole augmentation of an image.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
 
 
 class TrainingBatches:
