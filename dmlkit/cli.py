@@ -128,6 +128,44 @@ def export(
     export_command(source, format, output, checkpoint)
 
 
+@app.command(epilog="Examples:  dmlkit curvature runs/demo    dmlkit curvature embeddings/photos")
+def curvature(
+    source: Annotated[Path, typer.Argument(metavar="RUN|EMBEDDINGS", help="What to look at.", show_default=False)],
+    split: Annotated[SplitName, typer.Option(help="Of a run: whose images.")] = "train",
+    sample: Annotated[int, typer.Option(min=4, help="Images a draw; the time grows with its cube.")] = 500,
+    draws: Annotated[int, typer.Option(min=1, help="How often to draw.")] = 10,
+    seed: Annotated[int, typer.Option(help="Decides the draws.")] = 0,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Measure how tree-like features are, and suggest the curvature of a hyperbolic space for them."""
+    from dmlkit.geometry_commands import curvature_command
+
+    curvature_command(source, split, sample, draws, seed, device)
+
+
+@app.command(epilog="Examples:  dmlkit plot runs/demo --kind tsne    dmlkit plot runs/disk -o disk.svg")
+def plot(
+    run: Run,
+    kind: Annotated[
+        Literal["disk", "pca", "tsne"] | None,
+        typer.Option(help="By default the disk for 2-d hyperbolic embeddings, else pca."),
+    ] = None,
+    split: Annotated[SplitName, typer.Option(help="Whose images.")] = "test",
+    classes: Annotated[int, typer.Option(min=1, help="How many classes to show, evenly spread.")] = 20,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A .png or .svg file; by default in the run.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Draw a run's embeddings, coloured by class."""
+    from dmlkit.geometry_commands import plot_command
+
+    plot_command(run, kind, split, classes, output, checkpoint, device)
+
+
 @app.command(name="list", epilog="Example:  dmlkit list losses")
 def list_parts(
     family: Annotated[str | None, typer.Argument(help="One family, with its parameters.", show_default=False)] = None,

@@ -233,8 +233,12 @@ def describe(trained: TrainedModel) -> dict[str, Any]:
         "dim": manifold.point_dim,
         "features": manifold.dim,
         "dtype": "float32",
-        "manifold": recipe.manifold.model_dump(mode="json"),
+        "manifold": recipe.manifold.model_dump(mode="json") | manifold.learned_options(),
         "similarity": manifold.similarity_name,
+        "index": {
+            "order": "the largest inner products of the two vectors are the most similar; x is an embedding",
+            **manifold.index_formula(),
+        },
         "model": {
             "fingerprint": trained.model.fingerprint(),
             "checkpoint": trained.checkpoint,

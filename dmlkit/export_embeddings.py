@@ -98,11 +98,9 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     with atomic_write(output) as partial:
         faiss.write_index(index, str(partial))
     shutil.copyfile(folder.path / "items.parquet", items)
-    write_json(manifest, folder.manifest | {"index": {"type": "IndexFlatIP", "dim": index.d, "query": QUERY}})
+    formula = {"type": "IndexFlatIP", "dim": index.d, **manifold.index_formula()}
+    write_json(manifest, folder.manifest | {"index": folder.manifest["index"] | formula})
     return [output, items, manifest]
-
-
-QUERY = "manifold.index_vectors(points, 'query'); on the sphere these are the embeddings themselves"
 
 
 def write_parquet(folder: EmbeddingFolder, output: Path) -> list[Path]:

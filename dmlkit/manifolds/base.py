@@ -60,6 +60,10 @@ class Manifold(nn.Module, ABC):
     def from_features(self, features: Tensor) -> Tensor:
         """Map features (..., d) of any size to points (..., D) on the manifold."""
 
+    def to_features(self, points: Tensor) -> Tensor:
+        """The features (..., d) of points (..., D): their log map at the origin where the space has one."""
+        return points
+
     @abstractmethod
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The distance of points x (N, D) and y (M, D): (N, M), by matrix products.
@@ -119,6 +123,14 @@ class Manifold(nn.Module, ABC):
         if self.similarity_name in ("negative_distance", "negative_squared_distance"):
             return self.distance_vectors(points, side)
         return self.product_vectors(points)
+
+    @abstractmethod
+    def index_formula(self) -> dict[Side, str]:
+        """`index_vectors` of one point ``x`` as NumPy expressions, for programs without dmlkit."""
+
+    def learned_options(self) -> dict[str, float]:
+        """Options of the config that training has changed, with their present values."""
+        return {}
 
     def new_proxies(self, *shape: int) -> nn.Parameter:
         """A learnable tensor (*shape, d or D) of proxies, drawn from the global generator.

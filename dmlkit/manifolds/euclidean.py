@@ -66,3 +66,12 @@ class Euclidean(Manifold):
         if side == "query":
             return torch.cat([2 * points, -torch.ones_like(points[:, :1])], dim=-1)
         return torch.cat([points, points.square().sum(-1, keepdim=True)], dim=-1)
+
+    def index_formula(self) -> dict[Side, str]:
+        match self.similarity_name:
+            case "dot":
+                return {"query": "x", "gallery": "x"}
+            case "cosine":
+                return {"query": "x / (x @ x) ** 0.5", "gallery": "x / (x @ x) ** 0.5"}
+            case _:
+                return {"query": "np.append(2 * x, -1)", "gallery": "np.append(x, x @ x)"}

@@ -6,6 +6,7 @@ import torch
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.linalg import vecdot
+from torch.nn.utils.parametrize import is_parametrized
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.hyperbolic import (
@@ -104,6 +105,11 @@ class Lorentz(Manifold):
         length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
         return self._complete(features * (length.sinh() / length))
 
+    def to_features(self, points: Tensor) -> Tensor:
+        space = points[..., 1:]
+        length = space.norm(dim=-1, keepdim=True).clamp(min=1e-15) * (-self.curvature).sqrt()
+        return space * (length.asinh() / length)
+
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points of the proxies; where K is learned, the sheet may have moved: x_0 follows it."""
         return self._complete(proxies[..., 1:]) if self.proxies == "points" else self.from_features(proxies)
@@ -135,6 +141,15 @@ class Lorentz(Manifold):
         squared = row_squares(points[:, 1:])
         factor = (-self.curvature).sqrt() / 2
         return Rows(points[:, 1:], squared, factor.expand_as(squared), self._height(squared))
+
+    def index_formula(self) -> dict[Side, str]:
+        if self.similarity_name == "origin_cosine":
+            return {"query": "x[1:] / (x[1:] @ x[1:]) ** 0.5", "gallery": "x[1:] / (x[1:] @ x[1:]) ** 0.5"}
+        radius = repr((-self.curvature).rsqrt().item())
+        return {"query": "np.append(-x[0], x[1:])", "gallery": f"np.append(x[1:] @ x[1:] / (x[0] + {radius}), x[1:])"}
+
+    def learned_options(self) -> dict[str, float]:
+        return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}
 
     def _complete(self, space: Tensor) -> Tensor:
         """The points (..., d + 1) above ``space`` (..., d)."""

@@ -8,6 +8,7 @@ from geoopt.manifolds import Stereographic
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.linalg import vecdot
+from torch.nn.utils.parametrize import is_parametrized
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.hyperbolic import (
@@ -103,6 +104,10 @@ class Poincare(Manifold):
         length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
         return features * (length.tanh() / length)  # geoopt's scripted map cannot be exported
 
+    def to_features(self, points: Tensor) -> Tensor:
+        length = points.norm(dim=-1, keepdim=True).clamp(min=1e-15) * (-self.curvature).sqrt()
+        return points * (length.atanh() / length)
+
     def clip(self, features: Tensor) -> Tensor:
         """Features (..., d) shortened to ``clip_radius`` and to what stays inside the ball: log_0 of their points."""
         border = farthest(features.dtype) / 2 * (-self.curvature).rsqrt()
@@ -146,6 +151,18 @@ class Poincare(Manifold):
         else:
             time = 2 * (-curvature).sqrt() * squared / shrink
         return torch.cat([time, 2 * x / shrink], dim=-1).to(points.dtype)
+
+    def index_formula(self) -> dict[Side, str]:
+        if self.similarity_name == "origin_cosine":
+            return {"query": "x / (x @ x) ** 0.5", "gallery": "x / (x @ x) ** 0.5"}
+        c = repr(-self.curvature.item())
+        return {
+            "query": f"np.append(-(1 + {c} * x @ x) / {c}**0.5, 2 * x) / (1 - {c} * x @ x)",
+            "gallery": f"np.append(2 * {c}**0.5 * x @ x, 2 * x) / (1 - {c} * x @ x)",
+        }
+
+    def learned_options(self) -> dict[str, float]:
+        return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}
 
     def _rows(self, points: Tensor) -> Rows:
         squared = row_squares(points)

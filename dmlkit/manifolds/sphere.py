@@ -73,6 +73,9 @@ class Sphere(Manifold):
         """The unit vectors: both distances fall with the cosine."""
         return normalize(points.double(), dim=-1).to(points.dtype)
 
+    def index_formula(self) -> dict[Side, str]:
+        return {"query": "x", "gallery": "x"}
+
     def _from_chord(self, chord: Tensor) -> Tensor:
         # asin of the half chord keeps small angles (acos gives d(x, x) = 0.014 in float32); its gradient is
         # infinite at 1, between antipodes, so the half chord stops one part in 1e4 (float32) short of it.

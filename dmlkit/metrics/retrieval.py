@@ -107,6 +107,7 @@ def retrieval_metrics(
     return scores.values
 
 
+@torch.no_grad()  # the curvature of a manifold may be learned
 def score_retrieval(
     embeddings: Array,
     labels: Array,

@@ -1,5 +1,6 @@
 """What every manifold promises, for every registered member and each of its similarities."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -110,6 +111,23 @@ def test_index_vectors_order_as_the_similarity(name: str, similarity: str, scale
     products = manifold.index_vectors(x, "query") @ manifold.index_vectors(y, "gallery").T
     ranked = manifold.paired_similarity(x[:, None], y).gather(1, products.argsort(dim=1, descending=True))
     assert (ranked.diff(dim=1) <= 1e-9).all()
+
+
+@pytest.mark.parametrize(("name", "similarity"), CASES)
+def test_the_index_formula_is_what_index_vectors_computes(name: str, similarity: str):
+    bent = {"curvature": -0.7} if "curvature" in ManifoldConfig.variants[name].model_fields else {}
+    manifold = build(name, similarity, **bent).double()
+    points = manifold.from_features(features(8).double())
+    for side, formula in manifold.index_formula().items():
+        written = [eval(formula, {"np": np, "x": point}) for point in points.numpy()]
+        np.testing.assert_allclose(np.stack(written), manifold.index_vectors(points, side).numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_come_back_from_points(name: str):
+    manifold = build(name).double()
+    points = manifold.from_features(features(8).double())
+    assert torch.allclose(manifold.from_features(manifold.to_features(points)), points)
 
 
 @pytest.mark.parametrize(("name", "similarity"), CASES)

@@ -1,0 +1,143 @@
+"""Pictures of embeddings: the Poincaré disk with geodesics, PCA and t-SNE."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.lorentz import Lorentz
+from dmlkit.manifolds.poincare import Poincare
+
+Kind = Literal["disk", "pca", "tsne"]
+ARC_POINTS = 30  # of a drawn geodesic
+PERPLEXITY = 30.0  # of t-SNE, lowered for few points
+
+
+def plot_embeddings(
+    manifold: Manifold, points: Tensor, labels: Tensor, names: tuple[str, ...], kind: Kind, path: Path
+) -> None:
+    """Draw embeddings, coloured by class, as PNG or SVG.
+
+    Args:
+        manifold: the geometry of the points.
+        points: (N, D).
+        labels: (N,) int64.
+        names: of the classes.
+        kind: ``disk`` (2-d hyperbolic embeddings as they are, each joined to the centroid of its class by a
+            geodesic), ``pca`` (the two main directions, of the tangent vectors at the origin where the space is
+            curved) or ``tsne`` (of the manifold's distances).
+        path: ends in .png or .svg.
+
+    Raises:
+        UserError: the disk is asked for embeddings that do not lie in it, or there are too few points.
+    """
+    from matplotlib.figure import Figure
+
+    if len(points) < 3:
+        raise UserError(f"plot: expected at least 3 embeddings, got {len(points)}")
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    axes = figure.subplots()
+    axes.set_aspect("equal", adjustable="datalim")
+    if kind == "disk":
+        place = to_unit_disk(manifold, points)
+        draw_disk(axes, place, labels)
+    else:
+        place = principal_plane(manifold, points) if kind == "pca" else neighbor_plane(manifold, points)
+        axes.set(xticks=[], yticks=[])
+    for label in labels.unique().tolist():
+        chosen = place[labels == label]
+        axes.scatter(chosen[:, 0], chosen[:, 1], s=14, color=color(label), label=names[label], zorder=2)
+    if len(labels.unique()) <= 30:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def default_kind(manifold: Manifold) -> Kind:
+    """The disk for embeddings that lie in it, else PCA."""
+    return "disk" if isinstance(manifold, Poincare | Lorentz) and manifold.dim == 2 else "pca"
+
+
+def color(label: int) -> tuple[float, float, float]:
+    """A colour of its own for each class: hues a golden section apart."""
+    from matplotlib.colors import hsv_to_rgb
+
+    return tuple(hsv_to_rgb((label * 0.618034 % 1, 0.65, 0.8)))
+
+
+def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
+    """Points (N, 2) of the unit disk, an isometry up to the scale of the curvature."""
+    if not isinstance(manifold, Poincare | Lorentz) or manifold.dim != 2:
+        raise UserError(
+            f"plot: the disk shows 2-d embeddings on poincare or lorentz, got {manifold.dim}-d on "
+            f"{type(manifold).__name__.lower()}; use --kind pca or --kind tsne"
+        )
+    root = (-manifold.curvature.detach()).sqrt()
+    if isinstance(manifold, Poincare):
+        return root * points
+    return root * points[:, 1:] / (1 + root * points[:, :1])
+
+
+def draw_disk(axes: Any, place: Tensor, labels: Tensor) -> None:
+    """The boundary, and a geodesic from the centroid of each class to each of its points."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import Circle
+
+    axes.add_patch(Circle((0, 0), 1, fill=False, color="0.3"))
+    axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
+    axes.axis("off")
+    for label in labels.unique().tolist():
+        chosen = place[labels == label]
+        arcs = geodesics(centroid(chosen), chosen)
+        axes.add_collection(LineCollection(list(arcs.numpy()), colors=[color(label)], linewidths=0.5, alpha=0.5))
+
+
+def lift(place: Tensor) -> Tensor:
+    """Points (..., 3) of the hyperboloid with K = -1 above points (..., 2) of the unit disk."""
+    squared = place.double().square().sum(-1, keepdim=True)
+    return torch.cat([1 + squared, 2 * place], dim=-1) / (1 - squared)
+
+
+def lower(space: Tensor) -> Tensor:
+    """Points (..., 2) of the unit disk under the rays through timelike vectors (..., 3)."""
+    length = (space[..., :1].square() - space[..., 1:].square().sum(-1, keepdim=True)).clamp(min=1e-12).sqrt()
+    return space[..., 1:] / (length + space[..., :1])
+
+
+def centroid(place: Tensor) -> Tensor:
+    """The hyperbolic centroid (2,) of points (N, 2): the ray through the mean on the hyperboloid."""
+    return lower(lift(place).mean(0))
+
+
+def geodesics(start: Tensor, ends: Tensor) -> Tensor:
+    """Arcs (N, 30, 2) from one point (2,) to points (N, 2): straight lines on the rays of the hyperboloid.
+
+    Example:
+        >>> arc = geodesics(torch.tensor([0.5, 0.0]), torch.tensor([[0.0, 0.5]]))[0]
+        >>> arc[0].tolist(), bool((arc.norm(dim=1).min() < 0.354))  # it bends towards the origin
+        ([0.5, 0.0], True)
+    """
+    share = torch.linspace(0, 1, ARC_POINTS, dtype=torch.float64)[:, None]
+    return lower((1 - share) * lift(start) + share * lift(ends)[:, None])
+
+
+def principal_plane(manifold: Manifold, points: Tensor) -> Tensor:
+    """The first two principal components (N, 2) of the points' features."""
+    features = manifold.to_features(points).detach().double()
+    centered = features - features.mean(0)
+    _, _, directions = torch.linalg.svd(centered, full_matrices=False)
+    plane = centered @ directions[:2].T
+    return torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
+
+
+def neighbor_plane(manifold: Manifold, points: Tensor) -> Tensor:
+    """t-SNE (van der Maaten & Hinton 2008) of the manifold's distances: (N, 2)."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
+    distances = manifold.distance(points, points).detach().numpy()
+    tsne = TSNE(metric="precomputed", init="random", perplexity=perplexity, random_state=0)
+    return torch.from_numpy(tsne.fit_transform(distances))

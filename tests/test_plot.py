@@ -1,0 +1,57 @@
+"""What the pictures show: geodesics, centroids and projections, against geoopt and closed forms."""
+
+import geoopt
+import pytest
+import torch
+
+from dmlkit.errors import UserError
+from dmlkit.manifolds import Lorentz, Poincare, Sphere
+from dmlkit.plot import centroid, color, default_kind, geodesics, plot_embeddings, principal_plane, to_unit_disk
+
+
+def test_geodesics_are_geoopts():
+    ball = geoopt.PoincareBall()
+    start, ends = torch.tensor([0.3, -0.5]), torch.tensor([[0.1, 0.8], [-0.6, 0.2]])
+    arcs = geodesics(start, ends)
+    for arc, end in zip(arcs, ends, strict=True):
+        whole = ball.dist(start, end)
+        through = ball.dist(start, arc.float()) + ball.dist(arc.float(), end)
+        assert torch.allclose(through, whole.expand_as(through), atol=1e-4)
+        assert torch.allclose(arc[-1].float(), end, atol=1e-6)
+
+
+def test_the_centroid_of_a_symmetric_set_is_its_center():
+    ball = geoopt.PoincareBall()
+    center = torch.tensor([0.4, 0.2])
+    around = ball.expmap(center.expand(4, 2), 0.1 * torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]]))
+    assert torch.allclose(centroid(around).float(), center, atol=1e-5)
+
+
+@pytest.mark.parametrize("curvature", [-0.1, -4.0])
+def test_both_models_land_in_the_same_disk(curvature: float):
+    features = torch.randn(10, 2)
+    ball, sheet = Poincare(2, curvature=curvature), Lorentz(2, curvature=curvature, clip_radius=None)
+    inside = to_unit_disk(ball, ball.from_features(features))
+    assert (inside.norm(dim=1) < 1).all()
+    other = to_unit_disk(sheet, sheet.from_features(2 * ball.clip(features)))
+    assert torch.allclose(inside, other, atol=1e-4)
+
+
+def test_the_principal_plane_keeps_the_distances_of_flat_data():
+    sphere = Sphere(5)
+    flat = torch.nn.functional.pad(sphere.from_features(torch.randn(20, 2)), (0, 3))
+    plane = principal_plane(sphere, flat)
+    assert torch.allclose(torch.cdist(plane, plane).float(), torch.cdist(flat, flat), atol=1e-3)
+
+
+def test_the_kind_fits_the_space():
+    assert default_kind(Poincare(2)) == default_kind(Lorentz(2)) == "disk"
+    assert default_kind(Poincare(3)) == default_kind(Sphere(2)) == "pca"
+    assert len({color(label) for label in range(100)}) == 100
+
+
+def test_a_disk_of_more_dimensions_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the disk shows 2-d embeddings on poincare or lorentz, got 3-d on sphere"):
+        plot_embeddings(Sphere(3), torch.eye(3), torch.arange(3), ("a", "b", "c"), "disk", tmp_path / "a.png")
+    with pytest.raises(UserError, match="at least 3 embeddings, got 2"):
+        plot_embeddings(Sphere(3), torch.eye(3)[:2], torch.arange(2), ("a", "b"), "pca", tmp_path / "a.png")
