@@ -1,4 +1,4 @@
-"""Inner products of a set with itself take one product in backward: value and both derivatives by finite differences."""
+"""Inner products of a set with itself: value and both derivatives, by finite differences."""
 
 import torch
 from torch.autograd import gradcheck, gradgradcheck
