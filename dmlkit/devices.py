@@ -98,3 +98,12 @@ def gather_rows(fabric: Fabric, rows: Tensor) -> Tensor:
     """The rows of all ranks with gradient; the rows themselves where there is one rank."""
     apply: Any = GatherRows.apply  # untyped in torch
     return rows if fabric.world_size == 1 else apply(rows, fabric)
+
+
+def gather_lists(fabric: Fabric, items: list[str]) -> list[str]:
+    """The items of all ranks, in rank order."""
+    if fabric.world_size == 1:
+        return items
+    parts: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(parts, items)
+    return [item for part in parts for item in part]
