@@ -14,6 +14,7 @@ from dmlkit.manifolds.poincare import Poincare
 Kind = Literal["disk", "pca", "tsne"]
 ARC_POINTS = 30  # of a drawn geodesic
 PERPLEXITY = 30.0  # of t-SNE, lowered for few points
+MARKERS = "os^DvP*"  # 7, so that classes of like hues differ in shape
 
 
 def plot_embeddings(
@@ -47,10 +48,12 @@ def plot_embeddings(
     else:
         place = principal_plane(manifold, points) if kind == "pca" else neighbor_plane(manifold, points)
         axes.set(xticks=[], yticks=[])
-    for label in labels.unique().tolist():
+    shown = labels.unique().tolist()
+    for position, label in enumerate(shown):
         chosen = place[labels == label]
-        axes.scatter(chosen[:, 0], chosen[:, 1], s=14, color=color(label), label=names[label], zorder=2)
-    if len(labels.unique()) <= 30:
+        look: dict[str, Any] = {"color": color(position, len(shown)), "marker": MARKERS[position % len(MARKERS)]}
+        axes.scatter(chosen[:, 0], chosen[:, 1], s=14, label=names[label], zorder=2, **look)
+    if len(shown) <= 30:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -61,11 +64,11 @@ def default_kind(manifold: Manifold) -> Kind:
     return "disk" if isinstance(manifold, Poincare | Lorentz) and manifold.dim == 2 else "pca"
 
 
-def color(label: int) -> tuple[float, float, float]:
-    """A colour of its own for each class: hues a golden section apart."""
+def color(position: int, count: int) -> tuple[float, float, float]:
+    """A colour of its own for each of ``count`` classes: hues evenly spread, light and dark in turn."""
     from matplotlib.colors import hsv_to_rgb
 
-    return tuple(hsv_to_rgb((label * 0.618034 % 1, 0.65, 0.8)))
+    return tuple(hsv_to_rgb((position / count, 0.75, 0.85 if position % 2 else 0.6)))
 
 
 def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
@@ -89,10 +92,11 @@ def draw_disk(axes: Any, place: Tensor, labels: Tensor) -> None:
     axes.add_patch(Circle((0, 0), 1, fill=False, color="0.3"))
     axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
     axes.axis("off")
-    for label in labels.unique().tolist():
+    shown = labels.unique().tolist()
+    for position, label in enumerate(shown):
         chosen = place[labels == label]
-        arcs = geodesics(centroid(chosen), chosen)
-        axes.add_collection(LineCollection(list(arcs.numpy()), colors=[color(label)], linewidths=0.5, alpha=0.5))
+        arcs = list(geodesics(centroid(chosen), chosen).numpy())
+        axes.add_collection(LineCollection(arcs, colors=[color(position, len(shown))], linewidths=0.5, alpha=0.5))
 
 
 def lift(place: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def test_the_principal_plane_keeps_the_distances_of_flat_data():
 def test_the_kind_fits_the_space():
     assert default_kind(Poincare(2)) == default_kind(Lorentz(2)) == "disk"
     assert default_kind(Poincare(3)) == default_kind(Sphere(2)) == "pca"
-    assert len({color(label) for label in range(100)}) == 100
+    assert len({color(position, 100) for position in range(100)}) == 100
 
 
 def test_a_disk_of_more_dimensions_is_refused(tmp_path):

@@ -1,0 +1,64 @@
+"""Spread against double loops over pairs, spectrum against NumPy's singular values and SciPy's entropies."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import entropy
+
+from dmlkit.manifolds import Euclidean, Poincare, Sphere
+from dmlkit.metrics import retrieval_metrics
+
+LABELS = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]  # the last class has no pair
+
+
+def naive_spread(points, centre, distance):
+    members = [[x for x, label in zip(points, LABELS, strict=True) if label == wanted] for wanted in range(4)]
+    within = [np.mean([distance(a, b) for a, b in permutations(group, 2)]) for group in members if len(group) > 1]
+    between = np.mean([distance(a, b) for a, b in permutations([centre(group) for group in members], 2)])
+    return np.mean(within), between
+
+
+def lengths(a, b):
+    return np.sqrt(((a - b) ** 2).sum())
+
+
+def unit_mean(group):
+    return np.mean(group, axis=0) / lengths(np.mean(group, axis=0), 0)
+
+
+def in_ball(a, b):
+    gap = lengths(a, b) ** 2 / ((1 - (a**2).sum()) * (1 - (b**2).sum()))
+    return np.arccosh(1 + 2 * gap)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "centre", "distance"),
+    [
+        (Euclidean(3), lambda group: np.mean(group, axis=0), lengths),
+        (Sphere(3), unit_mean, lengths),
+        (Poincare(3), lambda group: np.mean(group, axis=0), in_ball),
+    ],
+)
+def test_spread_against_loops(manifold, centre, distance):
+    features = torch.randn(10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = manifold.double().from_features(features)
+    found = retrieval_metrics(points, LABELS, manifold=manifold, metrics=["spread"])
+    within, between = naive_spread(points.numpy(), centre, distance)
+    assert found["intra_distance"] == pytest.approx(within, rel=1e-9)
+    assert found["inter_distance"] == pytest.approx(between, rel=1e-9)
+    assert found["density"] == pytest.approx(within / between, rel=1e-9)
+
+
+@pytest.mark.parametrize("dim", [4, 30])  # fewer directions than points, and more
+def test_spectrum_against_numpy(dim):
+    points = torch.randn(10, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * torch.arange(
+        1, dim + 1
+    )
+    found = retrieval_metrics(points, LABELS, manifold=Euclidean(dim), metrics=["spectrum"])
+    shares = np.linalg.svd(points.numpy(), compute_uv=False)
+    shares /= shares.sum()
+    uniform = np.full(len(shares), 1 / len(shares))
+    assert found["spectral_decay"] == pytest.approx(entropy(uniform, shares), rel=1e-6)
+    assert found["effective_rank"] == pytest.approx(np.exp(entropy(shares)), rel=1e-6)
