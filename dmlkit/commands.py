@@ -143,13 +143,13 @@ def export_command(
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
-def list_command(family: str | None, root: Path | None) -> None:
+def list_command(family: str | None, folder: Path | None) -> None:
     """``dmlkit list``."""
     console = Console()
-    if root is not None and family != "recipes":
+    if folder is not None and family != "recipes":
         raise UserError("list: --root is a folder of recipes; give it with dmlkit list recipes")
     if family == "recipes":
-        list_recipes(root or Path("recipes"), console)
+        list_recipes(folder or Path("recipes"), console)
         return
     if family is not None and family not in FAMILIES:
         raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(FAMILIES)}")
@@ -172,10 +172,10 @@ def list_command(family: str | None, root: Path | None) -> None:
     console.print(table)
 
 
-def list_recipes(root: Path, console: Console) -> None:
-    """``dmlkit list recipes``: one table a folder, which is a paper."""
-    for folder, headers in find_recipes(root).items():
-        table = Table("recipe", "what it is", "published", title=Text(str(folder)), title_justify="left")
+def list_recipes(folder: Path, console: Console) -> None:
+    """``dmlkit list recipes``: one table for each folder of recipes, which is a paper."""
+    for paper, headers in find_recipes(folder).items():
+        table = Table("recipe", "what it is", "published", title=Text(str(paper)), title_justify="left")
         for header in headers:
             table.add_row(Text(header.path.name), Text(header.summary), Text(header.published))
         console.print(table)
