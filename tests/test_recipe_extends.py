@@ -142,7 +142,7 @@ def test_rules_across_parts_hold_across_files(recipes: Callable[..., Path]):
         ("own.yaml", r"own.yaml:1: extends: .*own.yaml extends this file"),
         ("list.yaml", r"list.yaml:1: holds no keys"),
         ("empty.yaml", r"empty.yaml: holds no keys"),
-        ("broken.yaml", r"broken.yaml:2: not valid YAML"),
+        ("broken.yaml", r"broken.yaml:3: not valid YAML"),
         (".", "cannot read this recipe"),
     ],
 )
