@@ -166,15 +166,20 @@ def plot(
     plot_command(run, kind, split, classes, output, checkpoint, device)
 
 
-@app.command(name="list", epilog="Example:  dmlkit list losses")
+@app.command(name="list", epilog="Examples:  dmlkit list losses    dmlkit list recipes")
 def list_parts(
-    family: Annotated[str | None, typer.Argument(help="One family, with its parameters.", show_default=False)] = None,
+    family: Annotated[
+        str | None, typer.Argument(help="One family, with its parameters, or recipes.", show_default=False)
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Of recipes: the folder; by default recipes/.", show_default=False)
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """List the parts that recipes put together."""
+    """List the parts that recipes put together, or the recipes."""
     from dmlkit.commands import list_command
 
-    list_command(family)
+    list_command(family, root)
 
 
 @app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")

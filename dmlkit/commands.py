@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dmlkit.datasets.base import Split
 from dmlkit.devices import start_fabric
@@ -20,6 +21,7 @@ from dmlkit.export_embeddings import EmbeddingFolder, export_embeddings
 from dmlkit.progress import TrainingProgress, format_metrics, image_progress
 from dmlkit.recipe import FAMILIES, Recipe
 from dmlkit.recipe_file import dump_recipe, first_line, read_recipe
+from dmlkit.recipe_headers import find_recipes
 from dmlkit.run_folder import CheckpointName, RunFolder
 from dmlkit.stopping import TrainingStoppedError
 from dmlkit.train import train
@@ -141,17 +143,23 @@ def export_command(
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
-def list_command(family: str | None) -> None:
+def list_command(family: str | None, folder: Path | None) -> None:
     """``dmlkit list``."""
     console = Console()
+    if folder is not None and family != "recipes":
+        raise UserError("list: --root is a folder of recipes; give it with dmlkit list recipes")
+    if family == "recipes":
+        list_recipes(folder or Path("recipes"), console)
+        return
     if family is not None and family not in FAMILIES:
-        raise UserError(f"list: unknown family {family!r}; expected one of {', '.join(FAMILIES)}")
+        raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(FAMILIES)}")
     if family is None:
         table = Table("family", "members")
         for name, root in FAMILIES.items():
             table.add_row(name, ", ".join(sorted(root.variants)))
         console.print(table)
         console.print("dmlkit list FAMILY shows what each member is and its parameters with their defaults")
+        console.print("dmlkit list recipes shows the recipes")
         return
     table = Table("name", "what it is", "parameters", show_lines=True)
     for name, variant in sorted(FAMILIES[family].variants.items()):
@@ -162,6 +170,15 @@ def list_command(family: str | None) -> None:
         ]
         table.add_row(name, first_line(variant), "\n".join(parameters))
     console.print(table)
+
+
+def list_recipes(folder: Path, console: Console) -> None:
+    """``dmlkit list recipes``: one table for each folder of recipes, which is a paper."""
+    for paper, headers in find_recipes(folder).items():
+        table = Table("recipe", "what it is", "published", title=Text(str(paper)), title_justify="left")
+        for header in headers:
+            table.add_row(Text(header.path.name), Text(header.summary), Text(header.published))
+        console.print(table)
 
 
 def _default(info: Any) -> str:

@@ -57,7 +57,7 @@ def assemble(recipe: Recipe) -> Experiment:
         UserError: the data is missing or does not fit the recipe.
     """
     train = recipe.dataset.build("train")
-    validation = recipe.dataset.build("validation") if recipe.dataset.validation_fraction > 0 else None
+    validation = recipe.dataset.build("validation") if recipe.dataset.validates else None
     sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe)

@@ -12,30 +12,21 @@ from pydantic import BaseModel, ValidationError
 from dmlkit.component import ComponentConfig
 from dmlkit.errors import UserError
 from dmlkit.recipe import Recipe
+from dmlkit.recipe_extends import EXTENDS, read_tree
 from dmlkit.yaml_tree import Key, Tree, parse_yaml
-
-MAX_BYTES = 1_000_000
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read and check a recipe.
 
     Args:
-        path: a YAML file.
+        path: a YAML file; its ``extends`` may name another to build on, see `dmlkit.recipe_extends.read_tree`.
         overrides: ``key.subkey=value`` each, the value in YAML; they replace what the file says.
 
     Raises:
         UserError: the file cannot be read, or has faults: all of them, one a line, as ``file:line: key: what``.
     """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no recipe")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a recipe, e.g. recipes/glyphs/proxy_anchor.yaml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot read this recipe: {error}") from error
-    return parse_recipe(text, str(path), overrides)
+    return _resolve(read_tree(path), overrides)
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -47,9 +38,14 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
         ...
         dmlkit.errors.UserError: bad.yaml:2: loss.margn: unknown key; did you mean 'margin'?
     """
-    tree = parse_yaml(text, source)
+    return _resolve(parse_yaml(text, source), overrides)
+
+
+def _resolve(tree: Tree, overrides: Sequence[str]) -> Recipe:
     for override in overrides:
         _apply_override(tree, override)
+    if isinstance(tree.data, dict) and EXTENDS in tree.data:
+        raise UserError(f"{tree.origin((EXTENDS,))}: {EXTENDS}: only a recipe file can extend another")
     _name_default_parts(tree.data)
     return validate(tree)
 
@@ -169,8 +165,22 @@ def _model_in(annotation: Any) -> Any:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of recipes, for editors that check YAML while it is typed."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
+    """The JSON schema of recipes, for editors that check YAML while it is typed.
+
+    A file that extends another may leave out what that one has: required keys, and the names of parts.
+    """
+    found = Recipe.model_json_schema()
+    extends = {"type": "string", "description": "A recipe file to build on, relative to this one."}
+    complete = [{"required": [EXTENDS]}, {"required": found.pop("required")}]
+    found["properties"] = {EXTENDS: extends, **found["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_part(found), "anyOf": complete}
+
+
+def _any_part(schema: Any) -> Any:
+    """``oneOf`` as ``anyOf``: a part without a name fits several members of its family, with a name only its own."""
+    if isinstance(schema, dict):
+        return {"anyOf" if key == "oneOf" else key: _any_part(value) for key, value in schema.items()}
+    return [_any_part(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def first_line(component: type[ComponentConfig]) -> str:

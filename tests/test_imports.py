@@ -26,6 +26,8 @@ LAYERS = {
     "schedules": 2,
     "metrics": 2,
     "yaml_tree": 1,
+    "recipe_extends": 2.5,
+    "recipe_headers": 2.5,
     "recipe": 3.0,
     "recipe_file": 3.1,
     "model": 3.1,

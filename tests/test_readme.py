@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from dmlkit.cli import app
 from dmlkit.recipe_file import read_recipe
+from dmlkit.recipe_headers import find_recipes
 
 ROOT = Path(__file__).parent.parent
 COMMAND = re.compile(r"^\s*(?:#\s*Run:\s*|@|\$\(BIN\)/|\.venv/bin/)?(dmlkit (?:[^\n\\]|\\\n)*)", re.MULTILINE)
@@ -24,6 +25,10 @@ def commands() -> list[tuple[str, str]]:
         for match in COMMAND.finditer(text):
             found.append((path.name, match[1].replace("\\\n", " ").split("  #")[0]))
     return found
+
+
+def listed_recipes() -> list[Path]:
+    return [header.path for headers in find_recipes(ROOT / "recipes").values() for header in headers]
 
 
 @pytest.mark.parametrize(("source", "command"), commands())
@@ -46,7 +51,7 @@ def test_the_library_example_runs():
     assert scope["loss"].proxies.grad.isfinite().all()  # pyright: ignore
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", listed_recipes(), ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_is_valid(path: Path):
     read_recipe(path)
 

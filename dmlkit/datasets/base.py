@@ -130,6 +130,11 @@ class DatasetConfig(ComponentConfig, frozen=True):
     cache: str | None = None
     """A folder that ``dmlkit data cache`` wrote: images are taken from it instead of being decoded."""
 
+    @property
+    def validates(self) -> bool:
+        """Whether there are validation classes."""
+        return self.split == "reality_check" or self.validation_fraction > 0
+
     def build(self, split: Split) -> Dataset:
         """The images of a split; validation classes are cut from the training classes, never from test.
 

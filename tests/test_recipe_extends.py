@@ -1,0 +1,225 @@
+"""Recipes that extend another: what they resolve to, and everything that is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmlkit.errors import UserError
+from dmlkit.recipe_extends import overlay, read_tree
+from dmlkit.recipe_file import parse_recipe, read_recipe, schema
+from dmlkit.yaml_tree import parse_yaml
+
+from .conftest import Result
+
+BASE = """\
+dataset: {name: glyphs, classes: 40}
+backbone:
+  name: small_cnn
+  width: 8
+loss:
+  name: mpa
+  proxies_per_class: 3
+optimizer: {name: adam, lr: 1e-4, lr_multipliers: {loss: 100}}
+metrics: [{name: recall, k: [1, 10]}, {name: map_at_r}]
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path: Path) -> Callable[..., Path]:
+    """Write files below recipes/, folder and name joined by two underscores, and return the first."""
+
+    def write(**files: str) -> Path:
+        paths = [tmp_path / "recipes" / f"{name.replace('__', '/', 1)}.yaml" for name in files]
+        for path, text in zip(paths, files.values(), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return paths[0]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("base", "own", "expected"),
+    [
+        ("{a: 1, b: {c: 2, d: 3}}", "{b: {d: 4, e: 5}, f: 6}", {"a": 1, "b": {"c": 2, "d": 4, "e": 5}, "f": 6}),
+        ("a: {name: x, lr: 1}", "a: {lr: 2}", {"a": {"name": "x", "lr": 2}}),
+        ("a: {name: x, lr: 1, eps: 3}", "a: {name: x, lr: 2}", {"a": {"name": "x", "lr": 2, "eps": 3}}),
+        ("a: {name: x, lr: 1}", "a: {name: y, eps: 2}", {"a": {"name": "y", "eps": 2}}),
+        ("a: {root: data}", "a: {name: x}", {"a": {"root": "data", "name": "x"}}),
+        ("a: {b: {name: x, c: 1}, d: 1}", "a: {b: {name: y}}", {"a": {"b": {"name": "y"}, "d": 1}}),
+        ("a: [1, 2, 3]", "a: [4]", {"a": [4]}),
+        ("a: {b: 1}", "a: null", {"a": None}),
+        ("a: 1", "a: {b: 1}", {"a": {"b": 1}}),
+        ("a: 1", "{}", {"a": 1}),
+    ],
+)
+def test_mappings_merge_and_all_else_replaces(base: str, own: str, expected: dict[str, object]):
+    assert overlay(parse_yaml(base, "base.yaml"), parse_yaml(own, "own.yaml")).data == expected
+
+
+def test_every_value_keeps_its_place():
+    base = parse_yaml("a: {name: x, c: 1}\nb:\n  d: 2\n  e: [1, {f: 1}]\n", "base.yaml")
+    tree = overlay(base, parse_yaml("\n\na: {name: y}\nb: {e: [3]}\n", "own.yaml"))
+    assert tree.origins == {
+        (): "own.yaml:3",
+        ("a",): "own.yaml:3",
+        ("a", "name"): "own.yaml:3",
+        ("b",): "own.yaml:4",
+        ("b", "d"): "base.yaml:3",
+        ("b", "e"): "own.yaml:4",
+        ("b", "e", 0): "own.yaml:4",
+    }
+
+
+def test_a_recipe_resolves_to_what_it_would_be_in_one_file(recipes: Callable[..., Path]):
+    own = """\
+extends: _base.yaml
+dataset: {classes: 60}
+loss: {name: proxy_anchor, margin: 0.2}
+metrics: [{name: map_at_r}]
+"""
+    path = recipes(birds__own=own, birds___base=BASE)
+    whole = """\
+dataset: {name: glyphs, classes: 60}
+backbone: {name: small_cnn, width: 8}
+loss: {name: proxy_anchor, margin: 0.2}
+optimizer: {name: adam, lr: 1e-4, lr_multipliers: {loss: 100}}
+metrics: [{name: map_at_r}]
+"""
+    assert read_recipe(path) == parse_recipe(whole, "whole.yaml")
+    overrides = ["loss.margin=0.3", "backbone.width=4"]
+    assert read_recipe(path, overrides) == parse_recipe(whole, "whole.yaml", overrides)
+
+
+def test_another_folder_of_the_same_collection_is_in_reach(recipes: Callable[..., Path]):
+    path = recipes(birds__own="extends: ../shared/base.yaml\n", shared__base=BASE)
+    assert read_recipe(path) == parse_recipe(BASE, "whole.yaml")
+
+
+def test_relative_paths_work_from_inside_the_folder(recipes: Callable[..., Path], monkeypatch):
+    path = recipes(birds__own="extends: _base.yaml\n", birds___base=BASE)
+    monkeypatch.chdir(path.parent)
+    assert read_recipe(Path("own.yaml")) == parse_recipe(BASE, "whole.yaml")
+
+
+def test_faults_name_the_file_and_line_they_are_in(recipes: Callable[..., Path]):
+    base = BASE.replace("width: 8", "widht: 8").replace("lr: 1e-4", "lr: fast")
+    path = recipes(birds__own="# own\nextends: _base.yaml\nloss:\n  margn: 0.2\n", birds___base=base)
+    folder = path.parent
+    with pytest.raises(UserError) as error:
+        read_recipe(path)
+    assert str(error.value).splitlines() == [
+        f"{folder}/_base.yaml:4: backbone.widht: unknown key; did you mean 'width'?",
+        f"{folder}/own.yaml:4: loss.margn: unknown key; did you mean 'margin'?",
+        f"{folder}/_base.yaml:8: optimizer.lr: got 'fast', expected a valid number",
+    ]
+
+
+def test_rules_across_parts_hold_across_files(recipes: Callable[..., Path]):
+    path = recipes(birds__own="extends: _base.yaml\nloss: {name: arcface}\n", birds___base=BASE)
+    assert read_recipe(path).loss.name == "arcface"
+    path.write_text("extends: _base.yaml\nmanifold: {name: euclidean}\nloss: {name: arcface}\n")
+    with pytest.raises(UserError, match=r"own.yaml:3: loss: arcface needs manifold.similarity cosine"):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("extends", "message"),
+    [
+        ("missing.yaml", r"own.yaml:1: extends: .*missing.yaml: no such file"),
+        ("/etc/hostname", r"own.yaml:1: extends: /etc/hostname is absolute"),
+        ("../../outside.yaml", r"own.yaml:1: extends: ../../outside.yaml lies outside .*recipes"),
+        ("../birds/../../outside.yaml", "lies outside"),
+        ("link.yaml", "lies outside"),
+        ("3", r"own.yaml:1: extends: got 3, expected the path of a recipe file"),
+        ("[_base.yaml]", r"extends: got \['_base.yaml'\]"),
+        ("", "extends: got None"),
+        ("''", "extends: got ''"),
+        ('"a\\0b"', "extends: got 'a"),
+        ("chain.yaml", r"chain.yaml:2: extends: .*own.yaml extends this file, so it may not extend another"),
+        ("own.yaml", r"own.yaml:1: extends: .*own.yaml extends this file"),
+        ("list.yaml", r"list.yaml:1: holds no keys"),
+        ("empty.yaml", r"empty.yaml: holds no keys"),
+        ("broken.yaml", r"broken.yaml:3: not valid YAML"),
+        (".", "cannot read this recipe"),
+    ],
+)
+def test_what_may_not_be_extended(recipes: Callable[..., Path], extends: str, message: str):
+    path = recipes(birds__own=f"extends: {extends}\n{BASE}", birds___base=BASE, birds__list="- 1\n", birds__empty="")
+    outside = path.parent.parent.parent / "outside.yaml"
+    outside.write_text(BASE)
+    (path.parent / "link.yaml").symlink_to(outside)
+    (path.parent / "chain.yaml").write_text("seed: 1\nextends: own.yaml\n")
+    (path.parent / "broken.yaml").write_text("a: 1\nb: [1\n")
+    with pytest.raises(UserError, match=message) as error:
+        read_tree(path)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_only_a_file_extends(recipes: Callable[..., Path]):
+    with pytest.raises(UserError, match=r"^r.yaml:1: extends: only a recipe file can extend another$"):
+        parse_recipe("extends: _base.yaml\n" + BASE, "r.yaml")
+    path = recipes(birds__own="extends: _base.yaml\n", birds___base=BASE)
+    with pytest.raises(UserError, match=r"^--set extends=x.yaml: extends: only a recipe file can extend another$"):
+        read_recipe(path, ["extends=x.yaml"])
+
+
+def test_check_prints_the_resolved_recipe(dmlkit: Callable[..., Result], recipes: Callable[..., Path]):
+    path = recipes(birds__own="extends: _base.yaml\nloss: {gamma: 0.2}\n", birds___base=BASE)
+    result = dmlkit("check", path, "--set", "loss.margin=0.3")
+    assert result.code == 0, result.err
+    assert "extends" not in result.out
+    expected = parse_recipe(BASE, "whole.yaml", ["loss.gamma=0.2", "loss.margin=0.3"])
+    assert parse_recipe(result.out, "printed.yaml") == expected
+
+
+def test_a_run_resumes_until_the_extended_file_changes(
+    dmlkit: Callable[..., Result], tiny_recipe: Path, tmp_path: Path
+):
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: tiny.yaml\ntraining: {epochs: 1}\n")
+    command = ("train", own, "-o", tmp_path / "run", "--device", "cpu")
+    assert dmlkit(*command).code == 0
+    assert dmlkit(*command, "--resume").code == 0
+    tiny_recipe.write_text(tiny_recipe.read_text().replace("lr: 0.003", "lr: 0.004"))
+    result = dmlkit(*command, "--resume")
+    assert result.code == 2 and "optimizer.lr" in result.err
+
+
+def fits(value: object, part: dict, definitions: dict) -> bool:
+    """Just enough of JSON schema for recipes: properties, required, anyOf, const, type of a string, references."""
+    if "$ref" in part:
+        return fits(value, definitions[part["$ref"].rsplit("/", 1)[1]], definitions)
+    if "anyOf" in part and not any(fits(value, choice, definitions) for choice in part["anyOf"]):
+        return False
+    if "const" in part:
+        return value == part["const"]
+    if part.get("type") == "string":
+        return isinstance(value, str)
+    if not isinstance(value, dict):
+        return True
+    properties = part.get("properties", {})
+    return (
+        set(part.get("required", [])) <= set(value)
+        and (part.get("additionalProperties") is not False or set(value) <= set(properties))
+        and all(fits(item, properties[name], definitions) for name, item in value.items() if name in properties)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        (BASE, True),
+        ("extends: _base.yaml", True),
+        ("{extends: _base.yaml, loss: {gamma: 0.2}}", True),
+        ("{extends: _base.yaml, loss: {gama: 0.2}}", False),
+        ("{extends: _base.yaml, loss: {name: triplet, gamma: 0.2}}", False),
+        ("{extends: 3}", False),
+        ("dataset: {name: glyphs}", False),
+    ],
+)
+def test_the_schema_allows_extending(text: str, is_valid: bool):
+    whole = json.loads(json.dumps(schema()))
+    assert fits(parse_yaml(text, "r.yaml").data, whole, whole["$defs"]) is is_valid
