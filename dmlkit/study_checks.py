@@ -15,8 +15,8 @@ NAME = re.compile(r"\w[\w.,=+-]*")  # of a variant: also the name of a folder
 
 def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) -> Iterator[Fault]:
     """What does not fit together within the study's file."""
-    if next(iter(tree.data)) != "claim":
-        yield ("claim",), "expected as the first key of the file"
+    if next(iter(tree.data)) != "claim" or not config.claim or "\n" in config.claim:
+        yield ("claim",), "expected as the first key of the file, and in one line"
     if (config.grid is None) == (config.variants is None):
         yield (), "expected either a grid or variants"
     elif len(methods) < 2:
@@ -51,6 +51,8 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
 
 def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
     for index, name in enumerate(config.metrics):
+        if name in config.metrics[:index]:
+            yield ("metrics", index), f"{name!r} is given twice"
         if config.protocol == "reality_check" and name not in FIGURES["reality_check"]:
             yield ("metrics", index), f"{name!r}: the Reality Check reports {', '.join(FIGURES['reality_check'])}"
         elif config.protocol == "official":
@@ -73,7 +75,7 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
             other = first.setdefault(recipe.model_dump_json(), name)
             if other != name:
                 yield method.place, f"{name} trains the same recipe as {other}; each must differ in a key"
-            if recipe.dataset.validation_fraction == 0:
+            if study.config.protocol == "official" and recipe.dataset.validation_fraction == 0:
                 text = f"{name} has dataset.validation_fraction 0; validation classes choose the checkpoint"
                 yield method.place, text
             if recipe.training.precision != precision:

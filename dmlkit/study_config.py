@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, NonNegativeInt, StringConstraints
+from pydantic import BaseModel, Field, NonNegativeInt
 
 from dmlkit.datasets.base import FOLDS
 from dmlkit.protocol import METRICS, ProtocolName
 from dmlkit.recipe import Recipe
 
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
-OneLine = Annotated[str, StringConstraints(pattern=r"^\S[^\n]*$")]
 FIGURES: dict[ProtocolName, tuple[str, ...]] = {
     "official": ("recall@1", "map@r"),
     "reality_check": tuple(
@@ -56,7 +55,7 @@ class MethodsConfig(BaseModel, frozen=True, strict=True):
 class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
     """A study's file: which claim is held against which runs."""
 
-    claim: OneLine
+    claim: str
     """What is claimed, in one line; the first key of the file."""
     paper: str | None = None
     table: str | None = None

@@ -1,6 +1,7 @@
 """The results of studies as Markdown: of one in its folder, of several as docs/results.md. Nothing is typed by hand."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def study_section(results: dict[str, Any], plot: str, *, heading: str) -> str:
 
 def verdict_rows(results: dict[str, Any]) -> Rows:
     """One row a statement of the claim."""
-    rows = [["claim", "figure", "ours", "difference", "95 % interval", "p", "verdict"]]
+    rows = [["statement", "figure", "ours", "difference", "95 % interval", "p", "verdict"]]
     for judged in results["verdicts"]:
         metric = judged["metric"]
         ours = " vs ".join(_mean(results["variants"][judged[side]]["summary"][metric]) for side in ("better", "than"))
@@ -64,7 +65,7 @@ def variant_rows(results: dict[str, Any]) -> Rows:
         for metric in metrics:
             row.append(_mean(variant["summary"][metric]))
             change = variant["difference"] and variant["difference"][metric]
-            row.append(f"{change['difference']:+.4f} ({_interval(change)})" if change else "")
+            row.append(f"{change['difference']:+.4f} ({_interval(change)}, p {_p(change)})" if change else "")
         rows.append(row)
     return rows
 
@@ -102,7 +103,7 @@ def report(folders: Sequence[Path], output: Path) -> None:
             rows.append(
                 [results["claim"], *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]]
             )
-    command = f"dmlkit report {' '.join(map(str, folders))} -o {output}"
+    command = shlex.join(["dmlkit", "report", *map(str, folders), "-o", str(output)])
     sections = [
         study_section(results, f"{plots.name}/{name}.png", heading="##")
         for name, results in zip(names, studies, strict=True)
@@ -150,8 +151,8 @@ def _mean(summary: dict[str, float | None]) -> str:
 
 
 def _interval(change: dict[str, Any]) -> str:
-    return "none of one seed" if change["low"] is None else f"{change['low']:+.4f} .. {change['high']:+.4f}"
+    return "no interval" if change["low"] is None else f"{change['low']:+.4f} .. {change['high']:+.4f}"
 
 
 def _p(change: dict[str, Any]) -> str:
-    return "" if change["low"] is None else f"{change['p_value']:.4f}"
+    return f"{change['p_value']:.4f}"

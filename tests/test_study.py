@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,10 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from typer.main import get_command
 
+from dmlkit.cli import app
 from dmlkit.run_folder import RunFolder
 from dmlkit.stopping import stop_signals
 from dmlkit.study_commands import study_command
+from dmlkit.study_config import StudyConfig
 from dmlkit.study_file import read_study
 from dmlkit.study_plot import plot_study
 from tests.conftest import TINY_RECIPE
@@ -94,7 +99,7 @@ def test_figures_intervals_and_verdict_against_scipy(whole: Path):
         assert (change["difference"], change["low"], change["high"], change["p_value"]) == pytest.approx(
             (mean, interval.low, interval.high, expected.pvalue)
         )
-        assert f"{mean:+.4f} ({interval.low:+.4f} .. {interval.high:+.4f})" in text
+        assert f"{mean:+.4f} ({interval.low:+.4f} .. {interval.high:+.4f}, p {expected.pvalue:.4f})" in text
     assert results["variants"]["small"]["difference"] is None
     (judged,) = results["verdicts"]
     change = results["variants"]["large"]["difference"]["recall@1"]
@@ -247,10 +252,13 @@ def faults(dmlkit, tmp_path: Path, text: str, *words: str) -> list[str]:
 
 def test_all_faults_of_a_study_and_its_recipes_at_once(dmlkit, tmp_path: Path):
     text = STUDY.replace("seeds: [0, 1]", "sedes: [0, many]").replace("small: {}", "small: {loss.margn: 1}")
-    text = text.replace("{loss.margin: 0.3}", "\n    loss.margin: big\n    loss: {name: proxy_anchr}")
-    found = faults(dmlkit, tmp_path, text)
-    assert found == [
-        "study.yaml: seeds: missing",
+    text = text.replace("{loss.margin: 0.3}", "\n    loss: {name: proxy_anchr}\n    sampler.batch_size: big")
+    assert faults(dmlkit, tmp_path, text) == [
+        "study.yaml:1: seeds: missing, and it has no default",
+        "study.yaml:6: sedes: unknown key; did you mean 'seeds'?",
+        "study.yaml:9: loss.margn: unknown key; did you mean 'margin'?",
+        "study.yaml:11: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'?",
+        "study.yaml:12: sampler.batch_size: got 'big', expected a valid integer",
     ]
 
 
@@ -258,11 +266,48 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
     text = STUDY.replace("large, than", "lagre, than").replace("[recall@1, ndcg@3]", "[recal@1, map@r]")
     text = "seeds: [2, 2]\n" + text.replace("seeds: [0, 1]", "reference: none")
     found = faults(dmlkit, tmp_path, text.replace("0.3}", "0.3, tune: {optimizer.lr: [1e-3, 2e-3]}}"))
-    assert found == []
+    assert found[:-1] == [
+        "study.yaml:2: claim: expected as the first key of the file, and in one line",
+        "study.yaml:11: variants.large.tune: 2 trial(s) to tune large, 1 for small; every variant gets the same budget",
+        "study.yaml:1: seeds: got [2, 2], expected each seed once",
+        "study.yaml:7: reference: unknown variant 'none'; expected one of small, large",
+        "study.yaml:13: expect.0.better: unknown variant 'lagre'; did you mean 'large'?",
+        "study.yaml:13: expect.0.metric: unknown figure 'recall@1'; did you mean 'recal@1'?",
+    ]
+    assert found[-1].startswith("study.yaml:8: metrics.0: 'recal@1' is unknown; expected one of ami, ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (STUDY, "", "study.yaml: got None, expected an object"),
+        ("recipe: tiny", "recipe: none", "none.yaml: no such file; expected a recipe"),
+        ("variants:", "grid: {loss.scale: [8, 16]}\nvariants:", "study.yaml:1: expected either a grid or variants"),
+        ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: 1 variant(s); a study compares at least"),
+        ("small: {}", "../up: {}", "study.yaml:9: variants.../up: the name '../up' is no name for a folder"),
+        ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected an object"),
+        ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this itself; see its key seeds"),
+        ("loss.margin: 0.3", "", "study.yaml:10: variants.large: large trains the same recipe as small"),
+        ("loss.margin: 0.3", "training.precision: bf16", "large has another training.precision"),
+        ("loss.margin: 0.3", "dataset.validation_fraction: 0", "validation classes choose the checkpoint"),
+        ("than: small", "than: large", "study.yaml:12: expect.0: large cannot be better than itself"),
+        ("paper:", "protocol: reality_check\npaper:", "metrics.0: 'recall@1': the Reality Check reports separated"),
+        ("[recall@1, ndcg@3]", "[recall@1, recall@1]", "study.yaml:7: metrics.1: 'recall@1' is given twice"),
+    ],
+)
+def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, told: str):
+    assert any(told in line for line in faults(dmlkit, tmp_path, STUDY.replace(old, new)))
+
+
+def test_overrides_that_undo_the_study_are_refused(dmlkit, tmp_path: Path):
+    assert "large trains the same recipe as small" in faults(dmlkit, tmp_path, STUDY, "--set", "loss.margin=0.2")[0]
+    assert faults(dmlkit, tmp_path, STUDY, "--set", "seed=4")[0].startswith("--set seed=4: seed: a study sets this")
+    assert faults(dmlkit, tmp_path, STUDY, "--set", "loss.margn=1") == [
+        "--set loss.margn=1: loss.margn: unknown key; did you mean 'margin'?"
+    ]
 
 
 def test_grids_are_named_by_their_values_and_one_number_is_an_axis(tmp_path: Path):
-    grid = "grid: {loss.margin: [0.1, 0.2, 0.4], loss: [{name: proxy_anchor}, {name: proxy_anchor, scale: 16}]}"
     body = STUDY[: STUDY.index("variants:")]
     study = read_study(write_study(tmp_path, f"{body}grid: {{loss.margin: [0.1, 0.2, 0.4]}}\n"))
     assert [variant.name for variant in study.variants] == ["margin=0.1", "margin=0.2", "margin=0.4"]
@@ -323,6 +368,21 @@ def test_the_plot_of_a_sweep_and_of_single_runs(tmp_path: Path):
     for axis in (None, {"key": "loss.margin", "values": [1.0, 0.01, 0.1]}):
         plot_study({**results, "axis": axis}, tmp_path / "plot.png")
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
+    root = Path(__file__).parent.parent
+    text = (root / "docs" / "studies.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "margin.yaml").write_text(example.partition("\n")[2])
+    (tmp_path / "recipes").symlink_to(root / "recipes")
+    assert read_study(tmp_path / "margin.yaml").num_runs == 10
+    (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    for line in commands.splitlines():
+        _, name, *rest = shlex.split(line)
+        get_command(app).commands[name].make_context(name, rest)  # pyright: ignore[reportAttributeAccessIssue]
+    for key in StudyConfig.model_fields:
+        assert f"`{key}`" in text, f"docs/studies.md does not explain {key}"
 
 
 STUDIES = sorted((Path(__file__).parent.parent / "recipes" / "study").glob("*.yaml"))
