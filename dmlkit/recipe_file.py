@@ -119,7 +119,11 @@ def _apply_override(tree: Tree, override: Override) -> None:
     last = key[-1]
     if isinstance(parent, list) and not (isinstance(last, int) and last < len(parent)):
         raise UserError(f"{source}: {name} does not exist in {tree.source}")
-    parent[int(last) if isinstance(parent, list) else str(last)] = deepcopy(override.value.data)
+    value = deepcopy(override.value.data)  # the same override may go into several recipes
+    if isinstance(parent, list):
+        parent[int(last)] = value
+    else:
+        parent[str(last)] = value
     tree.origins = {old: origin for old, origin in tree.origins.items() if old[: len(key)] != key}
     tree.origins.update({key: source} | {(*key, *below): origin for below, origin in override.value.origins.items()})
 
