@@ -15,6 +15,7 @@ from dmlkit import __version__
 from dmlkit.datasets.base import Dataset, Split
 from dmlkit.datasets.image import read_image
 from dmlkit.datasets.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.devices import gather_lists
 from dmlkit.errors import UserError
 from dmlkit.loading import evaluation_loader, refuse_faults
 from dmlkit.model import EmbeddingModel, build_model
@@ -130,9 +131,7 @@ def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) 
         fabric.all_gather(part.to(fabric.device)).flatten(0, 1).cpu()  # pyright: ignore[reportAttributeAccessIssue]
         for part in (points, indices)
     ]
-    all_faults: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(all_faults, faults)
-    return gathered[0], gathered[1], [fault for part in all_faults for fault in part]
+    return gathered[0], gathered[1], gather_lists(fabric, faults)
 
 
 class ImageList(Dataset):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dmlkit.curves import plot_curves
 from dmlkit.datasets.base import Dataset
-from dmlkit.devices import gather_rows
+from dmlkit.devices import gather_lists, gather_rows
 from dmlkit.errors import UserError
 from dmlkit.evaluate import evaluate
 from dmlkit.experiment import Experiment, assemble
@@ -98,7 +98,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
             images_seen = images_pending = 0
             for batch in loader:
                 refuse_faults(batch.faults, recipe.dataset.on_bad_image)
-                state.skipped += batch.faults
+                state.note_skipped(batch.faults)
                 factor = recipe.schedule.factor(state.epoch + state.step / len(experiment.sampler), settings.epochs)
                 for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
                     group["lr"] = rate * factor
@@ -211,6 +211,7 @@ def finish_epoch(
     is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
     if experiment.validation is not None and is_due:
         evaluation = evaluate(fabric, experiment.model, experiment.validation, experiment.recipe, split="validation")
+        state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
         row["validation"] = metrics
         score = metrics[settings.select_by]
@@ -231,7 +232,7 @@ def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: Sta
         "last": {
             "epoch": state.epoch,
             "validation": rows[-1]["validation"],
-            "test": test_metrics(experiment, fabric, test),
+            "test": test_metrics(experiment, fabric, test, state),
         },
         "best": None,
     }
@@ -241,14 +242,14 @@ def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: Sta
         summary["best"] = {
             "epoch": state.best["epoch"],
             "validation": state.best["metrics"],
-            "test": test_metrics(experiment, fabric, test),
+            "test": test_metrics(experiment, fabric, test, state),
         }
         experiment.model.load_state_dict(final)
     summary |= {
         "selected_by": experiment.recipe.training.select_by if state.best else None,
         "seconds": round(state.seconds, 1),
         "images_per_second": rows[-1]["images_per_second"],
-        "skipped_images": sorted(set(state.skipped)),
+        "skipped_images": sorted(set(gather_lists(fabric, state.skipped))),
     }
     if fabric.is_global_zero:
         write_json(run.summary_path, summary)
@@ -257,6 +258,8 @@ def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: Sta
     return summary
 
 
-def test_metrics(experiment: Experiment, fabric: Fabric, test: Dataset) -> dict[str, float]:
+def test_metrics(experiment: Experiment, fabric: Fabric, test: Dataset, state: State) -> dict[str, float]:
     """Metrics of the current weights on the test classes."""
-    return evaluate(fabric, experiment.model, test, experiment.recipe, split="test").scores.values
+    evaluation = evaluate(fabric, experiment.model, test, experiment.recipe, split="test")
+    state.note_skipped(evaluation.faults)
+    return evaluation.scores.values

@@ -19,7 +19,11 @@ class State:
     loss_sum: float = 0.0  # over those steps
     seconds: float = 0.0  # of training and validation, over all sessions
     best: dict[str, Any] | None = None  # epoch and validation metrics of the best checkpoint
-    skipped: list[str] = field(default_factory=list[str])  # images that could not be read
+    skipped: list[str] = field(default_factory=list[str])  # images that could not be read, each once
+
+    def note_skipped(self, faults: list[str]) -> None:
+        """Remember images that could not be read, in training or evaluation."""
+        self.skipped += [fault for fault in faults if fault not in self.skipped]
 
 
 def weights(experiment: Experiment) -> dict[str, Any]:

@@ -62,16 +62,18 @@ def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
 def test_broken_images_stop_or_are_skipped_and_counted(
     dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path
 ):
-    broken = image_folder / "class0" / "2.png"
-    broken.write_bytes(broken.read_bytes()[:60])
+    classes = sorted(path.name for path in image_folder.iterdir())
+    broken, unseen = image_folder / classes[0] / "2.png", image_folder / classes[-1] / "2.png"  # trains | tests
+    for path in (broken, unseen):
+        path.write_bytes(path.read_bytes()[:60])
     run = tmp_path / "run"
     refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)), f"{broken}: cannot read this image")
     options = folder_options(image_folder, "dataset.on_bad_image=skip", "training.epochs=1")
     result = dmlkit("train", tiny_recipe, "-o", run, "--overwrite", *options)
     assert result.code == 0, result.err
     skipped = json.loads((run / "summary.json").read_text())["skipped_images"]
-    assert len(skipped) == 1 and str(broken) in skipped[0]
-    assert "1 images could not be read" in result.out
+    assert len(skipped) == 2 and str(broken) in skipped[0] and str(unseen) in skipped[1]
+    assert "2 images could not be read" in result.out
 
 
 def test_workers_name_the_broken_image_too(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):

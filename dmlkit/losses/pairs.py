@@ -44,7 +44,7 @@ def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Ten
         [[0, 1], [1, 0]]
     """
     alike = labels[:, None] == column_labels  # (B, M)
-    negative = ~alike & (column_labels >= 0)
+    negative = ~alike if column_labels is labels else ~alike & (column_labels >= 0)
     return Pairs(rows, columns, labels, alike.fill_diagonal_(False), negative)
 
 
@@ -69,7 +69,7 @@ def masked_mean(x: Tensor, where: Tensor) -> Tensor:
         >>> masked_mean(torch.tensor([1.0, 5.0, torch.inf]), torch.tensor([True, True, False])).item()
         3.0
     """
-    return x.masked_fill(~where, 0).sum() / where.sum().clamp(min=1)
+    return torch.where(where, x, 0.0).sum() / where.count_nonzero().clamp(min=1)
 
 
 def masked_logsumexp(x: Tensor, where: Tensor) -> Tensor:
@@ -79,4 +79,4 @@ def masked_logsumexp(x: Tensor, where: Tensor) -> Tensor:
         >>> masked_logsumexp(torch.tensor([[1.0, 2.0]]), torch.tensor([[False, True]])).item()
         2.0
     """
-    return x.masked_fill(~where, -torch.inf).logsumexp(1)
+    return torch.where(where, x, -torch.inf).logsumexp(1)

@@ -98,7 +98,7 @@ class Manifold(nn.Module, ABC):
             case "negative_squared_distance":
                 return -self.squared_distance(x, y)
             case _:
-                return self.product_vectors(x) @ self.product_vectors(y).T
+                return inner_products(self.product_vectors(x), None if x is y else self.product_vectors(y))
 
     def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
         """The chosen similarity of points x (..., D) and y (..., D), broadcast: (...); see `paired_distance`."""
@@ -159,8 +159,33 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
         >>> squared_distances(x, x).diagonal().tolist()
         [0.0, 0.0, 0.0, 0.0, 0.0]
     """
+    if x is y:
+        squares = vecdot(x, x)
+        scale = squares[:, None] + squares
+        return drop_rounding(scale - 2 * inner_products(x), scale)
     scale = x.square().sum(-1, keepdim=True) + y.square().sum(-1)  # (N, M)
     return drop_rounding(torch.addmm(scale, x, y.T, alpha=-2), scale)
+
+
+def inner_products(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """<x_i, y_j> of x (N, D) and y (M, D): (N, M); y = x if it is not given, which saves a product in backward."""
+    if y is not None:
+        return x @ y.T
+    gram: Any = _Gram.apply  # untyped in torch
+    return gram(x)
+
+
+class _Gram(torch.autograd.Function):
+    """x x^T, whose gradient (G + G^T) x takes one matrix product where autograd takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (grad + grad.T) @ ctx.saved_tensors[0]
 
 
 def drop_rounding(difference: Tensor, scale: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
-from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, rounding_error, safe_sqrt
+from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, inner_products, rounding_error, safe_sqrt
 from dmlkit.manifolds.unit import unit_vectors
 
 
@@ -58,7 +58,7 @@ class Sphere(Manifold):
         return unit_vectors(features)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        squared = 2 - 2 * (x @ y.T)  # (N, M)
+        squared = 2 - 2 * inner_products(x, None if x is y else y)  # (N, M)
         chord = safe_sqrt(squared.masked_fill(squared < 2 * rounding_error(x), 0))
         return self._from_chord(chord)
 
