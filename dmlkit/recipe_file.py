@@ -14,7 +14,7 @@ from dmlkit.component import ComponentConfig
 from dmlkit.errors import UserError
 from dmlkit.faults import describe_faults
 from dmlkit.recipe import Recipe
-from dmlkit.yaml_tree import Key, Tree, parse_yaml, read_text
+from dmlkit.yaml_tree import Key, Tree, parse_yaml, read_yaml
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def read_recipe(path: Path, overrides: Sequence[str | Override] = ()) -> Recipe:
     Raises:
         UserError: the file cannot be read, or has faults: all of them, one a line, as ``file:line: key: what``.
     """
-    return parse_recipe(read_text(path, "recipe", "recipes/glyphs/proxy_anchor.yaml"), str(path), overrides)
+    missing = f"{path}: no such file; expected a recipe, e.g. recipes/glyphs/proxy_anchor.yaml"
+    return _resolve(read_yaml(path, "recipe", missing), overrides)
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = ()) -> Recipe:
@@ -52,7 +53,10 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = (
         ...
         dmlkit.errors.UserError: bad.yaml:2: loss.margn: unknown key; did you mean 'margin'?
     """
-    tree = parse_yaml(text, source)
+    return _resolve(parse_yaml(text, source), overrides)
+
+
+def _resolve(tree: Tree, overrides: Sequence[str | Override]) -> Recipe:
     for override in overrides if isinstance(tree.data, dict) else ():
         _apply_override(tree, parse_override(override) if isinstance(override, str) else override)
     _name_default_parts(tree.data)

@@ -17,7 +17,7 @@ from dmlkit.recipe_file import Override, parse_override, read_recipe
 from dmlkit.study_checks import config_faults, recipe_faults
 from dmlkit.study_config import Axis, Candidate, MethodsConfig, Study, StudyConfig, Variant
 from dmlkit.study_methods import Method, label, methods_of
-from dmlkit.yaml_tree import Tree, parse_yaml, read_text
+from dmlkit.yaml_tree import Tree, read_yaml
 
 Config = TypeVar("Config", bound=MethodsConfig)
 OWN_KEYS = {"seed": "seeds", "metrics": "metrics"}  # of a recipe, by the key that decides them in a study
@@ -34,7 +34,7 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         UserError: the file cannot be read, or the study or a recipe has faults: all of them, one a line.
     """
     changes = [parse_override(override) for override in overrides]
-    tree = parse_yaml(read_text(path, "study", "recipes/study/mpa.yaml"), str(path))
+    tree = read_yaml(path, "study", f"{path}: no such file; expected a study, e.g. recipes/study/mpa.yaml")
     faults: list[str] = []
     config = _validated(StudyConfig, tree, faults)
     # the recipes are looked at even where something else is wrong, to tell all faults at once

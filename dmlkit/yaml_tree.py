@@ -70,20 +70,21 @@ for _tag, _pattern, _first in (
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
 
 
-def read_text(path: Path, kind: str, example: str) -> str:
-    """The text of a small file, such as a recipe; ``kind`` and ``example`` say in messages what was expected.
+def read_yaml(path: Path, kind: str, missing: str) -> Tree:
+    """Parse a small YAML file; ``kind`` says what it should be, ``missing`` is the message where there is none.
 
     Raises:
-        UserError: the file is missing, too large for its kind, or no text.
+        UserError: the file is missing, too large for its kind, or no text; see `parse_yaml`.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {kind}")
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a {kind}, e.g. {example}") from None
+        raise UserError(missing) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot read this {kind}: {error}") from error
+    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, source: str) -> Tree:

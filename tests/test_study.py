@@ -299,6 +299,13 @@ def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, told: str):
     assert any(told in line for line in faults(dmlkit, tmp_path, STUDY.replace(old, new)))
 
 
+def test_files_that_are_no_study(dmlkit, tmp_path: Path):
+    assert "none.yaml: no such file; expected a study, e.g." in dmlkit("study", tmp_path / "none.yaml").err
+    assert "cannot read this study" in dmlkit("study", tmp_path).err
+    (tmp_path / "big.yaml").write_bytes(b"#" * 2_000_000)
+    assert "this is no study" in dmlkit("study", tmp_path / "big.yaml").err
+
+
 def test_overrides_that_undo_the_study_are_refused(dmlkit, tmp_path: Path):
     assert "large trains the same recipe as small" in faults(dmlkit, tmp_path, STUDY, "--set", "loss.margin=0.2")[0]
     assert faults(dmlkit, tmp_path, STUDY, "--set", "seed=4")[0].startswith("--set seed=4: seed: a study sets this")
