@@ -112,7 +112,10 @@ class RunFolder:
         except FileNotFoundError:
             raise UserError(f"{path}: no such checkpoint; expected one that train wrote") from None
         except Exception as error:  # torch raises many kinds for damaged files
-            raise UserError(f"{path}: cannot read this checkpoint: {str(error).splitlines()[0]}") from error
+            raise UserError(
+                f"{path}: cannot read this checkpoint: it is damaged, or was not written by dmlkit; copy it again or "
+                "train again (--debug shows torch's words)"
+            ) from error
         found = state.get("format") if isinstance(state, dict) else None
         if found != FORMAT:
             written_by = f"dmlkit {state.get('dmlkit')}" if isinstance(state, dict) else "another program"
