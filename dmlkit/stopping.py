@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
+STOPPED = 130  # the shell's exit code for Ctrl-C
+
 
 class TrainingStoppedError(Exception):
     """The user stopped the run; a checkpoint was written."""

@@ -10,15 +10,13 @@ from rich.table import Table
 from dmlkit.devices import start_fabric
 from dmlkit.evaluation_tables import print_table
 from dmlkit.run_folder import atomic_write, differences
-from dmlkit.stopping import TrainingStoppedError
+from dmlkit.stopping import STOPPED, TrainingStoppedError
 from dmlkit.study import check_parts, run_study
 from dmlkit.study_config import Study
 from dmlkit.study_file import read_study
 from dmlkit.study_plot import plot_study
 from dmlkit.study_progress import RunsProgress
 from dmlkit.study_report import EXPLANATION, PLOT, report, study_section, variant_rows, verdict_rows, write_text
-
-STOPPED = 130  # the shell's exit code for Ctrl-C
 
 
 def study_command(path: Path, output: Path, overrides: list[str], device: str, dry_run: bool) -> None:
