@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dmlkit import __version__, data_cli, evaluation_cli
+from dmlkit import __version__, data_cli, evaluation_cli, study_cli
 from dmlkit.errors import UserError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 
 app.add_typer(evaluation_cli.app)
 app.add_typer(data_cli.app)
+app.add_typer(study_cli.app)
 
 Set = Annotated[
     list[str] | None,

@@ -23,10 +23,8 @@ from dmlkit.recipe import FAMILIES, Recipe
 from dmlkit.recipe_file import dump_recipe, first_line, read_recipe
 from dmlkit.recipe_headers import find_recipes
 from dmlkit.run_folder import CheckpointName, RunFolder
-from dmlkit.stopping import TrainingStoppedError
+from dmlkit.stopping import STOPPED, TrainingStoppedError
 from dmlkit.train import train
-
-STOPPED = 130  # the shell's exit code for Ctrl-C
 
 
 def train_command(

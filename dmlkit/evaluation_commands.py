@@ -35,9 +35,7 @@ from dmlkit.protocol import ProtocolName, run_protocol
 from dmlkit.recipe import Recipe
 from dmlkit.recipe_file import dump_recipe, parse_recipe, read_recipe
 from dmlkit.run_folder import CheckpointName, RunFolder, atomic_write
-from dmlkit.stopping import TrainingStoppedError
-
-STOPPED = 130  # the shell's exit code for Ctrl-C
+from dmlkit.stopping import STOPPED, TrainingStoppedError
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from dmlkit.compare import Result
 from dmlkit.metrics.significance import Comparison
 
 Rows = list[list[str]]
+TEXT_COLUMNS = (
+    *("run", "of", "metric", "definition", "class", "taken for"),
+    *("variant", "statement", "figure", "verdict"),
+)
 Differences = Sequence[dict[str, Comparison]]
 
 
@@ -17,8 +21,7 @@ def print_table(rows: Rows, console: Console, title: str | None = None) -> None:
     """A table with a header row; columns of figures are aligned to the right."""
     table = Table(title=title, title_justify="left")
     for name in rows[0]:
-        is_text = name in ("run", "of", "metric", "definition", "class", "taken for")
-        table.add_column(name, justify="left" if is_text else "right")
+        table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right")
     for row in rows[1:]:
         table.add_row(*row)
     console.print(table)

@@ -66,15 +66,26 @@ def run_protocol(
         UserError: the folder holds runs of another recipe, or a run fails.
         TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
     """
-    one_repeat = _official if name == "official" else _reality_check
     figures: list[Figures] = []
     for repeat in range(repeats):
         seeded = recipe.model_copy(update={"seed": recipe.seed + repeat})
-        figures.append(one_repeat(seeded, folder / f"repeat-{repeat}", fabric, progress))
+        figures.append(run_once(name, seeded, folder / f"repeat-{repeat}", fabric, progress))
     results = {"protocol": name, "repeats": figures, "summary": summarize(figures)}
     if fabric.is_global_zero:
         write_json(folder / "results.json", results)
     return results
+
+
+def run_once(
+    name: ProtocolName,
+    recipe: Recipe,
+    folder: Path,
+    fabric: Fabric,
+    progress: Callable[[str, Recipe], Progress],
+) -> Figures:
+    """One repeat of a protocol, with the recipe's seed; see `run_protocol`."""
+    one_repeat = _official if name == "official" else _reality_check
+    return one_repeat(recipe, folder, fabric, progress)
 
 
 def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, dict[str, float | None]]]:

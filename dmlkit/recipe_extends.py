@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.errors import UserError
-from dmlkit.yaml_tree import Key, Tree, parse_yaml
+from dmlkit.yaml_tree import Key, Tree, read_yaml
 
-MAX_BYTES = 1_000_000
 EXTENDS = "extends"
 
 
@@ -20,12 +19,13 @@ def read_tree(path: Path) -> Tree:
         UserError: a file cannot be read or is no YAML, or the extended one is missing, lies elsewhere or itself
             extends; with the file and line at fault.
     """
-    tree = _parse(path, f"{path}: no such file; expected a recipe, e.g. recipes/glyphs/proxy_anchor.yaml")
+    tree = read_yaml(path, "recipe", f"{path}: no such file; expected a recipe, e.g. recipes/glyphs/proxy_anchor.yaml")
     if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
         return tree
     where = f"{tree.origin((EXTENDS,))}: {EXTENDS}"
     base_path = _base_path(where, tree.data.pop(EXTENDS), path)
-    base = _parse(base_path, f"{where}: {base_path}: no such file; expected the path of a recipe from {path.parent}/")
+    missing = f"{where}: {base_path}: no such file; expected the path of a recipe from {path.parent}/"
+    base = read_yaml(base_path, "recipe", missing)
     if not isinstance(base.data, dict):
         raise UserError(f"{base.origin(())}: holds no keys; expected the part of a recipe that {path} extends")
     if EXTENDS in base.data:
@@ -43,6 +43,7 @@ def overlay(base: Tree, own: Tree) -> Tree:
     so does a list.
 
     Example:
+        >>> from dmlkit.yaml_tree import parse_yaml
         >>> base = parse_yaml("{optimizer: {name: adam, lr: 1e-4, eps: 0.01}, metrics: [a, b]}", "base.yaml")
         >>> overlay(base, parse_yaml("{optimizer: {lr: 1e-3}, metrics: [c]}", "own.yaml")).data
         {'optimizer': {'name': 'adam', 'lr': 0.001, 'eps': 0.01}, 'metrics': ['c']}
@@ -81,15 +82,3 @@ def _base_path(where: str, name: Any, path: Path) -> Path:
     if not base.is_relative_to(folder.parent):
         raise UserError(f"{where}: {name} lies outside {folder.parent}; expected a file of the same recipes")
     return path.parent / name
-
-
-def _parse(path: Path, missing: str) -> Tree:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no recipe")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(missing) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot read this recipe: {error}") from error
-    return parse_yaml(text, str(path))

@@ -2,26 +2,41 @@
 
 import json
 from collections.abc import Sequence
-from difflib import get_close_matches
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from dmlkit.component import ComponentConfig
 from dmlkit.errors import UserError
+from dmlkit.faults import describe_faults
 from dmlkit.recipe import Recipe
 from dmlkit.recipe_extends import EXTENDS, read_tree
 from dmlkit.yaml_tree import Key, Tree, parse_yaml
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+@dataclass(frozen=True)
+class Override:
+    """A value for a key of a recipe.
+
+    Args:
+        key: dotted, e.g. ``loss.margin``.
+        value: with its source, which names it in messages.
+    """
+
+    key: str
+    value: Tree
+
+
+def read_recipe(path: Path, overrides: Sequence[str | Override] = ()) -> Recipe:
     """Read and check a recipe.
 
     Args:
         path: a YAML file; its ``extends`` may name another to build on, see `dmlkit.recipe_extends.read_tree`.
-        overrides: ``key.subkey=value`` each, the value in YAML; they replace what the file says.
+        overrides: each ``key.subkey=value``, the value in YAML, or parsed; they replace what the file says, in turn.
 
     Raises:
         UserError: the file cannot be read, or has faults: all of them, one a line, as ``file:line: key: what``.
@@ -29,7 +44,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return _resolve(read_tree(path), overrides)
 
 
-def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recipe:
+def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = ()) -> Recipe:
     """Check the text of a recipe; ``source`` names it in messages. See `read_recipe`.
 
     Example:
@@ -41,9 +56,9 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
     return _resolve(parse_yaml(text, source), overrides)
 
 
-def _resolve(tree: Tree, overrides: Sequence[str]) -> Recipe:
-    for override in overrides:
-        _apply_override(tree, override)
+def _resolve(tree: Tree, overrides: Sequence[str | Override]) -> Recipe:
+    for override in overrides if isinstance(tree.data, dict) else ():
+        _apply_override(tree, parse_override(override) if isinstance(override, str) else override)
     if isinstance(tree.data, dict) and EXTENDS in tree.data:
         raise UserError(f"{tree.origin((EXTENDS,))}: {EXTENDS}: only a recipe file can extend another")
     _name_default_parts(tree.data)
@@ -56,8 +71,7 @@ def validate(tree: Tree) -> Recipe:
         # strict in JSON mode: lists become tuples, and nothing else is coerced
         return Recipe.model_validate_json(json.dumps(tree.data))
     except ValidationError as error:
-        lines = [line for fault in error.errors() for line in _describe(fault, tree)]
-        raise UserError("\n".join(lines)) from None
+        raise UserError("\n".join(describe_faults(error, tree, Recipe))) from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -79,12 +93,24 @@ def _name_default_parts(data: Any) -> None:
             data[name].setdefault("name", info.default.name)
 
 
-def _apply_override(tree: Tree, override: str) -> None:
-    source = f"--set {override}"
-    name, equals, text = override.partition("=")
-    if not equals or not all(name.split(".")):
+def parse_override(text: str) -> Override:
+    """What ``--set`` takes, ``key.subkey=value``.
+
+    Raises:
+        UserError: there is no ``=``, or the value is no YAML.
+    """
+    source = f"--set {text}"
+    key, equals, value = text.partition("=")
+    if not equals:
         raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
-    value = parse_yaml(text, source)
+    parsed = parse_yaml(value, source)
+    return Override(key, Tree(source, parsed.data, dict.fromkeys(parsed.origins, source)))
+
+
+def _apply_override(tree: Tree, override: Override) -> None:
+    name, source = override.key, override.value.source
+    if not all(name.split(".")):
+        raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
     key: Key = tuple(int(part) if part.isdigit() else part for part in name.split("."))
     parent: Any = tree.data
     for index, part in enumerate(key[:-1]):
@@ -99,69 +125,13 @@ def _apply_override(tree: Tree, override: str) -> None:
     last = key[-1]
     if isinstance(parent, list) and not (isinstance(last, int) and last < len(parent)):
         raise UserError(f"{source}: {name} does not exist in {tree.source}")
+    value = deepcopy(override.value.data)  # the same override may go into several recipes
     if isinstance(parent, list):
-        parent[int(last)] = value.data
+        parent[int(last)] = value
     else:
-        parent[str(last)] = value.data
+        parent[str(last)] = value
     tree.origins = {old: origin for old, origin in tree.origins.items() if old[: len(key)] != key}
-    tree.origins.update({(*key, *below): source for below in value.origins} | {key: source})
-
-
-def _describe(fault: Any, tree: Tree) -> list[str]:
-    if fault["type"] == "requirements":
-        return [_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
-    location = fault["loc"]
-    key: Key = tuple(part for part in location if not _is_tag(part))
-    match fault["type"]:
-        case "extra_forbidden":
-            known = list(_model_at(location[:-1]).model_fields)
-            return [_line(tree, key, f"unknown key; {_suggest(str(key[-1]), known)}")]
-        case "missing":
-            return [_line(tree, key, "missing, and it has no default")]
-        case "union_tag_invalid":
-            known = list(_model_at(location).variants)
-            name = fault["input"]["name"]
-            return [_line(tree, (*key, "name"), f"unknown {key[0]} {name!r}; {_suggest(name, known)}")]
-        case "union_tag_not_found":
-            known = ", ".join(_model_at(location).variants)
-            came = "a mapping without a name" if isinstance(fault["input"], dict) else repr(fault["input"])
-            return [_line(tree, key, f"got {came}; expected a mapping such as {{name: NAME}}, NAME one of {known}")]
-        case _:
-            expected = fault["msg"].removeprefix("Input should be ")
-            return [_line(tree, key, f"got {fault['input']!r}, expected {expected}")]
-
-
-def _line(tree: Tree, key: Key, text: str) -> str:
-    dotted = ".".join(map(str, key))
-    return f"{tree.origin(key)}: {dotted}: {text}" if dotted else f"{tree.origin(key)}: {text}"
-
-
-def _suggest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-
-
-def _is_tag(part: str | int) -> bool:
-    return isinstance(part, str) and part.startswith("<")
-
-
-def _model_at(location: Sequence[str | int]) -> Any:
-    """The model class that a pydantic error location points into."""
-    model: Any = Recipe
-    for part in location:
-        if _is_tag(part):
-            model = model.variants[str(part)[1:-1]]
-        elif isinstance(part, str):
-            model = _model_in(model.model_fields[part].annotation)
-    return model
-
-
-def _model_in(annotation: Any) -> Any:
-    """The first model class inside an annotation such as ``tuple[Annotated[LossConfig, one_of], ...]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(argument) for argument in get_args(annotation))
-    return next((model for model in found if model is not None), None)
+    tree.origins.update({key: source} | {(*key, *below): origin for below, origin in override.value.origins.items()})
 
 
 def schema() -> dict[str, Any]:

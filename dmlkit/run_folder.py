@@ -88,10 +88,10 @@ class RunFolder:
         Raises:
             UserError: lists every key that differs.
         """
-        differences = list(_differences("", self.recipe().model_dump(mode="json"), recipe.model_dump(mode="json")))
-        if differences:
+        changes = list(differences("", self.recipe().model_dump(mode="json"), recipe.model_dump(mode="json")))
+        if changes:
             raise UserError(
-                f"{self.path}: the recipe has changed since this run began ({'; '.join(differences)}); "
+                f"{self.path}: the recipe has changed since this run began ({'; '.join(changes)}); "
                 "undo that, or start a new run in another --output"
             )
 
@@ -194,10 +194,16 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _differences(key: str, old: Any, new: Any) -> Iterator[str]:
+def differences(key: str, old: Any, new: Any) -> Iterator[str]:
+    """Where two pieces of plain data differ, one key at a time; ``key`` is where they lie.
+
+    Example:
+        >>> list(differences("loss", {"margin": 0.1}, {"margin": 0.2}))
+        ['loss.margin: was 0.1, now 0.2']
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for name in [*old, *(name for name in new if name not in old)]:
             below = f"{key}.{name}" if key else name
-            yield from _differences(below, old.get(name, "nothing"), new.get(name, "nothing"))
+            yield from differences(below, old.get(name, "nothing"), new.get(name, "nothing"))
     elif old != new:
         yield f"{key}: was {old}, now {new}"

@@ -8,32 +8,47 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
+STOPPED = 130  # the shell's exit code for Ctrl-C
+
 
 class TrainingStoppedError(Exception):
     """The user stopped the run; a checkpoint was written."""
 
 
-@contextmanager
-def stop_signals() -> Generator[Callable[[Fabric], bool]]:
-    """Turn Ctrl-C and SIGTERM into a request that the loop looks at between steps; a second one stops at once."""
-    requested = False
+class StopRequest:
+    """A signal handler that remembers the first signal; the second one stops at once."""
 
-    def request(*_: Any) -> None:
-        nonlocal requested
-        if requested:
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, *_: Any) -> None:
+        if self.came:
             raise KeyboardInterrupt
-        requested = True
+        self.came = True
 
-    def is_requested(fabric: Fabric) -> bool:
+    def is_known(self, fabric: Fabric) -> bool:
+        """Whether to stop, the same answer on all ranks."""
         if fabric.world_size == 1:
-            return requested
+            return self.came
         # all ranks must stop at the same step
-        anyone: Any = fabric.all_reduce(torch.tensor(float(requested), device=fabric.device), reduce_op="sum")
+        anyone: Any = fabric.all_reduce(torch.tensor(float(self.came), device=fabric.device), reduce_op="sum")
         return bool(anyone.item() > 0)
 
+
+@contextmanager
+def stop_signals() -> Generator[Callable[[Fabric], bool]]:
+    """Turn Ctrl-C and SIGTERM into a request that the loop looks at between steps; a second one stops at once.
+
+    Inside another such block both see the same request: what stops a run stops the study that it belongs to.
+    """
+    outer = signal.getsignal(signal.SIGINT)
+    if isinstance(outer, StopRequest):
+        yield outer.is_known
+        return
+    request = StopRequest()
     previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield is_requested
+        yield request.is_known
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

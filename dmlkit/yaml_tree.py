@@ -6,6 +6,9 @@ YAML 1.2 is resolved here, and nothing else is constructed.
 
 import re
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,6 +17,7 @@ from dmlkit.errors import UserError
 
 Key = tuple[str | int, ...]
 
+MAX_BYTES = 1_000_000  # of a file
 MAX_NODES = 10_000  # stops aliases that multiply ("billion laughs")
 MAX_DEPTH = 50
 
@@ -38,6 +42,13 @@ class Tree:
             key = key[:-1]
         return self.origins.get(key, self.source)
 
+    def below(self, key: Key) -> "Tree":
+        """The part of the tree at a key that it has."""
+        data: Any = reduce(getitem, key, self.data)
+        size = len(key)
+        origins = {place[size:]: origin for place, origin in self.origins.items() if place[:size] == key}
+        return Tree(self.origin(key), data, origins)
+
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's implicit types."""
@@ -57,6 +68,23 @@ for _tag, _pattern, _first in (
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
+
+
+def read_yaml(path: Path, kind: str, missing: str) -> Tree:
+    """Parse a small YAML file; ``kind`` says what it should be, ``missing`` is the message where there is none.
+
+    Raises:
+        UserError: the file is missing, too large for its kind, or no text; see `parse_yaml`.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {kind}")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(missing) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read this {kind}: {error}") from error
+    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, source: str) -> Tree:

@@ -92,6 +92,7 @@ def test_missing_and_misshapen_parts():
     assert "a mapping without a name" in faults("dataset: {name: glyphs}\nloss: {margin: 1}\n")[0]
     assert faults("[1, 2]")[0].startswith("r.yaml:1: ")
     assert faults("")[0].startswith("r.yaml")
+    assert faults("", "seed=1") == faults("")
 
 
 def test_faults_inside_lists_name_the_item():

@@ -6,7 +6,13 @@ import torch
 from scipy import stats
 
 from dmlkit.metrics.breakdown import class_scores, confusions
-from dmlkit.metrics.significance import bootstrap_intervals, paired_comparison, t_interval
+from dmlkit.metrics.significance import (
+    bootstrap_intervals,
+    paired_comparison,
+    paired_runs,
+    runs_to_separate,
+    t_interval,
+)
 
 
 def test_bootstrap_of_a_share_is_the_normal_interval():
@@ -80,3 +86,34 @@ def test_breakdown_against_loops():
     for pair in pairs:
         assert pair.queries == ((labels == pair.label) & (nearest == pair.taken_for)).sum()
         assert pair.share == pair.queries / (labels == pair.label).sum()
+
+
+def test_paired_runs_against_scipy():
+    rng = np.random.default_rng(4)
+    first, second = rng.random(6).tolist(), (rng.random(6) + 0.3).tolist()
+    expected = stats.ttest_rel(second, first)
+    interval = expected.confidence_interval(0.95)
+    ours = paired_runs(first, second)
+    assert (ours.difference, ours.low, ours.high, ours.p_value) == pytest.approx(
+        (np.mean(np.subtract(second, first)), interval.low, interval.high, expected.pvalue)
+    )
+
+
+def test_paired_runs_that_tell_nothing_or_everything():
+    one = paired_runs([0.5], [0.9])
+    assert (one.low, one.high, one.p_value) == (-float("inf"), float("inf"), 1)
+    assert paired_runs([0.5, 0.25], [0.5, 0.25]).p_value == 1
+    same = paired_runs([0.5, 0.25], [0.75, 0.5])
+    assert (same.low, same.high, same.p_value) == (0.25, 0.25, 0)
+    with pytest.raises(ValueError, match="same seeds"):
+        paired_runs([0.5], [0.5, 0.6])
+
+
+def test_runs_to_separate_is_the_first_size_whose_interval_leaves_zero():
+    changes = np.array([0.02, -0.01, 0.03, 0.0])
+    needed = runs_to_separate([0.5] * 4, (0.5 + changes).tolist())
+    for n in (needed, needed - 1):
+        low, _ = stats.t.interval(0.95, n - 1, loc=changes.mean(), scale=changes.std(ddof=1) / n**0.5)
+        assert (low > 0) == (n == needed)
+    assert runs_to_separate([0.5], [0.6]) is None
+    assert runs_to_separate([0.5, 0.6], [0.6, 0.5]) is None

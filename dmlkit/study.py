@@ -1,0 +1,192 @@
+"""Study: every variant with every seed, one run after another, and what that says about a claim."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from lightning_fabric import Fabric
+
+from dmlkit.errors import UserError
+from dmlkit.experiment import assemble
+from dmlkit.protocol import Figures, fold_recipe, run_once
+from dmlkit.recipe import Recipe
+from dmlkit.run_folder import differences, write_json
+from dmlkit.stopping import TrainingStoppedError, stop_signals
+from dmlkit.study_config import Candidate, Study, Variant
+from dmlkit.study_results import Choice, summarize_study
+from dmlkit.train import Progress
+
+REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
+
+
+class StudyProgress(Progress, Protocol):
+    """What a study tells while it runs, beside what a training tells."""
+
+    def start_run(self, name: str, epochs: int) -> None:
+        """Before a run of so many epochs, also before one that is complete."""
+
+    def start_model(self) -> None:
+        """Before a model of the run is trained or continued."""
+
+    def finish_run(self, figures: dict[str, float]) -> None:
+        """After it, with the figures that the study reports."""
+
+
+def run_study(study: Study, folder: Path, fabric: Fabric, progress: StudyProgress, command: str) -> dict[str, Any]:
+    """Train what is missing of a study, and hold its claim against the figures.
+
+    Runs lie in ``runs/VARIANT/seed-S``, with values to choose from in ``runs/VARIANT/CHOICE/seed-S``: there every
+    choice is trained with the first seed, the best on validation classes with the others too. A complete run is
+    never repeated, one that was cut off is continued.
+
+    Args:
+        study: what to train and compare.
+        folder: of the study; gets ``study.json``, ``runs/`` and ``results.json``.
+        fabric: device, precision and ranks, launched.
+        progress: told of runs, and of their steps and epochs.
+        command: that repeats the study; kept for reports.
+
+    Returns:
+        What ``results.json`` holds, see `summarize_study`.
+
+    Raises:
+        UserError: the folder holds another study, or a run fails.
+        TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint or between two runs.
+    """
+    open_study(study, folder, fabric, command)
+    with stop_signals() as stop_requested:
+        runs = _Runs(study, folder, fabric, progress, stop_requested)
+        check_parts(study, folder)
+        first = study.config.seeds[0]
+        choices = {variant.name: _choose(variant, runs, first) for variant in study.variants}
+        for seed in study.config.seeds[1:]:
+            for variant in study.variants:
+                choice = choices[variant.name]
+                choice.figures[seed] = runs.run(variant, choice.candidate, seed)
+    results = {**summarize_study(study, choices), "cost": _cost(folder), "command": command}
+    if fabric.is_global_zero:
+        write_json(folder / "results.json", results)
+    return results
+
+
+def open_study(study: Study, folder: Path, fabric: Fabric, command: str) -> None:
+    """Begin a study in a folder, or find it there again; its seeds may have grown and its claim been reworded.
+
+    Raises:
+        UserError: the folder holds something else, or a study with other runs.
+    """
+    path = folder / "study.json"
+    record = study.record()
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))["study"]
+        kept = record["seeds"][: len(stored["seeds"])]
+        same = {name: stored[name] for name in REWORDED} | {"seeds": kept}
+        changes = list(differences("", stored, {**record, **same}))
+        if changes:
+            raise UserError(
+                f"{folder}: the study has changed since it began ({'; '.join(changes)}); undo that, or start anew "
+                "with another --output"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not a study; choose another --output")
+    fabric.barrier()  # all ranks have looked before the first one writes
+    if fabric.is_global_zero:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"study": record, "command": command})
+
+
+def check_parts(study: Study, folder: Path) -> None:
+    """Build the parts of every variant that has no run yet: what does not fit is told before anything trains.
+
+    Raises:
+        UserError: with the name of the variant.
+    """
+    for variant in study.variants:
+        if (folder / "runs" / variant.name).exists():
+            continue
+        recipe = variant.candidates[0].recipe
+        try:
+            assemble(fold_recipe(recipe, 0) if study.config.protocol == "reality_check" else recipe)
+        except UserError as error:
+            raise UserError(f"{variant.name}: {error}") from error
+
+
+@dataclass
+class _Runs:
+    """Trains the runs of a study that are missing."""
+
+    study: Study
+    folder: Path
+    fabric: Fabric
+    progress: StudyProgress
+    stop_requested: Callable[[Fabric], bool]
+    finished: int = field(default=0, init=False)
+
+    def path(self, variant: Variant, candidate: Candidate, seed: int) -> Path:
+        return self.folder / "runs" / variant.name / candidate.label / f"seed-{seed}"
+
+    def run(self, variant: Variant, candidate: Candidate, seed: int) -> dict[str, float]:
+        """The figures of a run on the test classes, trained unless it is complete."""
+        path = self.path(variant, candidate, seed)
+        epochs = self.study.epochs_per_run(candidate.recipe)
+        self.progress.start_run(str(path.relative_to(self.folder / "runs")), epochs)
+        recipe = candidate.recipe.model_copy(update={"seed": seed})
+        figures = _flat(run_once(self.study.config.protocol, recipe, path, self.fabric, self._start_model))
+        self.finished += 1
+        self.progress.finish_run({name: figures[name] for name in self.study.config.reported()})
+        if self.stop_requested(self.fabric) and self.finished < self.study.num_runs:
+            raise TrainingStoppedError("stopped between two runs")
+        return figures
+
+    def _start_model(self, folder: str, recipe: Recipe) -> Progress:
+        self.progress.start_model()
+        return self.progress
+
+
+def _flat(figures: Figures) -> dict[str, float]:
+    """Figures by one name: ``map@r`` of a run, ``separated map@r`` of a Reality Check."""
+    return {
+        name if kind == "test" else f"{kind} {name}": value
+        for kind, metrics in figures.items()
+        for name, value in metrics.items()
+    }
+
+
+def _choose(variant: Variant, runs: _Runs, seed: int) -> Choice:
+    """The candidate whose first run is the best on validation classes, the earlier one where two are equal."""
+    figures: list[dict[str, float]] = []
+    scores: list[float] = []
+    for candidate in variant.candidates:
+        figures.append(runs.run(variant, candidate, seed))
+        scores.append(_validation_score(runs.path(variant, candidate, seed)))
+    best = scores.index(max(scores))
+    return Choice(variant.candidates[best], tuple(scores), {seed: figures[best]})
+
+
+def _validation_score(path: Path) -> float:
+    """What chose the checkpoint of a run; of a Reality Check the mean of its 4 models."""
+    summaries = [json.loads(file.read_text(encoding="utf-8")) for file in _summaries(path)]
+    return fmean(summary["best"]["validation"][summary["selected_by"]] for summary in summaries)
+
+
+def _summaries(path: Path) -> list[Path]:
+    return sorted(path.rglob("summary.json"))
+
+
+def _cost(folder: Path) -> dict[str, Any]:
+    """How many models were trained, for how long, and on what."""
+    summaries = _summaries(folder / "runs")
+    environments = [json.loads((file.parent / "environment.json").read_text("utf-8")) for file in summaries]
+    return {
+        "models": len(summaries),
+        "seconds": round(sum(json.loads(file.read_text("utf-8"))["seconds"] for file in summaries), 1),
+        "on": sorted({_device(environment) for environment in environments}),
+    }
+
+
+def _device(environment: dict[str, Any]) -> str:
+    where = environment["gpu"] or f"{environment['threads']} CPU thread(s)"
+    return f"{where}, torch {environment['packages']['torch']}, dmlkit {environment['dmlkit']}"

@@ -1,0 +1,68 @@
+"""The figures of a study as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+LOG_RATIO = 10  # swept values that span this much or more are drawn on a logarithmic axis
+COLOR, FAINT = "#2060a0", "#9ab8d8"
+
+
+def plot_study(results: dict[str, Any], path: Path) -> None:
+    """Draw the mean and 95 % interval of every variant, and each run as a faint dot, as a PNG; one panel a metric.
+
+    A study that sweeps one number gets curves over it. The axis of the figures does not start at 0: means are drawn
+    as points, whose length says nothing.
+
+    Args:
+        results: of ``results.json``.
+        path: where to write.
+    """
+    from matplotlib.figure import Figure
+
+    names, metrics = list(results["variants"]), results["metrics"]
+    height = 3.6 if results["axis"] else 1.2 + 0.3 * len(names)
+    figure = Figure(figsize=(1.6 + 3.4 * len(metrics), height), layout="constrained")
+    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=not results["axis"])[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        draw = _draw_curve if results["axis"] else _draw_points
+        draw(axes, metric, results)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _draw_points(axes: Any, metric: str, results: dict[str, Any]) -> None:
+    variants = list(results["variants"].values())
+    means, below, above = _means(variants, metric)
+    places = range(len(variants))
+    for place, variant in zip(places, variants, strict=True):
+        runs = [run[metric] for run in variant["runs"].values()]
+        axes.plot(runs, [place] * len(runs), "o", color=FAINT, markersize=4)
+    axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=3, markersize=5)
+    axes.set_yticks(places, list(results["variants"]))
+    axes.set(title=metric, ylim=(len(variants) - 0.5, -0.5))
+
+
+def _draw_curve(axes: Any, metric: str, results: dict[str, Any]) -> None:
+    variants, values = list(results["variants"].values()), results["axis"]["values"]
+    order = sorted(range(len(values)), key=values.__getitem__)
+    variants, values = [variants[index] for index in order], [values[index] for index in order]
+    means, below, above = _means(variants, metric)
+    for value, variant in zip(values, variants, strict=True):
+        runs = [run[metric] for run in variant["runs"].values()]
+        axes.plot([value] * len(runs), runs, "o", color=FAINT, markersize=4)
+    axes.errorbar(values, means, yerr=[below, above], fmt="o-", color=COLOR, capsize=3, markersize=5)
+    if values[0] > 0 and values[-1] / values[0] >= LOG_RATIO:
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+    axes.set(title=metric, xlabel=results["axis"]["key"])
+
+
+def _means(variants: list[dict[str, Any]], metric: str) -> tuple[list[float], list[float], list[float]]:
+    """Means, and how far their intervals reach below and above; nowhere where a single run has none."""
+    summaries = [variant["summary"][metric] for variant in variants]
+    means = [summary["mean"] for summary in summaries]
+    ends = [(summary["low"], summary["high"]) for summary in summaries]
+    below = [0.0 if low is None else mean - low for mean, (low, _) in zip(means, ends, strict=True)]
+    above = [0.0 if high is None else high - mean for mean, (_, high) in zip(means, ends, strict=True)]
+    return means, below, above

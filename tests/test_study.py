@@ -1,0 +1,405 @@
+"""Studies: what is trained and reported, against naive computations; stopped, killed and changed in the middle."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.main import get_command
+
+from dmlkit.cli import app
+from dmlkit.run_folder import RunFolder
+from dmlkit.stopping import stop_signals
+from dmlkit.study_commands import study_command
+from dmlkit.study_config import StudyConfig
+from dmlkit.study_file import read_study
+from dmlkit.study_plot import plot_study
+from tests.conftest import TINY_RECIPE
+
+STUDY = """\
+claim: A larger margin is better
+paper: A paper
+table: Table 9
+recipe: tiny.yaml
+overrides: {training.epochs: 2}
+seeds: [0, 1]
+metrics: [recall@1, ndcg@3]
+variants:
+  small: {}
+  large: {loss.margin: 0.3}
+expect:
+- {better: large, than: small, metric: recall@1}
+"""
+SEEDS, NAMES, METRICS = (0, 1), ("small", "large"), ("recall@1", "ndcg@3")
+
+
+def write_study(folder: Path, text: str = STUDY) -> Path:
+    (folder / "tiny.yaml").write_text(TINY_RECIPE)
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the study, run without a break. Tests read it, or copy it."""
+    folder = tmp_path_factory.mktemp("whole")
+    study_command(write_study(folder), folder / "out", [], "cpu", False)
+    return folder / "out"
+
+
+def figure(out: Path, run: str, metric: str) -> float:
+    return json.loads((out / "runs" / run / "summary.json").read_text())["best"]["test"][metric]
+
+
+def finished(out: Path) -> dict[str, int]:
+    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+
+
+def results_of(out: Path) -> dict:
+    return json.loads((out / "results.json").read_text())
+
+
+def test_the_runs_are_the_recipes_that_the_study_says(whole: Path):
+    for name, margin in zip(NAMES, (0.1, 0.3), strict=True):
+        for seed in SEEDS:
+            run = RunFolder(whole / "runs" / name / f"seed-{seed}")
+            recipe = run.recipe()
+            assert (recipe.seed, recipe.loss.margin, recipe.training.epochs) == (seed, margin, 2)  # pyright: ignore
+            best = json.loads(run.summary_path.read_text())["best"]
+            assert best["validation"]["map@r"] == max(row["validation"]["map@r"] for row in run.read_metrics())
+    assert len(finished(whole)) == 4
+
+
+def test_figures_intervals_and_verdict_against_scipy(whole: Path):
+    results = results_of(whole)
+    text = (whole / "results.md").read_text()
+    for metric in METRICS:
+        values = {name: [figure(whole, f"{name}/seed-{seed}", metric) for seed in SEEDS] for name in NAMES}
+        for name in NAMES:
+            low, high = stats.t.interval(0.95, 1, loc=np.mean(values[name]), scale=stats.sem(values[name]))
+            summary = results["variants"][name]["summary"][metric]
+            assert (summary["mean"], summary["low"], summary["high"]) == pytest.approx(
+                (np.mean(values[name]), low, high)
+            )
+            assert f"| {np.mean(values[name]):.4f} ± {(high - low) / 2:.4f} |" in text
+        expected = stats.ttest_rel(values["large"], values["small"])
+        interval = expected.confidence_interval(0.95)
+        change = results["variants"]["large"]["difference"][metric]
+        mean = np.mean(np.subtract(values["large"], values["small"]))
+        assert (change["difference"], change["low"], change["high"], change["p_value"]) == pytest.approx(
+            (mean, interval.low, interval.high, expected.pvalue)
+        )
+        assert f"{mean:+.4f} ({interval.low:+.4f} .. {interval.high:+.4f}, p {expected.pvalue:.4f})" in text
+    assert results["variants"]["small"]["difference"] is None
+    (judged,) = results["verdicts"]
+    change = results["variants"]["large"]["difference"]["recall@1"]
+    assert {key: judged[key] for key in change} == change
+    wanted = "holds" if change["low"] > 0 else "does not hold" if change["high"] < 0 else "not separable at this size"
+    assert judged["verdict"] == wanted and wanted in text
+    assert text.startswith("# A larger margin is better\n\nFrom: A paper, Table 9.")
+    assert (whole / "results.png").read_bytes().startswith(b"\x89PNG")
+    seconds = [json.loads(path.read_text())["seconds"] for path in whole.rglob("summary.json")]
+    assert results["cost"]["models"] == 4 and results["cost"]["seconds"] == pytest.approx(sum(seconds), abs=0.1)
+
+
+def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(dmlkit, whole: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out, copy_function=shutil.copy2)
+    path, before, results = write_study(tmp_path), finished(out), results_of(out)
+    again = dmlkit("study", path, "-o", out, "--device", "cpu")
+    assert again.code == 0 and "run 1/4" not in again.out, again.err
+    assert finished(out) == before
+    assert {**results_of(out), "command": ""} == {**results, "command": ""}
+    path.write_text(STUDY.replace("[0, 1]", "[0, 1, 5]").replace("A larger", "A much larger"))
+    more = dmlkit("study", path, "-o", out, "--device", "cpu")
+    assert "4 of 6 runs are complete already" in more.out and "run 5/6  small/seed-5" in more.out
+    assert "left" in more.out and "run 6/6  large/seed-5" in more.out
+    after = finished(out)
+    assert {name: after[name] for name in before} == before and len(after) == 6
+    assert len(results_of(out)["variants"]["large"]["runs"]) == 3
+    assert (out / "results.md").read_text().startswith("# A much larger")
+
+
+def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp_path: Path):
+    path = write_study(tmp_path)
+    before = finished(whole)
+
+    def refused(text: str, *words: str) -> str:
+        path.write_text(text)
+        result = dmlkit("study", path, "-o", whole, *words)
+        assert result.code == 2 and "the study has changed since it began" in result.err
+        return result.err
+
+    assert "variants.large..loss.margin: was 0.3, now 0.4" in refused(STUDY.replace("0.3}", "0.4}"))
+    assert "seeds: was [0, 1], now [1, 0]" in refused(STUDY.replace("[0, 1]", "[1, 0]"))
+    assert "seeds: was [0, 1], now [0]" in refused(STUDY.replace("[0, 1]", "[0]"))
+    assert "training.epochs: was 2, now 3" in refused(STUDY, "--set", "training.epochs=3")
+    assert "expect: was" in refused(STUDY.replace("metric: recall@1", "metric: ndcg@3"))
+    assert finished(whole) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    path.write_text(STUDY)
+    assert "is not a study" in dmlkit("study", path, "-o", tmp_path / "other").err
+
+
+def start(path: Path, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dmlkit", "study", str(path), "-o", str(out), "--device", "cpu"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]):
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: Path, tmp_path: Path):
+    path, out = write_study(tmp_path), tmp_path / "out"
+    process = start(path, out)
+    wait_for(out / "runs" / "small" / "seed-0" / "checkpoints" / "last.pt", process)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, told
+    assert "stopped" in told and "continue with the same command" in told and "Traceback" not in told
+    assert len(finished(out)) < 4 and not (out / "results.json").exists()
+    stopped = finished(out)
+
+    process = start(path, out)
+    wait_for(out / "runs" / "small" / "seed-1" / "recipe.yaml", process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    killed = finished(out)
+    assert {name: killed[name] for name in stopped} == stopped and len(killed) < 4
+
+    assert dmlkit("study", path, "-o", out, "--device", "cpu").code == 0
+    complete = finished(out)
+    assert {name: complete[name] for name in killed} == killed
+    assert results_of(out)["variants"] == results_of(whole)["variants"]
+    assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+
+
+def test_a_signal_that_comes_in_a_run_is_known_to_its_study():
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    fabric = type("OneRank", (), {"world_size": 1})()
+    with stop_signals() as study_asked:
+        with stop_signals() as run_asked:
+            assert not run_asked(fabric)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert run_asked(fabric)
+        assert study_asked(fabric)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_tuning_takes_the_best_on_validation_classes(dmlkit, tmp_path: Path):
+    text = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-5, 3e-3]}\nvariants:")
+    out = tmp_path / "out"
+    result = dmlkit("study", write_study(tmp_path, text), "-o", out, "--device", "cpu")
+    assert result.code == 0 and "run 6/6" in result.out, result.err
+    for name in NAMES:
+        variant = out / "runs" / name
+        scores = {}
+        for choice in ("lr=1e-05", "lr=0.003"):
+            summary = json.loads((variant / choice / "seed-0" / "summary.json").read_text())
+            scores[choice] = summary["best"]["validation"]["map@r"]
+        best = max(scores, key=scores.__getitem__)
+        tuned = results_of(out)["variants"][name]["tuned"]
+        assert tuned == {"chosen": best, "validation": scores}
+        assert {path.parent.name for path in variant.glob("*/seed-1")} == {best}
+        runs = results_of(out)["variants"][name]["runs"]
+        assert runs["0"]["recall@1"] == figure(out, f"{name}/{best}/seed-0", "recall@1")
+    assert f"{scores[best]:.4f}" in (out / "results.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_reality_check_is_one_of_the_protocols(dmlkit, tmp_path: Path):
+    text = STUDY.replace("[0, 1]", "[3]").replace("metric: recall@1", "metric: separated map@r")
+    text = text.replace("metrics: [recall@1, ndcg@3]", "protocol: reality_check")
+    sets = ["--set", "dataset.classes=32", "--device", "cpu"]
+    out, alone = tmp_path / "out", tmp_path / "alone"
+    assert dmlkit("study", write_study(tmp_path, text), "-o", out, *sets).code == 0
+    words = ["protocol", "reality_check", tmp_path / "tiny.yaml", "-o", alone, "--repeats", 1, *sets]
+    assert dmlkit(*words, "--set", "training.epochs=2").code == 0
+    (repeat,) = json.loads((alone / "results.json").read_text())["repeats"]
+    figures = results_of(out)["variants"]["small"]["runs"]["3"]
+    assert figures == {f"{kind} {name}": value for kind, part in repeat.items() for name, value in part.items()}
+    summary = results_of(out)["variants"]["small"]["summary"]["separated map@r"]
+    assert (summary["low"], summary["high"]) == (None, None)
+    assert results_of(out)["verdicts"][0]["verdict"] == "not separable at this size"
+    assert results_of(out)["cost"]["models"] == 8
+
+
+def faults(dmlkit, tmp_path: Path, text: str, *words: str) -> list[str]:
+    path = write_study(tmp_path, text)
+    result = dmlkit("study", path, "-o", tmp_path / "out", *words)
+    assert result.code == 2 and not (tmp_path / "out").exists()
+    return [line.removeprefix("error: ").replace(f"{tmp_path}/", "") for line in result.err.splitlines()]
+
+
+def test_all_faults_of_a_study_and_its_recipes_at_once(dmlkit, tmp_path: Path):
+    text = STUDY.replace("seeds: [0, 1]", "sedes: [0, many]").replace("small: {}", "small: {loss.margn: 1}")
+    text = text.replace("{loss.margin: 0.3}", "\n    loss: {name: proxy_anchr}\n    sampler.batch_size: big")
+    assert faults(dmlkit, tmp_path, text) == [
+        "study.yaml:1: seeds: missing, and it has no default",
+        "study.yaml:6: sedes: unknown key; did you mean 'seeds'?",
+        "study.yaml:9: loss.margn: unknown key; did you mean 'margin'?",
+        "study.yaml:11: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'?",
+        "study.yaml:12: sampler.batch_size: got 'big', expected a valid integer",
+    ]
+
+
+def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path):
+    text = STUDY.replace("large, than", "lagre, than").replace("[recall@1, ndcg@3]", "[recal@1, map@r]")
+    text = "seeds: [2, 2]\n" + text.replace("seeds: [0, 1]", "reference: none")
+    found = faults(dmlkit, tmp_path, text.replace("0.3}", "0.3, tune: {optimizer.lr: [1e-3, 2e-3]}}"))
+    assert found[:-1] == [
+        "study.yaml:2: claim: expected as the first key of the file, and in one line",
+        "study.yaml:11: variants.large.tune: 2 trial(s) to tune large, 1 for small; every variant gets the same budget",
+        "study.yaml:1: seeds: got [2, 2], expected each seed once",
+        "study.yaml:7: reference: unknown variant 'none'; expected one of small, large",
+        "study.yaml:13: expect.0.better: unknown variant 'lagre'; did you mean 'large'?",
+        "study.yaml:13: expect.0.metric: unknown figure 'recall@1'; did you mean 'recal@1'?",
+    ]
+    assert found[-1].startswith("study.yaml:8: metrics.0: 'recal@1' is unknown; expected one of ami, ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (STUDY, "", "study.yaml: got None, expected an object"),
+        ("recipe: tiny", "recipe: none", "none.yaml: no such file; expected a recipe"),
+        ("variants:", "grid: {loss.scale: [8, 16]}\nvariants:", "study.yaml:1: expected either a grid or variants"),
+        ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: 1 variant(s); a study compares at least"),
+        ("small: {}", "../up: {}", "study.yaml:9: variants.../up: the name '../up' is no name for a folder"),
+        ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected an object"),
+        ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this itself; see its key seeds"),
+        ("loss.margin: 0.3", "", "study.yaml:10: variants.large: large trains the same recipe as small"),
+        ("loss.margin: 0.3", "training.precision: bf16", "large has another training.precision"),
+        ("loss.margin: 0.3", "dataset.validation_fraction: 0", "validation classes choose the checkpoint"),
+        ("than: small", "than: large", "study.yaml:12: expect.0: large cannot be better than itself"),
+        ("paper:", "protocol: reality_check\npaper:", "metrics.0: 'recall@1': the Reality Check reports separated"),
+        ("[recall@1, ndcg@3]", "[recall@1, recall@1]", "study.yaml:7: metrics.1: 'recall@1' is given twice"),
+    ],
+)
+def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, told: str):
+    assert any(told in line for line in faults(dmlkit, tmp_path, STUDY.replace(old, new)))
+
+
+def test_files_that_are_no_study(dmlkit, tmp_path: Path):
+    assert "none.yaml: no such file; expected a study, e.g." in dmlkit("study", tmp_path / "none.yaml").err
+    assert "cannot read this study" in dmlkit("study", tmp_path).err
+    (tmp_path / "big.yaml").write_bytes(b"#" * 2_000_000)
+    assert "this is no study" in dmlkit("study", tmp_path / "big.yaml").err
+
+
+def test_overrides_that_undo_the_study_are_refused(dmlkit, tmp_path: Path):
+    assert "large trains the same recipe as small" in faults(dmlkit, tmp_path, STUDY, "--set", "loss.margin=0.2")[0]
+    assert faults(dmlkit, tmp_path, STUDY, "--set", "seed=4")[0].startswith("--set seed=4: seed: a study sets this")
+    assert faults(dmlkit, tmp_path, STUDY, "--set", "loss.margn=1") == [
+        "--set loss.margn=1: loss.margn: unknown key; did you mean 'margin'?"
+    ]
+
+
+def test_grids_are_named_by_their_values_and_one_number_is_an_axis(tmp_path: Path):
+    body = STUDY[: STUDY.index("variants:")]
+    study = read_study(write_study(tmp_path, f"{body}grid: {{loss.margin: [0.1, 0.2, 0.4]}}\n"))
+    assert [variant.name for variant in study.variants] == ["margin=0.1", "margin=0.2", "margin=0.4"]
+    assert study.axis is not None and (study.axis.key, study.axis.values) == ("loss.margin", (0.1, 0.2, 0.4))
+    grid = "grid: {loss.margin: [0.1, 0.2], sampler: [{name: random}, {name: class_balanced, images_per_class: 2}]}\n"
+    study = read_study(write_study(tmp_path, body + grid + "reference: margin=0.2,sampler=random\n"))
+    assert [variant.name for variant in study.variants] == [
+        f"margin={margin},sampler={sampler}"
+        for margin in (0.1, 0.2)
+        for sampler in ("random", "name_class_balanced_images_per_class_2")
+    ]
+    assert (study.num_runs, study.reference, study.axis) == (8, "margin=0.2,sampler=random", None)
+
+
+def test_every_variant_is_built_before_anything_trains(dmlkit, tmp_path: Path):
+    path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{sampler.batch_size: 500}"))
+    result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu")
+    assert result.code == 2 and "large: " in result.err and "500 images do not fit" in result.err
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(dmlkit, whole: Path, tmp_path: Path):
+    result = dmlkit("study", write_study(tmp_path), "-o", tmp_path / "out", "--dry-run")
+    assert result.code == 0 and not (tmp_path / "out").exists()
+    assert "4 runs: 4 models, 8 epochs; 0 models are complete" in result.out
+    assert "loss.margin: was 0.1, now 0.3" in result.out
+    assert "4 models are complete" in dmlkit("study", tmp_path / "study.yaml", "-o", whole, "--dry-run").out
+
+
+def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlkit, whole: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    shutil.copytree(whole, other)
+    document = tmp_path / "docs" / "results.md"
+    result = dmlkit("report", whole, other, "-o", document)
+    assert result.code == 0, result.err
+    text, results = document.read_text(), results_of(whole)
+    assert text.count("## A larger margin is better") == 2
+    assert f"    {results['command']}\n" in text and results["command"].startswith("dmlkit study ")
+    judged = results["verdicts"][0]
+    assert f"| large better than small | recall@1 | {judged['difference']:+.4f}" in text
+    for name in ("out", "other"):
+        assert f"(results/{name}.png)" in text
+        assert (document.parent / "results" / f"{name}.png").read_bytes() == (whole / "results.png").read_bytes()
+    assert dmlkit("report", whole, whole, "-o", document).code == 2
+    (other / "results.json").unlink()
+    refused = dmlkit("report", other, "-o", document)
+    assert refused.code == 2 and f"not finished; go on with: {results['command']}" in refused.err
+    assert "no study here" in dmlkit("report", tmp_path, "-o", document).err
+
+
+def test_the_plot_of_a_sweep_and_of_single_runs(tmp_path: Path):
+    def variant(*values: float) -> dict:
+        ends = (None, None) if len(values) == 1 else (min(values) - 0.1, max(values) + 0.1)
+        summary = {"mean": float(np.mean(values)), "low": ends[0], "high": ends[1]}
+        return {"runs": {str(i): {"map@r": value} for i, value in enumerate(values)}, "summary": {"map@r": summary}}
+
+    results = {"metrics": ["map@r"], "variants": {"a": variant(0.5), "b": variant(0.4, 0.6), "c": variant(0.7)}}
+    for axis in (None, {"key": "loss.margin", "values": [1.0, 0.01, 0.1]}):
+        plot_study({**results, "axis": axis}, tmp_path / "plot.png")
+        assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
+    root = Path(__file__).parent.parent
+    text = (root / "docs" / "studies.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "margin.yaml").write_text(example.partition("\n")[2])
+    (tmp_path / "recipes").symlink_to(root / "recipes")
+    assert read_study(tmp_path / "margin.yaml").num_runs == 10
+    (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    for line in commands.splitlines():
+        _, name, *rest = shlex.split(line)
+        get_command(app).commands[name].make_context(name, rest)  # pyright: ignore[reportAttributeAccessIssue]
+    for key in StudyConfig.model_fields:
+        assert f"`{key}`" in text, f"docs/studies.md does not explain {key}"
+
+
+STUDIES = sorted((Path(__file__).parent.parent / "recipes" / "study").glob("*.yaml"))
+MINIATURE = ("dataset.classes=80", "dataset.images_per_class=2", "dataset.size=16", "transform.size=16")
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_begins_with_its_claim_and_all_its_recipes_assemble(dmlkit, path: Path, tmp_path: Path):
+    assert path.read_text().startswith("claim: ")
+    sets = [part for key in (*MINIATURE, "backbone.width=4", "embedding_dim=8") for part in ("--set", key)]
+    result = dmlkit("study", path, "-o", tmp_path / "out", "--dry-run", *sets)
+    assert result.code == 0, result.err
+    assert "dry run" in result.out
