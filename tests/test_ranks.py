@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("loss", sorted(LossConfig.variants))
 def test_two_ranks_equal_one(runs: Path, loss: str):
     one, two = (RunFolder(runs / name / loss).load_checkpoint("last") for name in ("one", "two"))
-    assert (runs / "one" / loss / "metrics.jsonl").read_text().count("\n") == 3
+    assert one["model"]["head.linear.bias"].abs().max() > 3e-4  # it began at 0: a gradient off by a tenth would show
     for part in ("model", "objective"):
         for name, tensor in one[part].items():
             torch.testing.assert_close(two[part][name], tensor, atol=1e-5, rtol=0, msg=f"{part} {name}")
