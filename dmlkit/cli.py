@@ -169,12 +169,8 @@ def plot(
 
 @app.command(name="list", epilog="Examples:  dmlkit list losses    dmlkit list recipes")
 def list_parts(
-    family: Annotated[
-        str | None, typer.Argument(help="One family, with its parameters, or recipes.", show_default=False)
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Of recipes: the folder; by default recipes/.", show_default=False)
-    ] = None,
+    family: Annotated[str | None, typer.Argument(help="One family, or recipes.", show_default=False)] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default recipes/.")] = None,
     debug: Debug = False,
 ) -> None:
     """List the parts that recipes put together, or the recipes."""

@@ -78,7 +78,10 @@ def _base_path(where: str, name: Any, path: Path) -> Path:
     if Path(name).is_absolute():
         raise UserError(f"{where}: {name} is absolute; expected a path from {path.parent}/, e.g. _base.yaml")
     folder = path.parent.resolve()
-    base = (folder / name).resolve()  # with symbolic links followed
+    try:
+        base = (folder / name).resolve()  # with symbolic links followed
+    except RuntimeError as error:  # before Python 3.13, for a loop of them
+        raise UserError(f"{where}: cannot follow {name}: {error}") from None
     if not base.is_relative_to(folder.parent):
         raise UserError(f"{where}: {name} lies outside {folder.parent}; expected a file of the same recipes")
     return path.parent / name

@@ -133,6 +133,7 @@ def test_rules_across_parts_hold_across_files(recipes: Callable[..., Path]):
         ("../../outside.yaml", r"own.yaml:1: extends: ../../outside.yaml lies outside .*recipes"),
         ("../birds/../../outside.yaml", "lies outside"),
         ("link.yaml", "lies outside"),
+        ("loop.yaml", "cannot (follow loop.yaml|read this recipe)"),
         ("3", r"own.yaml:1: extends: got 3, expected the path of a recipe file"),
         ("[_base.yaml]", r"extends: got \['_base.yaml'\]"),
         ("", "extends: got None"),
@@ -151,6 +152,7 @@ def test_what_may_not_be_extended(recipes: Callable[..., Path], extends: str, me
     outside = path.parent.parent.parent / "outside.yaml"
     outside.write_text(BASE)
     (path.parent / "link.yaml").symlink_to(outside)
+    (path.parent / "loop.yaml").symlink_to("loop.yaml")
     (path.parent / "chain.yaml").write_text("seed: 1\nextends: own.yaml\n")
     (path.parent / "broken.yaml").write_text("a: 1\nb: [1\n")
     with pytest.raises(UserError, match=message) as error:
