@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dmlkit.metrics.products import block_rows
 from dmlkit.metrics.seeding import kmeans_plus_plus, nearest_centroids
 
 
@@ -76,12 +75,12 @@ def _assign(points: Tensor, centroids: Tensor, moved: Tensor, assignments: Tenso
     """Update each point's nearest centroid and squared distance in place, after some centroids moved."""
     shifted = moved[assignments]
     changed = moved.nonzero()[:, 0]
-    for rows in shifted.nonzero()[:, 0].split(block_rows(len(centroids))):
+    stayed = (~shifted).nonzero()[:, 0]
+    if len(changed) and len(stayed):
+        found, column = nearest_centroids(points[stayed], centroids[changed])
+        closer = found < squared[stayed]
+        squared[stayed] = torch.where(closer, found, squared[stayed])
+        assignments[stayed] = torch.where(closer, changed[column], assignments[stayed])
+    if len(stayed) < len(points):
+        rows = shifted.nonzero()[:, 0]
         squared[rows], assignments[rows] = nearest_centroids(points[rows], centroids)
-    if len(changed) == 0:
-        return
-    for rows in (~shifted).nonzero()[:, 0].split(block_rows(len(changed))):
-        found, column = nearest_centroids(points[rows], centroids[changed])
-        closer = found < squared[rows]
-        squared[rows] = torch.where(closer, found, squared[rows])
-        assignments[rows] = torch.where(closer, changed[column], assignments[rows])
