@@ -91,4 +91,12 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         # a learnable manifold belongs to the head, although the loss holds it too
         "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
     }
-    return Experiment(recipe, model, objective, recipe.optimizer.build(parts), sampler, train, validation)
+    return Experiment(
+        recipe,
+        model,
+        objective,
+        recipe.optimizer.build(parts, fused=recipe.training.precision != "fp16"),
+        sampler,
+        train,
+        validation,
+    )

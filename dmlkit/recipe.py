@@ -45,6 +45,8 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_at
     """Epochs between two validations; the last epoch is always validated."""
     select_by: str = "map@r"
     """The validation metric that chooses the best checkpoint; larger is better."""
+    compile: bool = False
+    """Compile the backbone with torch.compile. No gain on 2 CPU cores: 1.67 s a step of ResNet-18 instead of 1.58 s."""
     shard_proxies: bool = False
     """Under torchrun: each rank keeps the proxies of its share of the classes, for huge numbers of them."""
     workers: NonNegativeInt | None = None

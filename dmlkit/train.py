@@ -76,6 +76,8 @@ def train(
 def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool) -> State:
     """The loop. On return the last checkpoint holds the final weights."""
     recipe, settings = experiment.recipe, experiment.recipe.training
+    if settings.compile:
+        experiment.model.backbone.compile()
     model: Any = fabric.setup_module(experiment.model)
     objective = experiment.objective.to(fabric.device)
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,3 +180,16 @@ def test_gradients_are_clipped_and_bf16_trains(dmlkit, tiny_recipe, tmp_path):
     assert [row["lr"] for row in rows] == pytest.approx([0.003, 0.0015, 0.00075])
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert all(tensor.dtype == torch.float32 for name, tensor in weights(tmp_path / "run").items() if "weight" in name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    for name in ("true", "false"):
+        sets = ["--set", f"training.compile={name}", "--set", "training.epochs=1", "--device", "cpu"]
+        result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets)
+        assert result.code == 0, result.err
+    found, expected = weights(tmp_path / "true"), weights(tmp_path / "false")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)

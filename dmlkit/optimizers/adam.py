@@ -16,5 +16,7 @@ class AdamConfig(OptimizerConfig, frozen=True):
     name: Literal["adam"] = "adam"
     eps: PositiveFloat = 1e-8
 
-    def build(self, parts: dict[str, list[nn.Parameter]]) -> Optimizer:
-        return torch.optim.Adam(self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps)
+    def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+        return torch.optim.Adam(
+            self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=fused
+        )

@@ -16,5 +16,7 @@ class AdamWConfig(OptimizerConfig, frozen=True):
     name: Literal["adamw"] = "adamw"
     eps: PositiveFloat = 1e-8
 
-    def build(self, parts: dict[str, list[nn.Parameter]]) -> Optimizer:
-        return torch.optim.AdamW(self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps)
+    def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+        return torch.optim.AdamW(
+            self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=fused
+        )

@@ -16,7 +16,7 @@ class RiemannianAdamConfig(OptimizerConfig, frozen=True):
     name: Literal["riemannian_adam"] = "riemannian_adam"
     eps: PositiveFloat = 1e-8
 
-    def build(self, parts: dict[str, list[nn.Parameter]]) -> Optimizer:
+    def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         # stabilize: project back every 10 steps, so that rounding never adds up
         return geoopt.optim.RiemannianAdam(
             self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, stabilize=10

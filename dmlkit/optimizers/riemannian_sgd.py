@@ -16,7 +16,7 @@ class RiemannianSGDConfig(OptimizerConfig, frozen=True):
     name: Literal["riemannian_sgd"] = "riemannian_sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
 
-    def build(self, parts: dict[str, list[nn.Parameter]]) -> Optimizer:
+    def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         # stabilize: project back every 10 steps, so that rounding never adds up
         sgd: Any = geoopt.optim.RiemannianSGD  # its stub wants whole numbers
         return sgd(self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, stabilize=10)
