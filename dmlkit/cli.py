@@ -102,9 +102,8 @@ def embed(
     engine: Annotated[
         Literal["local", "torchrun", "ray"] | None,
         typer.Option(
-            help="Who computes: this process, the ranks of torchrun -m dmlkit embed, or the workers of a Ray cluster, "
-            "which all reach RUN, the images and the output folder under the same names. By default the ranks where "
-            "torchrun started several, else this process.",
+            help="Who computes: this process, torchrun's ranks, or workers of a Ray cluster, which all reach RUN, the "
+            "images and the output. By default torchrun's ranks where there are several, else this process.",
             show_default=False,
         ),
     ] = None,

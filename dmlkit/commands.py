@@ -1,6 +1,7 @@
 """What each command does between reading its arguments and printing its result."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -112,7 +113,9 @@ def embed_command(
     console = Console(quiet=not fabric.is_global_zero)
     try:
         with image_progress(console, "embedding", len(dataset)) as advance:
-            manifest = embed(job, trained, fabric, compute, advance=advance, say=console.print)
+            manifest = embed(
+                job, trained, fabric, compute, advance=advance, say=partial(console.print, highlight=False)
+            )
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on with the parts that are complete", highlight=False)
         raise typer.Exit(STOPPED) from None

@@ -13,7 +13,8 @@ from lightning_fabric import Fabric
 from dmlkit.datasets.base import Dataset
 from dmlkit.embed import Advance, TrainedModel, describe
 from dmlkit.embed_parts import Part, PartFolder
-from dmlkit.loading import Draw, TransformedImages, make_loader, refuse_faults
+from dmlkit.errors import UserError
+from dmlkit.loading import Draw, TransformedImages, make_loader
 
 Compute = Callable[[list[int], Advance], None]
 """Computes parts, given by their numbers, and tells how many more images are done."""
@@ -86,7 +87,11 @@ class PartEmbedder:
         indices = [torch.empty(0, dtype=torch.int64)]
         faults: list[str] = []
         for batch in batches:
-            refuse_faults(batch.faults, "skip" if self.skip_bad_images else "error")
+            if batch.faults and not self.skip_bad_images:
+                raise UserError(
+                    f"{batch.faults[0]}; mend or remove it, or leave such images out with --skip-bad-images; then the "
+                    "same command goes on"
+                )
             faults += batch.faults
             if len(batch.labels):
                 points.append(self.model(batch.images.to(self.device)).float().cpu())
