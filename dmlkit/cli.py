@@ -1,6 +1,7 @@
 """The command line. Heavy imports wait inside the commands, so that --help answers at once."""
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,6 +9,9 @@ import typer
 
 from dmlkit import __version__, data_cli, evaluation_cli, study_cli
 from dmlkit.errors import UserError
+
+# geoopt scripts functions; here, because a process of `study --jobs` imports this module and does not call main()
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 
 app = typer.Typer(
     name="dmlkit",
@@ -41,9 +45,6 @@ SplitName = Literal["train", "validation", "test", "all"]
 
 def main() -> None:
     """Run the command line; a user's mistake ends as one line and exit code 2."""
-    import warnings
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # geoopt scripts functions
     try:
         app()
     except UserError as error:

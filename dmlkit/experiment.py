@@ -7,7 +7,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dmlkit.datasets.base import Dataset
+from dmlkit.errors import UserError
 from dmlkit.losses.base import Loss
+from dmlkit.losses.class_shard import ClassShard
+from dmlkit.losses.proxy_loss import ProxyLoss
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe import Recipe
 from dmlkit.regularizers.base import Regularizer
@@ -49,9 +52,20 @@ class Experiment:
     train: Dataset
     validation: Dataset | None
 
+    @property
+    def sharded_loss(self) -> ProxyLoss | None:
+        """The loss, if this rank holds a part of its proxies only."""
+        loss = self.objective.loss
+        return loss if isinstance(loss, ProxyLoss) and loss.shard.ranks > 1 else None
 
-def assemble(recipe: Recipe) -> Experiment:
+
+def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     """Build every part of a recipe. Seeds torch's global generator: equal recipes give equal weights.
+
+    Args:
+        recipe: what to build.
+        rank: this one, which keeps its share of the proxies where the recipe shares them out.
+        ranks: how many there are.
 
     Raises:
         UserError: the data is missing or does not fit the recipe.
@@ -66,6 +80,10 @@ def assemble(recipe: Recipe) -> Experiment:
         [regularizer.build(model.manifold) for regularizer in recipe.regularizers],
         [regularizer.weight for regularizer in recipe.regularizers],
     )
+    if recipe.training.shard_proxies and isinstance(objective.loss, ProxyLoss):
+        if len(train.class_names) < ranks:
+            raise UserError(f"training.shard_proxies: {len(train.class_names)} classes are too few for {ranks} ranks")
+        objective.loss.keep_shard(ClassShard(rank, ranks))
     shared = {id(parameter) for parameter in model.parameters()}
     parts = {
         "backbone": list(model.backbone.parameters()),

@@ -88,6 +88,11 @@ def run_once(
     return one_repeat(recipe, folder, fabric, progress)
 
 
+def is_complete(name: ProtocolName, folder: Path) -> bool:
+    """Whether a repeat in this folder has its figures."""
+    return (folder / ("summary.json" if name == "official" else "result.json")).exists()
+
+
 def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, dict[str, float | None]]]:
     """Mean and 95 % t-interval over repeats, by what the figures are of and by metric.
 

@@ -45,6 +45,8 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_at
     """Epochs between two validations; the last epoch is always validated."""
     select_by: str = "map@r"
     """The validation metric that chooses the best checkpoint; larger is better."""
+    shard_proxies: bool = False
+    """Under torchrun: each rank keeps the proxies of its share of the classes, for huge numbers of them."""
     workers: NonNegativeInt | None = None
     """Processes that read images; null takes one per CPU core, at most 8, and none for images in memory."""
 
@@ -88,6 +90,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
             *self._unmet_requirements(),
             *self._proxies_without_riemannian_optimizer(),
             *self._selection_by_unknown_metric(),
+            *self._proxies_that_cannot_be_shared_out(),
         ]
         if faults:
             message = "; ".join(f"{'.'.join(map(str, key))}: {text}" for key, text in faults)
@@ -120,6 +123,16 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
                 ("training", "select_by"),
                 f"got {self.training.select_by!r}, expected one of the recipe's metrics: {', '.join(names)}",
             )
+
+    def _proxies_that_cannot_be_shared_out(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        if not self.training.shard_proxies:
+            return
+        key = ("training", "shard_proxies")
+        if not self.loss.shards_proxies:
+            able = [name for name, variant in sorted(LossConfig.variants.items()) if variant.shards_proxies]
+            yield key, f"{self.loss.name} cannot share out its proxies; these can: {', '.join(able)}"
+        if self.training.precision == "fp16":
+            yield (key, "got precision fp16, expected fp32 or bf16: its scaler skips a step by what one rank sees")
 
 
 def _components(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:

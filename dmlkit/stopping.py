@@ -41,7 +41,7 @@ def stop_signals() -> Generator[Callable[[Fabric], bool]]:
 
     Inside another such block both see the same request: what stops a run stops the study that it belongs to.
     """
-    outer = signal.getsignal(signal.SIGINT)
+    outer = signal.getsignal(signal.SIGTERM)
     if isinstance(outer, StopRequest):
         yield outer.is_known
         return

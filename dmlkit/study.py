@@ -1,8 +1,8 @@
 """Study: every variant with every seed, one run after another, and what that says about a claim."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -11,31 +11,38 @@ from lightning_fabric import Fabric
 
 from dmlkit.errors import UserError
 from dmlkit.experiment import assemble
-from dmlkit.protocol import Figures, fold_recipe, run_once
-from dmlkit.recipe import Recipe
+from dmlkit.protocol import Figures, fold_recipe, is_complete, run_once
 from dmlkit.run_folder import differences, write_json
 from dmlkit.stopping import TrainingStoppedError, stop_signals
 from dmlkit.study_config import Candidate, Study, Variant
 from dmlkit.study_results import Choice, summarize_study
+from dmlkit.study_workers import Run, train_at_once
 from dmlkit.train import Progress
 
 REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
 
 
-class StudyProgress(Progress, Protocol):
-    """What a study tells while it runs, beside what a training tells."""
-
-    def start_run(self, name: str, epochs: int) -> None:
-        """Before a run of so many epochs, also before one that is complete."""
+class RunProgress(Progress, Protocol):
+    """What is told of one run, beside what a training tells."""
 
     def start_model(self) -> None:
         """Before a model of the run is trained or continued."""
 
-    def finish_run(self, figures: dict[str, float]) -> None:
+    def finish(self, figures: dict[str, float]) -> None:
         """After it, with the figures that the study reports."""
 
 
-def run_study(study: Study, folder: Path, fabric: Fabric, progress: StudyProgress, command: str) -> dict[str, Any]:
+class StudyProgress(Protocol):
+    """What a study tells while it runs."""
+
+    def start_run(self, name: str, epochs: int) -> RunProgress:
+        """Before a run of so many epochs, also before one that is complete."""
+        ...
+
+
+def run_study(
+    study: Study, folder: Path, fabric: Fabric, progress: StudyProgress, command: str, *, jobs: int = 1
+) -> dict[str, Any]:
     """Train what is missing of a study, and hold its claim against the figures.
 
     Runs lie in ``runs/VARIANT/seed-S``, with values to choose from in ``runs/VARIANT/CHOICE/seed-S``: there every
@@ -48,6 +55,7 @@ def run_study(study: Study, folder: Path, fabric: Fabric, progress: StudyProgres
         fabric: device, precision and ranks, launched.
         progress: told of runs, and of their steps and epochs.
         command: that repeats the study; kept for reports.
+        jobs: runs at once, see `train_at_once`.
 
     Returns:
         What ``results.json`` holds, see `summarize_study`.
@@ -58,14 +66,18 @@ def run_study(study: Study, folder: Path, fabric: Fabric, progress: StudyProgres
     """
     open_study(study, folder, fabric, command)
     with stop_signals() as stop_requested:
-        runs = _Runs(study, folder, fabric, progress, stop_requested)
+        runs = _Runs(study, folder, fabric, progress, stop_requested, jobs)
         check_parts(study, folder)
-        first = study.config.seeds[0]
-        choices = {variant.name: _choose(variant, runs, first) for variant in study.variants}
-        for seed in study.config.seeds[1:]:
+        first, *others = study.config.seeds
+        choices = runs.choose(first)
+        repeated = [
+            runs.run(variant, choices[variant.name].candidate, seed) for seed in others for variant in study.variants
+        ]
+        figures = runs.train(repeated)
+        for seed in others:
             for variant in study.variants:
                 choice = choices[variant.name]
-                choice.figures[seed] = runs.run(variant, choice.candidate, seed)
+                choice.figures[seed] = figures[runs.run(variant, choice.candidate, seed).name]
     results = {**summarize_study(study, choices), "cost": _cost(folder), "command": command}
     if fabric.is_global_zero:
         write_json(folder / "results.json", results)
@@ -114,7 +126,7 @@ def check_parts(study: Study, folder: Path) -> None:
             raise UserError(f"{variant.name}: {error}") from error
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Runs:
     """Trains the runs of a study that are missing."""
 
@@ -123,27 +135,72 @@ class _Runs:
     fabric: Fabric
     progress: StudyProgress
     stop_requested: Callable[[Fabric], bool]
-    finished: int = field(default=0, init=False)
+    jobs: int
 
-    def path(self, variant: Variant, candidate: Candidate, seed: int) -> Path:
-        return self.folder / "runs" / variant.name / candidate.label / f"seed-{seed}"
+    def choose(self, seed: int) -> dict[str, Choice]:
+        """Of each variant the candidate that is best on validation classes, the earlier one where two are equal."""
+        tried = {
+            variant.name: [self.run(variant, candidate, seed) for candidate in variant.candidates]
+            for variant in self.study.variants
+        }
+        figures = self.train([run for runs in tried.values() for run in runs])
+        choices: dict[str, Choice] = {}
+        for variant in self.study.variants:
+            runs = tried[variant.name]
+            scores = [_validation_score(run.folder) for run in runs]
+            best = scores.index(max(scores))
+            chosen = {seed: figures[runs[best].name]}
+            choices[variant.name] = Choice(variant.candidates[best], tuple(scores), chosen)
+        return choices
 
-    def run(self, variant: Variant, candidate: Candidate, seed: int) -> dict[str, float]:
-        """The figures of a run on the test classes, trained unless it is complete."""
-        path = self.path(variant, candidate, seed)
-        epochs = self.study.epochs_per_run(candidate.recipe)
-        self.progress.start_run(str(path.relative_to(self.folder / "runs")), epochs)
+    def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
+        folder = self.folder / "runs" / variant.name / candidate.label / f"seed-{seed}"
         recipe = candidate.recipe.model_copy(update={"seed": seed})
-        figures = _flat(run_once(self.study.config.protocol, recipe, path, self.fabric, self._start_model))
-        self.finished += 1
-        self.progress.finish_run({name: figures[name] for name in self.study.config.reported()})
-        if self.stop_requested(self.fabric) and self.finished < self.study.num_runs:
+        return Run(str(folder.relative_to(self.folder / "runs")), recipe, folder)
+
+    def train(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+        """The figures of runs on the test classes, by their names; those that are not complete are trained."""
+        protocol = self.study.config.protocol
+        missing = [run for run in runs if not is_complete(protocol, run.folder)] if self.jobs > 1 else []
+        figures = {run.name: self._train(run) for run in runs if run not in missing}
+        if missing:
+            figures |= self._train_at_once(missing)
+        return figures
+
+    def _train(self, run: Run) -> dict[str, float]:
+        progress = self._begin(run)
+        figures = self._finish(run, progress)
+        if self.stop_requested(self.fabric):
             raise TrainingStoppedError("stopped between two runs")
         return figures
 
-    def _start_model(self, folder: str, recipe: Recipe) -> Progress:
-        self.progress.start_model()
-        return self.progress
+    def _train_at_once(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+        named = {run.name: run for run in runs}
+        begun: dict[str, RunProgress] = {}
+        figures: dict[str, dict[str, float]] = {}
+
+        def tell(name: str, method: str, told: Mapping[str, Any]) -> None:
+            if name not in begun:
+                begun[name] = self._begin(named[name])
+            if method == "finish":
+                figures[name] = self._finish(named[name], begun[name])
+            else:
+                getattr(begun[name], method)(**told)
+
+        train_at_once(runs, self.study.config.protocol, self.jobs, self.fabric, self.stop_requested, tell)
+        return figures
+
+    def _begin(self, run: Run) -> RunProgress:
+        return self.progress.start_run(run.name, self.study.epochs_per_run(run.recipe))
+
+    def _finish(self, run: Run, progress: RunProgress) -> dict[str, float]:
+        def start_model(*_: object) -> Progress:
+            progress.start_model()
+            return progress
+
+        figures = _flat(run_once(self.study.config.protocol, run.recipe, run.folder, self.fabric, start_model))
+        progress.finish({name: figures[name] for name in self.study.config.reported()})
+        return figures
 
 
 def _flat(figures: Figures) -> dict[str, float]:
@@ -153,17 +210,6 @@ def _flat(figures: Figures) -> dict[str, float]:
         for kind, metrics in figures.items()
         for name, value in metrics.items()
     }
-
-
-def _choose(variant: Variant, runs: _Runs, seed: int) -> Choice:
-    """The candidate whose first run is the best on validation classes, the earlier one where two are equal."""
-    figures: list[dict[str, float]] = []
-    scores: list[float] = []
-    for candidate in variant.candidates:
-        figures.append(runs.run(variant, candidate, seed))
-        scores.append(_validation_score(runs.path(variant, candidate, seed)))
-    best = scores.index(max(scores))
-    return Choice(variant.candidates[best], tuple(scores), {seed: figures[best]})
 
 
 def _validation_score(path: Path) -> float:

@@ -21,6 +21,9 @@ def study(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of every recipe, e.g. training.epochs=3."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at once, each on a GPU of its own or with its share of the CPU's cores.")
+    ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build everything, say what would run, write nothing.")
     ] = False,
@@ -29,7 +32,7 @@ def study(
     """Hold a claim against runs: variants of a recipe with several seeds; the same command continues it."""
     from dmlkit.study_commands import study_command
 
-    study_command(study, output or Path("runs") / "study" / study.stem, overrides or [], device, dry_run)
+    study_command(study, output or Path("runs") / "study" / study.stem, overrides or [], device, jobs, dry_run)
 
 
 @app.command(epilog="Example:  dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md")

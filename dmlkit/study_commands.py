@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dmlkit.devices import start_fabric
+from dmlkit.errors import UserError
 from dmlkit.evaluation_tables import print_table
 from dmlkit.run_folder import atomic_write, differences
 from dmlkit.stopping import STOPPED, TrainingStoppedError
@@ -19,7 +20,7 @@ from dmlkit.study_progress import RunsProgress
 from dmlkit.study_report import EXPLANATION, PLOT, report, study_section, variant_rows, verdict_rows, write_text
 
 
-def study_command(path: Path, output: Path, overrides: list[str], device: str, dry_run: bool) -> None:
+def study_command(path: Path, output: Path, overrides: list[str], device: str, jobs: int, dry_run: bool) -> None:
     """``dmlkit study``."""
     study = read_study(path, overrides)
     console = Console()
@@ -27,16 +28,20 @@ def study_command(path: Path, output: Path, overrides: list[str], device: str, d
         describe_study(study, output, console)
         return
     fabric = start_fabric(device, study.variants[0].candidates[0].recipe.training.precision)
+    if jobs > 1 and fabric.world_size > 1:
+        raise UserError(
+            f"--jobs {jobs}: under torchrun all ranks train one run together; start dmlkit without torchrun"
+        )
     console.quiet = not fabric.is_global_zero
     progress = RunsProgress(console, study.num_runs, study.num_epochs)
     sets = [part for override in overrides for part in ("--set", override)]
     command = shlex.join(["dmlkit", "study", str(path), "-o", str(output), *sets])
     try:
         with progress:
-            results = run_study(study, output, fabric, progress, command)
+            results = run_study(study, output, fabric, progress, command, jobs=jobs)
     except TrainingStoppedError as stopped:
         done = f"{progress.finished} of {progress.runs} runs are complete"
-        console.print(f"{stopped} ({progress.name}); {done}; continue with the same command", highlight=False)
+        console.print(f"{stopped} ({progress.names()}); {done}; continue with the same command", highlight=False)
         raise typer.Exit(STOPPED) from None
     if not fabric.is_global_zero:
         return

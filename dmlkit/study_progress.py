@@ -20,13 +20,12 @@ class RunsProgress:
     """
 
     def __init__(self, console: Console, runs: int, epochs: int) -> None:
-        self.console, self.runs = console, runs
-        self.epochs, self.epochs_behind, self.epochs_of_run = epochs, 0, 0  # of complete runs, and of this one
+        self.console, self.runs, self.epochs = console, runs, epochs
         self.finished = 0  # runs
-        self.name = ""
-        self.trained = self.trained_in_run = 0  # epochs of this session
+        self.epochs_behind = 0  # of finished runs
+        self.training: dict[str, float] = {}  # runs that are under way, with the epochs behind them
+        self.trained = 0  # epochs of this session
         self.started: float | None = None  # when this session began to train
-        self.run_started: float | None = None  # the same of this run; None while there was nothing to train
         self.bar = Progress(
             TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}"),
             BarColumn(),
@@ -46,47 +45,74 @@ class RunsProgress:
     ) -> None:
         self.bar.stop()
 
-    def start_run(self, name: str, epochs: int) -> None:
+    def start_run(self, name: str, epochs: int) -> "RunProgress":
         """See `dmlkit.study.StudyProgress`."""
-        self.name, self.epochs_of_run, self.trained_in_run, self.run_started = name, epochs, 0, None
+        return RunProgress(self, name, epochs)
 
-    def start_model(self) -> None:
-        """See `dmlkit.study.StudyProgress`."""
-        now = perf_counter()
-        if self.started is None and self.finished:
-            self.console.print(f"{self.finished} of {self.runs} runs are complete already", highlight=False)
-        self.started = self.started or now
-        self.run_started = self.run_started or now
-        self.bar.update(self.task, run=self.finished + 1, name=self.name)
+    def start_training(self, name: str) -> None:
+        """A run that was not complete begins, or its next model."""
+        if self.started is None:
+            self.started = perf_counter()
+            if self.finished:
+                self.console.print(f"{self.finished} of {self.runs} runs are complete already", highlight=False)
+        self.training.setdefault(name, 0.0)
+        self.bar.update(self.task, run=self.finished + 1, name=self.names())
 
-    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
-        """See `dmlkit.train.Progress`."""
-        completed = self.epochs_behind + self.trained_in_run + progress
-        self.bar.update(self.task, completed=completed, loss=loss, left=self.time_left())
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """See `dmlkit.train.Progress`."""
-        self.trained += 1
-        self.trained_in_run += 1
-
-    def finish_run(self, figures: dict[str, float]) -> None:
-        """See `dmlkit.study.StudyProgress`."""
-        self.finished += 1
-        self.epochs_behind += self.epochs_of_run
-        trained_here = self.run_started
-        self.trained_in_run = 0
-        if trained_here is not None:
-            took = spoken_time(perf_counter() - trained_here)
-            line = f"run {self.finished}/{self.runs}  {self.name}  {format_metrics(figures)}  {took}"
-            left = self.time_left() if self.finished < self.runs else ""
-            self.console.print(f"{line}, {left}" if left else line, highlight=False, soft_wrap=True)
+    def names(self) -> str:
+        """Of the runs under way."""
+        return ", ".join(self.training)
 
     def time_left(self) -> str:
         """From the time that this session's epochs took."""
         if self.started is None or not self.trained:
             return ""
         each = (perf_counter() - self.started) / self.trained
-        return f"about {spoken_time(each * (self.epochs - self.epochs_behind - self.trained_in_run))} left"
+        return f"about {spoken_time(each * (self.epochs - self.epochs_behind - sum(self.training.values())))} left"
+
+
+class RunProgress:
+    """One run's part of a study's progress.
+
+    Args:
+        study: that it is part of.
+        name: of the run.
+        epochs: of all its models.
+    """
+
+    def __init__(self, study: RunsProgress, name: str, epochs: int) -> None:
+        self.study, self.name, self.epochs = study, name, epochs
+        self.trained = 0  # epochs of this session
+        self.started: float | None = None  # None while there was nothing to train
+
+    def start_model(self) -> None:
+        """See `dmlkit.study.RunProgress`."""
+        self.started = self.started or perf_counter()
+        self.study.start_training(self.name)
+
+    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
+        """See `dmlkit.train.Progress`."""
+        study = self.study
+        study.training[self.name] = self.trained + progress
+        completed = study.epochs_behind + sum(study.training.values())
+        study.bar.update(study.task, completed=completed, loss=loss, left=study.time_left())
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """See `dmlkit.train.Progress`."""
+        self.trained += 1
+        self.study.trained += 1
+        self.study.training[self.name] = self.trained
+
+    def finish(self, figures: dict[str, float]) -> None:
+        """See `dmlkit.study.RunProgress`."""
+        study = self.study
+        study.finished += 1
+        study.epochs_behind += self.epochs
+        study.training.pop(self.name, None)
+        if self.started is not None:
+            took = spoken_time(perf_counter() - self.started)
+            line = f"run {study.finished}/{study.runs}  {self.name}  {format_metrics(figures)}  {took}"
+            left = study.time_left() if study.finished < study.runs else ""
+            study.console.print(f"{line}, {left}" if left else line, highlight=False, soft_wrap=True)
 
 
 def spoken_time(seconds: float) -> str:

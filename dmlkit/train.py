@@ -14,11 +14,12 @@ from dmlkit.devices import gather_lists, gather_rows
 from dmlkit.errors import UserError
 from dmlkit.evaluate import evaluate
 from dmlkit.experiment import Experiment, assemble
+from dmlkit.gradients import average_gradients, clip_gradients
 from dmlkit.loading import TrainingBatches, TransformedImages, make_loader, refuse_faults
 from dmlkit.recipe import Recipe
 from dmlkit.run_folder import RunFolder, atomic_write, write_json
 from dmlkit.stopping import TrainingStoppedError, stop_signals
-from dmlkit.training_state import State, restore, save, weights
+from dmlkit.training_state import State, restore, save, save_best
 
 CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
 
@@ -58,7 +59,7 @@ def train(
     fabric.barrier()  # all ranks have looked before the first one creates the folder
     if resume:
         run.check_same_recipe(recipe)
-    experiment = assemble(recipe)
+    experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
     if experiment.sampler.batch_size % fabric.world_size:
         raise UserError(
             f"sampler: {fabric.world_size} ranks cannot share a batch of {experiment.sampler.batch_size} images equally"
@@ -78,7 +79,6 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     model: Any = fabric.setup_module(experiment.model)
     objective = experiment.objective.to(fabric.device)
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
-    everything = nn.ModuleList([experiment.model, objective])
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
     images = TransformedImages(experiment.train, recipe.transform, training=True)
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
@@ -109,11 +109,8 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                     optimizer.zero_grad()
                     fabric.backward(loss)
                     experiment.model.backbone.discard_frozen_gradients(state.epoch)
-                    average_gradients(fabric, objective)
-                    if settings.clip_grad_norm is not None:
-                        fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm)
-                    if settings.clip_grad_value is not None:
-                        fabric.clip_gradients(everything, optimizer, clip_val=settings.clip_grad_value)
+                    average_gradients(fabric, experiment)
+                    clip_gradients(fabric, experiment, optimizer)
                     optimizer.step()
                     pending.append(loss.detach())
                     images_pending += len(labels)
@@ -180,14 +177,6 @@ def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
     )
 
 
-def average_gradients(fabric: Fabric, objective: nn.Module) -> None:
-    """Make the proxies' gradients equal on all ranks; they differ by rounding only, but would drift apart."""
-    if fabric.world_size > 1:
-        for parameter in objective.parameters():
-            if parameter.grad is not None:
-                parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def finish_epoch(
     experiment: Experiment,
     run: RunFolder,
@@ -217,8 +206,7 @@ def finish_epoch(
         score = metrics[settings.select_by]
         if state.best is None or score > state.best["metrics"][settings.select_by]:
             state.best = {"epoch": state.epoch, "metrics": metrics}
-            if fabric.is_global_zero:
-                run.save_checkpoint("best", {**weights(experiment), "epoch": state.epoch})
+            save_best(experiment, run, fabric, state)
     if fabric.is_global_zero:
         run.append_metrics(row)
     progress.epoch(row)

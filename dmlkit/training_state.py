@@ -5,9 +5,12 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from torch import nn
 
 from dmlkit.experiment import Experiment
 from dmlkit.run_folder import RunFolder
+
+PROXIES = "loss.proxies"  # in the objective's state
 
 
 @dataclass
@@ -26,13 +29,16 @@ class State:
         self.skipped += [fault for fault in faults if fault not in self.skipped]
 
 
-def weights(experiment: Experiment) -> dict[str, Any]:
-    """What a model needs to embed, and its loss to go on."""
-    return {"model": experiment.model.state_dict(), "objective": experiment.objective.state_dict()}
+def save_best(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> None:
+    """Write the best checkpoint: what a model needs to embed, and its loss to go on."""
+    weights = _weights(experiment)
+    if fabric.is_global_zero:
+        run.save_checkpoint("best", {**weights, "epoch": state.epoch})
 
 
 def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> None:
-    """Write the last checkpoint: everything that the rest of the run depends on."""
+    """Write the last checkpoint: everything that the rest of the run depends on, whatever the number of ranks."""
+    weights, optimizer = _weights(experiment), _optimizer_state(experiment)
     if fabric.is_global_zero:
         random = {"cpu": torch.get_rng_state()}
         if fabric.device.type == "cuda":
@@ -40,9 +46,9 @@ def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -
         run.save_checkpoint(
             "last",
             {
-                **weights(experiment),
+                **weights,
                 **asdict(state),
-                "optimizer": experiment.optimizer.state_dict(),
+                "optimizer": optimizer,
                 "precision": fabric.strategy.precision.state_dict(),
                 "random": random,
             },
@@ -55,6 +61,15 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
     if not run.checkpoint_path("last").exists():
         return State()
     saved = run.load_checkpoint("last")
+    loss = experiment.sharded_loss
+    if loss is not None:
+        classes = loss.shard.classes(loss.all_classes)
+        proxies = saved["objective"][PROXIES]
+        saved["objective"][PROXIES] = proxies[classes.start : classes.stop]
+        moments = saved["optimizer"]["state"].get(_index(experiment, loss.proxies), {})
+        for name, value in moments.items():
+            if value.shape == proxies.shape:
+                moments[name] = value[classes.start : classes.stop].clone()  # not a view, which keeps all in memory
     experiment.model.load_state_dict(saved["model"])
     experiment.objective.load_state_dict(saved["objective"])
     experiment.optimizer.load_state_dict(saved["optimizer"])
@@ -63,3 +78,27 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
     if fabric.device.type == "cuda" and "cuda" in saved["random"]:
         torch.cuda.set_rng_state(saved["random"]["cuda"], fabric.device)
     return State(**{name: saved[name] for name in State.__dataclass_fields__})
+
+
+def _weights(experiment: Experiment) -> dict[str, Any]:
+    objective, loss = experiment.objective.state_dict(), experiment.sharded_loss
+    if loss is not None:
+        objective[PROXIES] = loss.shard.collect(loss.proxies, loss.all_classes)
+    return {"model": experiment.model.state_dict(), "objective": objective}
+
+
+def _optimizer_state(experiment: Experiment) -> dict[str, Any]:
+    state, loss = experiment.optimizer.state_dict(), experiment.sharded_loss
+    if loss is not None:
+        index = _index(experiment, loss.proxies)
+        state["state"][index] = {
+            name: loss.shard.collect(value, loss.all_classes) if value.shape == loss.proxies.shape else value
+            for name, value in state["state"].get(index, {}).items()
+        }
+    return state
+
+
+def _index(experiment: Experiment, parameter: nn.Parameter) -> int:
+    """Of a parameter in the optimizer's state."""
+    parameters = [id(other) for group in experiment.optimizer.param_groups for other in group["params"]]
+    return parameters.index(id(parameter))

@@ -53,7 +53,7 @@ def write_study(folder: Path, text: str = STUDY) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the study, run without a break. Tests read it, or copy it."""
     folder = tmp_path_factory.mktemp("whole")
-    study_command(write_study(folder), folder / "out", [], "cpu", False)
+    study_command(write_study(folder), folder / "out", [], "cpu", 1, False)
     return folder / "out"
 
 
@@ -152,8 +152,8 @@ def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp
     assert "is not a study" in dmlkit("study", path, "-o", tmp_path / "other").err
 
 
-def start(path: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dmlkit", "study", str(path), "-o", str(out), "--device", "cpu"]
+def start(path: Path, out: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dmlkit", "study", str(path), "-o", str(out), "--device", "cpu", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -188,6 +188,52 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
     assert {name: complete[name] for name in killed} == killed
     assert results_of(out)["variants"] == results_of(whole)["variants"]
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+
+
+@pytest.mark.slow
+def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_another(
+    dmlkit, whole: Path, tmp_path: Path
+):
+    path, out = write_study(tmp_path), tmp_path / "out"
+    process = start(path, out, "--jobs", "2")
+    for name in NAMES:  # both began before the first was complete
+        wait_for(out / "runs" / name / "seed-0" / "recipe.yaml", process)
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, told
+    assert "stopped, each run after a checkpoint" in told and "continue with the same command" in told, told
+    stopped = finished(out)
+    assert len(stopped) < 4 and "Traceback" not in told
+
+    process = start(path, out, "--jobs", "2")
+    wait_for(out / "runs" / "large" / "seed-1" / "recipe.yaml", process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = [int(number) for number in children.read_text().split()] if children.exists() else []
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{number}").exists() for number in workers):
+        assert time.monotonic() < deadline, "a process outlived its study"
+        time.sleep(0.05)
+    killed = finished(out)
+    assert {name: killed[name] for name in stopped} == stopped
+
+    again = dmlkit("study", path, "-o", out, "--device", "cpu", "--jobs", "2")
+    assert again.code == 0, again.err
+    assert "runs are complete already" in again.out and "run 4/4" in again.out
+    assert results_of(out)["variants"] == results_of(whole)["variants"]
+    assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+    assert results_of(out)["command"] == results_of(whole)["command"].replace(str(whole), str(out)).replace(
+        str(whole.parent), str(tmp_path)
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_beside_others_is_told_and_stops_the_study(dmlkit, tmp_path: Path):
+    path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"))
+    result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu", "--jobs", "2")
+    assert result.code == 2 and "Traceback" not in result.err
+    assert "finite" in result.err, result.err
 
 
 def test_a_signal_that_comes_in_a_run_is_known_to_its_study():

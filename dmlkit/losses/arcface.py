@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from math import cos, pi, sin
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import Loss, LossConfig, require_similarity
-from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.base import LossConfig, require_similarity
 from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss
 from dmlkit.manifolds.base import Manifold, safe_sqrt
 
 SIMILARITIES = ("cosine", "origin_cosine")
@@ -22,10 +22,12 @@ REASON = "its margin is an angle"
 class ArcFaceConfig(LossConfig, frozen=True):
     """ArcFace (Deng et al. 2019): cross-entropy of cosines, the own class handicapped by an angle."""
 
+    shards_proxies: ClassVar[bool] = True
     name: Literal["arcface"] = "arcface"
     margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5  # m, in radians
     scale: PositiveFloat = 64.0  # s, inverse temperature
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
 
     def requirements(self) -> Iterable[Requirement]:
         return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
@@ -34,7 +36,7 @@ class ArcFaceConfig(LossConfig, frozen=True):
         return ArcFace(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
-class ArcFace(Loss):
+class ArcFace(ProxyLoss):
     r"""Deng et al., CVPR 2019 (arXiv:1801.07698), eq. 3.
 
     .. math:: \frac{1}{B} \sum_i -\log
@@ -48,6 +50,7 @@ class ArcFace(Loss):
         margin: m in [0, pi), in radians.
         scale: s > 0, inverse temperature.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
@@ -68,15 +71,14 @@ class ArcFace(Loss):
         margin: float = 0.5,
         scale: float = 64.0,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
+        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
         require_similarity("ArcFace", manifold, SIMILARITIES, REASON)
-        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
-        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+        self.margin, self.scale = margin, scale
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
-        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, self.scale)
+        others, own = logsumexp_over_classes(self.select(embeddings, labels), embeddings, self.scale)
         return softplus(others - self.scale * turn(own, self.margin)).mean()
 
 

@@ -15,6 +15,8 @@ class LossConfig(ComponentConfig, frozen=True):
 
     over_pairs: ClassVar[bool] = False
     """The loss is a `PairLoss`: it also compares a batch with a memory of embeddings."""
+    shards_proxies: ClassVar[bool] = False
+    """The loss is a `ProxyLoss`: ranks may share its proxies out."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Loss":
         """The loss for ``num_classes`` training classes with embeddings on ``manifold``."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dmlkit.losses.class_chunks import Pool, Walk, refuse_gradient_of_gradient
 from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.losses.proxy_loss import Selection
 from dmlkit.manifolds.base import Manifold
 
 Pooling = Literal["softmax", "max", "mean"]
@@ -61,7 +62,7 @@ class _SoftPool(torch.autograd.Function):
         return torch.addcmul(offset[:, None], slope[:, None], similarity).mul_(weights), None
 
 
-def mean_center_distance(manifold: Manifold, proxies: Tensor) -> Tensor:
+def mean_center_distance(manifold: Manifold, selection: Selection) -> Tensor:
     r"""Half the mean distance between two proxies of a class: MPA eq. 3, which is SoftTriple's regularizer.
 
     .. math:: \frac{1}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
@@ -70,10 +71,11 @@ def mean_center_distance(manifold: Manifold, proxies: Tensor) -> Tensor:
 
     Args:
         manifold: the geometry whose distance d is.
-        proxies: (C, K, d), K > 1.
+        selection: with proxies (C, K, d), K > 1.
     """
-    num_classes, per_class = proxies.shape[:2]
-    factor = 0.5 / (num_classes * per_class * (per_class - 1))  # each pair is met twice
+    proxies = selection.proxies
+    per_class = proxies.shape[1]
+    factor = 0.5 / (selection.num_classes * per_class * (per_class - 1))  # each pair is met twice
 
     def distances(_: Tensor, chunk: Tensor, __: int) -> Tensor:
         points = manifold.proxy_points(chunk).flatten(0, 1)
@@ -84,6 +86,5 @@ def mean_center_distance(manifold: Manifold, proxies: Tensor) -> Tensor:
         return distance.sum() * factor, torch.full_like(distance, factor)
 
     classes = max(1, BLOCK_PROXIES.get(proxies.device.type, 64) // per_class)
-    return sum_over_classes(
-        Walk(distances, tuple(manifold.parameters()), classes), score, proxies.new_empty(0), proxies
-    )
+    walk = Walk(distances, tuple(manifold.parameters()), classes, shard=selection.walk.shard)
+    return sum_over_classes(walk, score, proxies.new_empty(0), proxies)

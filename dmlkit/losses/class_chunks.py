@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dmlkit.losses.class_shard import ClassShard
 from dmlkit.manifolds.base import Manifold
 
 Similarity = Callable[[Tensor, Tensor, int], Tensor]
@@ -35,13 +36,15 @@ KEPT_NUMBERS = 2**26  # similarities and proxies that may wait for the backward 
 class Walk(NamedTuple):
     """How to go over the classes: what to compute of a chunk, with which learnable tensors, how many at a time.
 
-    ``keep`` lets similarities wait for the backward pass where a loss would have to compute them twice.
+    ``keep`` lets similarities wait for the backward pass where a loss would have to compute them twice; ``shard``
+    says where the other classes are, if other ranks compute them.
     """
 
     similarity: Similarity
     parameters: tuple[Tensor, ...]
     chunk_size: int
     keep: bool = False
+    shard: ClassShard = ClassShard()
 
 
 def similarity_to_classes(manifold: Manifold, pool: Pool | None = None) -> Similarity:
@@ -150,3 +153,10 @@ class GradientSums:
             else:
                 total = part if total is None else total.add_(part)
             self.sums[index] = total
+
+    def over_ranks(self, shard: ClassShard) -> list[Tensor | None]:
+        """The sums; those of embeddings and parameters, to which every rank's classes contribute, over all ranks."""
+        return [
+            total if index == 1 or total is None else shard.sum(total.contiguous())
+            for index, total in enumerate(self.sums)
+        ]

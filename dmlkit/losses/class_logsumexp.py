@@ -7,24 +7,22 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses.class_chunks import GradientSums, Walk, chunk_with_graph, own_columns, refuse_gradient_of_gradient
+from dmlkit.losses.proxy_loss import Selection
 
 
-def logsumexp_over_classes(
-    walk: Walk, embeddings: Tensor, labels: Tensor, proxies: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
+def logsumexp_over_classes(selection: Selection, embeddings: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """log sum_{c != y_i} exp(scale s(x_i, c)) and s(x_i, y_i): a softmax loss is a function of the two.
 
     Args:
-        walk: similarity, its learnable tensors and the chunk size.
+        selection: walk, proxies (C, ...) and labels (B,).
         embeddings: (B, D).
-        labels: (B,).
-        proxies: (C, ...).
         scale: inverse temperature > 0.
 
     Returns:
         (B,) and (B,); -inf where there is no other class, or where the similarity is.
     """
-    rows = _Rows(walk, labels, scale)
+    walk, proxies = selection.walk, selection.proxies
+    rows = _Rows(walk, selection.labels, scale)
     if not torch.is_grad_enabled():
         return rows.others_and_own(embeddings, proxies, (False, False), kept=None)
     return _LogSumExpOverClasses.apply(rows, embeddings, proxies, *walk.parameters)
@@ -67,7 +65,8 @@ class _Rows(NamedTuple):
             others = torch.logaddexp(others, chunk.exponentials.sum(1, keepdim=True).log_().add_(chunk.shift))
             if kept is not None:
                 kept.append(chunk)
-        return others[:, 0], own[:, 0]
+        shard = self.walk.shard
+        return shard.logsumexp(others[:, 0]), shard.maximum(own[:, 0].contiguous())
 
 
 class _LogSumExpOverClasses(torch.autograd.Function):
@@ -99,4 +98,4 @@ class _LogSumExpOverClasses(torch.autograd.Function):
             own = torch.where(chunk.inside, grad_own[:, None], gradient.gather(1, chunk.column))
             gradient.scatter_(1, chunk.column, own)
             gradients.add(chunk.similarity, gradient, (*chunk.leaves, *parameters), first)
-        return (None, *gradients.sums)
+        return (None, *gradients.over_ranks(rows.walk.shard))

@@ -27,7 +27,7 @@ def sum_over_classes(walk: Walk, score: Score, embeddings: Tensor, proxies: Tens
     """
     if not torch.is_grad_enabled():
         terms = [score(similarity, first)[0] for first, similarity in similarities(walk, embeddings, proxies)]
-        return torch.stack(terms).sum()
+        return walk.shard.sum(torch.stack(terms).sum())
     return _SumOverClasses.apply(walk, score, embeddings, proxies, *walk.parameters)
 
 
@@ -65,4 +65,4 @@ def _sum_and_gradients(
         term, gradient = score(similarity.detach(), first)
         value += term
         gradients.add(similarity, gradient, (rows, leaf, *parameters), first)
-    return value, gradients.sums
+    return walk.shard.sum(value), gradients.over_ranks(walk.shard)

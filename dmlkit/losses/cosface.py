@@ -1,16 +1,16 @@
 """CosFace loss: a softmax over cosines, with a margin taken off the cosine of the own class."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import Loss, LossConfig, require_similarity
-from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.base import LossConfig, require_similarity
 from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine")
@@ -20,10 +20,12 @@ REASON = "its margin is a difference of cosines"
 class CosFaceConfig(LossConfig, frozen=True):
     """CosFace (Wang et al. 2018): cross-entropy of cosines, the own class handicapped by a margin."""
 
+    shards_proxies: ClassVar[bool] = True
     name: Literal["cosface"] = "cosface"
     margin: NonNegativeFloat = 0.35  # m, in units of the cosine
     scale: PositiveFloat = 64.0  # s, inverse temperature
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
 
     def requirements(self) -> Iterable[Requirement]:
         return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
@@ -32,7 +34,7 @@ class CosFaceConfig(LossConfig, frozen=True):
         return CosFace(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
-class CosFace(Loss):
+class CosFace(ProxyLoss):
     r"""Wang et al., CVPR 2018 (arXiv:1801.09414), eq. 4.
 
     .. math:: \frac{1}{B} \sum_i -\log
@@ -44,6 +46,7 @@ class CosFace(Loss):
         margin: m >= 0, in units of the cosine.
         scale: s > 0, inverse temperature.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
@@ -65,13 +68,12 @@ class CosFace(Loss):
         margin: float = 0.35,
         scale: float = 64.0,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
+        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
         require_similarity("CosFace", manifold, SIMILARITIES, REASON)
-        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
-        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+        self.margin, self.scale = margin, scale
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
-        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, self.scale)
+        others, own = logsumexp_over_classes(self.select(embeddings, labels), embeddings, self.scale)
         return softplus(others - self.scale * (own - self.margin)).mean()

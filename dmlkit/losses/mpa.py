@@ -1,15 +1,16 @@
 """Multi-Proxies Anchor loss: Proxy-Anchor with several proxies per class."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
-from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.component import Requirement
+from dmlkit.losses.anchor_loss import TRANSPORT_REASON, AnchorLoss
+from dmlkit.losses.base import LossConfig
 from dmlkit.losses.centers import Pooling, mean_center_distance, pool_centers
-from dmlkit.losses.class_chunks import plan_walk
-from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.losses.proxy_loss import NegativeFraction
 from dmlkit.losses.transport_weights import TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
 
@@ -17,6 +18,7 @@ from dmlkit.manifolds.base import Manifold
 class MPAConfig(LossConfig, frozen=True):
     """Multi-Proxies Anchor (Saeki et al. 2022): Proxy-Anchor for classes with several local centers."""
 
+    shards_proxies: ClassVar[bool] = True
     name: Literal["mpa"] = "mpa"
     proxies_per_class: PositiveInt = 10  # K; 10 on CUB and Cars, 2 on SOP
     class_similarity: Pooling = "softmax"  # of a point to the K proxies of a class
@@ -26,6 +28,15 @@ class MPAConfig(LossConfig, frozen=True):
     regularizer_weight: NonNegativeFloat = 0.2  # tau
     transport: TransportWeightsConfig | None = None  # weights (1 + x) from transport plans of grouplets
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
+
+    def requirements(self) -> Iterable[Requirement]:
+        if self.transport is None:
+            return ()
+        return (
+            Requirement("training.shard_proxies", (False,), TRANSPORT_REASON),
+            Requirement("loss.negative_fraction", (1.0,), TRANSPORT_REASON),
+        )
 
     def build(self, manifold: Manifold, num_classes: int) -> "MPA":
         transport = None if self.transport is None else self.transport.build()
@@ -33,7 +44,7 @@ class MPAConfig(LossConfig, frozen=True):
         return MPA(manifold, num_classes, transport=transport, **options)
 
 
-class MPA(Loss):
+class MPA(AnchorLoss):
     r"""Saeki et al. 2022 (arXiv:2110.03997), eq. 1, 3, 6 and 7, with any similarity s and distance d.
 
     .. math:: S(x, c) &= \sum_k \frac{e^{s(x, w_{ck}) / \gamma}}{\sum_l e^{s(x, w_{cl}) / \gamma}} s(x, w_{ck}) \\
@@ -56,6 +67,7 @@ class MPA(Loss):
         regularizer_weight: tau >= 0, how much the distances between the proxies of a class count.
         transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -82,21 +94,24 @@ class MPA(Loss):
         regularizer_weight: float = 0.2,
         transport: TransportWeights | None = None,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
-        self.margin, self.scale = margin, scale
-        self.regularizer_weight, self.chunk_size = regularizer_weight, chunk_size
-        self.pool = pool_centers(class_similarity, gamma)
-        self.transport = transport
-        self.proxies = manifold.new_proxies(num_classes, proxies_per_class)  # (C, K, d)
+        super().__init__(
+            manifold,
+            num_classes,
+            margin=margin,
+            scale=scale,
+            transport=transport,
+            proxies_per_class=proxies_per_class,
+            pool=pool_centers(class_similarity, gamma),
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )
+        self.regularizer_weight = regularizer_weight
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size, self.pool)
-        present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
-        anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
-        loss = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
-        if self.transport is not None:
-            loss = loss + self.transport(walk, embeddings, self.proxies, anchors)
+        selection = self.select(embeddings, labels)
+        loss = self.anchor_terms(selection, embeddings, labels)
         if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
             return loss
-        return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies)
+        return loss + self.regularizer_weight * mean_center_distance(self.manifold, selection)

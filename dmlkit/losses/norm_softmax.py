@@ -1,29 +1,31 @@
 """Normalised softmax loss: cross-entropy over similarities to one learnable proxy per class."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.base import LossConfig
 from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss
 from dmlkit.manifolds.base import Manifold
 
 
 class NormSoftmaxConfig(LossConfig, frozen=True):
     """Normalised softmax (Zhai & Wu 2019): cross-entropy with cosines to the proxies as logits."""
 
+    shards_proxies: ClassVar[bool] = True
     name: Literal["norm_softmax"] = "norm_softmax"
     temperature: PositiveFloat = 0.05  # sigma, in similarity units
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
 
     def build(self, manifold: Manifold, num_classes: int) -> "NormSoftmax":
         return NormSoftmax(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
-class NormSoftmax(Loss):
+class NormSoftmax(ProxyLoss):
     r"""Zhai & Wu, BMVC 2019 (arXiv:1811.12649), eq. 3, with any similarity s in place of the cosine.
 
     .. math:: \frac{1}{B} \sum_i -\log \frac{e^{s(x_i, p_{y_i}) / \sigma}}{\sum_c e^{s(x_i, p_c) / \sigma}}
@@ -33,6 +35,7 @@ class NormSoftmax(Loss):
         num_classes: C, one proxy each.
         temperature: sigma > 0, in similarity units.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -47,13 +50,17 @@ class NormSoftmax(Loss):
     """
 
     def __init__(
-        self, manifold: Manifold, num_classes: int, *, temperature: float = 0.05, chunk_size: int | None = None
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        temperature: float = 0.05,
+        chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
-        self.temperature, self.chunk_size = temperature, chunk_size
-        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
+        self.temperature = temperature
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
-        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, 1 / self.temperature)
+        others, own = logsumexp_over_classes(self.select(embeddings, labels), embeddings, 1 / self.temperature)
         return softplus(others - own / self.temperature).mean()

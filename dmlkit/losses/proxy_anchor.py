@@ -1,14 +1,15 @@
 """Proxy-Anchor loss: one learnable proxy per class pulls its class and pushes the others."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
-from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.class_chunks import plan_walk
-from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.component import Requirement
+from dmlkit.losses.anchor_loss import TRANSPORT_REASON, AnchorLoss
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.proxy_loss import NegativeFraction
 from dmlkit.losses.transport_weights import TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
 
@@ -16,11 +17,21 @@ from dmlkit.manifolds.base import Manifold
 class ProxyAnchorConfig(LossConfig, frozen=True):
     """Proxy-Anchor (Kim et al. 2020): each class proxy weighs the batch by how hard it is."""
 
+    shards_proxies: ClassVar[bool] = True
     name: Literal["proxy_anchor"] = "proxy_anchor"
     margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
     scale: PositiveFloat = 32.0  # alpha, inverse temperature
     transport: TransportWeightsConfig | None = None  # weights (1 + x) from transport plans of grouplets
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
+
+    def requirements(self) -> Iterable[Requirement]:
+        if self.transport is None:
+            return ()
+        return (
+            Requirement("training.shard_proxies", (False,), TRANSPORT_REASON),
+            Requirement("loss.negative_fraction", (1.0,), TRANSPORT_REASON),
+        )
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyAnchor":
         transport = None if self.transport is None else self.transport.build()
@@ -28,7 +39,7 @@ class ProxyAnchorConfig(LossConfig, frozen=True):
         return ProxyAnchor(manifold, num_classes, transport=transport, **options)
 
 
-class ProxyAnchor(Loss):
+class ProxyAnchor(AnchorLoss):
     r"""Kim et al., CVPR 2020 (arXiv:2003.13911), eq. 4; s = manifold similarity, P+ = classes in the batch.
 
     .. math:: \frac{1}{|P^+|} \sum_{p \in P^+} \log(1 + \sum_{y_x = p} e^{-\alpha (s(x,p) - \delta)})
@@ -41,6 +52,7 @@ class ProxyAnchor(Loss):
         scale: alpha > 0, inverse temperature.
         transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
 
     Raises:
         ValueError: see `Loss.forward`; or embeddings and proxies differ in dtype.
@@ -64,17 +76,17 @@ class ProxyAnchor(Loss):
         scale: float = 32.0,
         transport: TransportWeights | None = None,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
-        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
-        self.transport = transport
-        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+        super().__init__(
+            manifold,
+            num_classes,
+            margin=margin,
+            scale=scale,
+            transport=transport,
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
-        present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
-        anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
-        loss = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
-        if self.transport is None:
-            return loss
-        return loss + self.transport(walk, embeddings, self.proxies, anchors)
+        return self.anchor_terms(self.select(embeddings, labels), embeddings, labels)

@@ -15,6 +15,7 @@ from dmlkit.losses.base import Loss, LossConfig, require_similarity
 from dmlkit.losses.class_chunks import Pool, Walk, automatic_chunk_size, own_columns, plan_walk, similarities
 from dmlkit.losses.class_logsumexp import logsumexp_over_classes
 from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.losses.proxy_loss import Selection
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine", "dot")
@@ -102,7 +103,8 @@ class ProxyGML(Loss):
         threshold = self._threshold(embeddings, labels)
         pool = self._linked_sum(labels, threshold)
         walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size, pool)
-        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, self.scale)
+        selection = Selection(walk, self.proxies, labels, len(self.proxies))
+        others, own = logsumexp_over_classes(selection, embeddings, self.scale)
         has_own = own.isfinite()
         own = torch.where(has_own, own, 0)
         loss = torch.where(has_own, softplus(others - self.scale * own), 0).mean()

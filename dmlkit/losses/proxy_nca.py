@@ -1,30 +1,32 @@
 """ProxyNCA loss: neighbourhood components analysis with one learnable proxy per class."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.class_chunks import plan_walk
+from dmlkit.losses.base import LossConfig
 from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss
 from dmlkit.manifolds.base import Manifold
 
 
 class ProxyNCAConfig(LossConfig, frozen=True):
     """ProxyNCA (Movshovitz-Attias et al. 2017): a point prefers the proxy of its class to all others."""
 
+    shards_proxies: ClassVar[bool] = True
     name: Literal["proxy_nca"] = "proxy_nca"
     scale: PositiveFloat = 18.0  # inverse temperature, in 1 / similarity
     positive_in_denominator: bool = True  # False: negatives only, as printed in the paper
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyNCA":
         return ProxyNCA(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
-class ProxyNCA(Loss):
+class ProxyNCA(ProxyLoss):
     r"""Movshovitz-Attias et al., ICCV 2017 (arXiv:1703.07464), eq. 4, with a scale and any similarity s.
 
     .. math:: \frac{1}{B} \sum_i -\log \frac{e^{\sigma s(x_i, p_{y_i})}}{\sum_{c \in Z_i} e^{\sigma s(x_i, p_c)}}
@@ -39,6 +41,7 @@ class ProxyNCA(Loss):
         scale: sigma > 0, inverse temperature.
         positive_in_denominator: whether Z_i holds the class of x_i.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
 
     Raises:
         ValueError: a single class and nothing but negatives in the denominator; see also `Loss.forward`.
@@ -60,15 +63,14 @@ class ProxyNCA(Loss):
         scale: float = 18.0,
         positive_in_denominator: bool = True,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
+        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
         if num_classes == 1 and not positive_in_denominator:
             raise ValueError("ProxyNCA: expected at least 2 classes, so that there are negatives; got 1")
-        self.scale, self.positive_in_denominator, self.chunk_size = scale, positive_in_denominator, chunk_size
-        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
+        self.scale, self.positive_in_denominator = scale, positive_in_denominator
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
-        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, self.scale)
+        others, own = logsumexp_over_classes(self.select(embeddings, labels), embeddings, self.scale)
         log_odds = others - self.scale * own  # (B,)
         return (softplus(log_odds) if self.positive_in_denominator else log_odds).mean()

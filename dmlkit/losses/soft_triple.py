@@ -1,21 +1,22 @@
 """SoftTriple loss: a softmax over classes that have several centers each."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.base import LossConfig
 from dmlkit.losses.centers import mean_center_distance, pool_centers
-from dmlkit.losses.class_chunks import plan_walk
 from dmlkit.losses.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss
 from dmlkit.manifolds.base import Manifold
 
 
 class SoftTripleConfig(LossConfig, frozen=True):
     """SoftTriple (Qian et al. 2019): cross-entropy over classes with several centers each."""
 
+    shards_proxies: ClassVar[bool] = True
     name: Literal["soft_triple"] = "soft_triple"
     centers_per_class: PositiveInt = 10  # K
     scale: PositiveFloat = 20.0  # lambda, inverse temperature
@@ -23,12 +24,13 @@ class SoftTripleConfig(LossConfig, frozen=True):
     margin: NonNegativeFloat = 0.01  # delta, in similarity units
     regularizer_weight: NonNegativeFloat = 0.2  # tau
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
 
     def build(self, manifold: Manifold, num_classes: int) -> "SoftTriple":
         return SoftTriple(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
-class SoftTriple(Loss):
+class SoftTriple(ProxyLoss):
     r"""Qian et al., ICCV 2019 (arXiv:1909.05235), eq. 7-10, with any similarity s and distance d.
 
     .. math:: S_{ic} &= \sum_k \frac{e^{s(x_i, w_{ck}) / \gamma}}{\sum_l e^{s(x_i, w_{cl}) / \gamma}} s(x_i, w_{ck}) \\
@@ -47,6 +49,7 @@ class SoftTriple(Loss):
         margin: delta >= 0, in similarity units.
         regularizer_weight: tau >= 0, how much the distances between the centers of a class count.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -71,17 +74,23 @@ class SoftTriple(Loss):
         margin: float = 0.01,
         regularizer_weight: float = 0.2,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
+        super().__init__(
+            manifold,
+            num_classes,
+            proxies_per_class=centers_per_class,
+            pool=pool_centers("softmax", gamma),
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )
         self.scale, self.margin = scale, margin
-        self.regularizer_weight, self.chunk_size = regularizer_weight, chunk_size
-        self.pool = pool_centers("softmax", gamma)
-        self.proxies = manifold.new_proxies(num_classes, centers_per_class)  # (C, K, d)
+        self.regularizer_weight = regularizer_weight
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size, self.pool)
-        others, own = logsumexp_over_classes(walk, embeddings, labels, self.proxies, self.scale)
+        selection = self.select(embeddings, labels)
+        others, own = logsumexp_over_classes(selection, embeddings, self.scale)
         loss = softplus(others - self.scale * (own - self.margin)).mean()
         if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
             return loss
-        return loss + self.regularizer_weight * mean_center_distance(self.manifold, self.proxies)
+        return loss + self.regularizer_weight * mean_center_distance(self.manifold, selection)

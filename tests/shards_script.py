@@ -1,0 +1,85 @@
+"""Computes every loss whose proxies can be shared out, on as many ranks as torchrun starts. Run by test_shards.
+
+Prints what the ranks made of it as JSON: how far values and gradients are from those of one rank with all proxies.
+"""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.class_shard import ClassShard
+from dmlkit.losses.proxy_loss import ProxyLoss
+from dmlkit.manifolds import Sphere
+
+CLASSES, DIM, BATCH = 23, 8, 12  # no number of ranks divides 23
+
+
+class WarmSphere(Sphere):
+    """A sphere with a learnable temperature, which gets a gradient from the classes of every rank."""
+
+    def __init__(self) -> None:
+        super().__init__(DIM)
+        self.temperature = nn.Parameter(torch.tensor(1.3))
+
+    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().similarity(x, y) / self.temperature
+
+
+def gradients(loss: Any, points: Tensor, labels: Tensor, chosen: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """Value, and the gradients of points, proxies and temperature; ``chosen`` is what a step samples."""
+    if chosen is not None:
+        loss.sample = lambda _: chosen
+    leaf = points.clone().requires_grad_()
+    value = loss(leaf, labels)
+    return value.detach(), list(torch.autograd.grad(value * 3, (leaf, loss.proxies, loss.manifold.temperature)))
+
+
+def build(name: str, fraction: float) -> ProxyLoss:
+    torch.manual_seed(0)
+    return LossConfig.variants[name](negative_fraction=fraction, chunk_size=3).build(WarmSphere(), CLASSES).double()
+
+
+def distance(name: str, fraction: float, rank: int, ranks: int) -> float:
+    """The largest difference of this rank's value and gradients from those of all classes on one rank."""
+    points = nn.functional.normalize(torch.randn(BATCH, DIM, dtype=torch.float64), dim=1)
+    labels = torch.arange(BATCH) // 3 * 7 % CLASSES
+    whole, part = build(name, fraction), build(name, fraction)
+    part.keep_shard(ClassShard(rank, ranks))
+    mine = part.shard.classes(CLASSES)
+    chosen = own = None
+    if fraction < 1:
+        torch.manual_seed(7)
+        drawn = [build(name, fraction) for _ in range(ranks)]
+        samples = []
+        for other, loss in enumerate(drawn):
+            loss.keep_shard(ClassShard(other, ranks))
+            start = loss.shard.classes(CLASSES).start
+            torch.manual_seed(7 + other)
+            samples.append(loss.sample(labels - start) + start)
+        chosen, own = torch.cat(samples), samples[rank] - mine.start
+        # the whole loss takes as many classes as it is told of
+        whole._sample_size = lambda *_: len(chosen)  # pyright: ignore[reportAttributeAccessIssue]
+    expected, (to_points, to_proxies, to_temperature) = gradients(whole, points, labels, chosen)
+    value, found = gradients(part, points, labels, own)
+    pairs = zip([value, *found], [expected, to_points, to_proxies[mine.start : mine.stop], to_temperature], strict=True)
+    return max(float((x - y).abs().max()) for x, y in pairs)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    names = sorted(name for name, variant in LossConfig.variants.items() if variant.shards_proxies)
+    result: dict[str, float] = {}
+    for name in names:
+        for fraction in (1.0, 0.6):
+            torch.manual_seed(1)
+            far = torch.tensor(distance(name, fraction, rank, ranks))
+            distributed.all_reduce(far, distributed.ReduceOp.MAX)
+            result[f"{name} {fraction:g}"] = float(far)
+    if rank == 0:
+        print(json.dumps(result))  # noqa: T201
+    distributed.destroy_process_group()
