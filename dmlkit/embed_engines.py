@@ -84,13 +84,14 @@ def embed(
         if not fabric.is_global_zero:
             return None
         _wait(parts, missing, fabric, skip_bad_images=skip)
-        manifest = assemble(parts, job.dataset, job.header(trained), labelled=job.labelled)
+        return assemble(parts, job.dataset, job.header(trained), labelled=job.labelled)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
             raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; it is whole") from None
         raise UserError(f"{error}; complete parts stay: once this is mended the same command goes on") from error
-    parts.remove()
-    return manifest
+    finally:
+        if fabric.is_global_zero:
+            parts.leave()
 
 
 def _scaled(advance: Advance, share: int, whole: int) -> Advance:

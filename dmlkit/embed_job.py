@@ -89,8 +89,8 @@ class PartEmbedder:
         for batch in batches:
             if batch.faults and not self.skip_bad_images:
                 raise UserError(
-                    f"{batch.faults[0]}; mend or remove it, or leave such images out with --skip-bad-images; then the "
-                    "same command goes on"
+                    f"{batch.faults[0]}; mend it, or leave such images out with --skip-bad-images, and give the "
+                    "command again: it goes on"
                 )
             faults += batch.faults
             if len(batch.labels):

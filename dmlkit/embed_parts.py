@@ -17,6 +17,7 @@ from dmlkit.run_folder import atomic_write, differences, write_json
 BATCH_IMAGES = 128
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
 PARTS = 64  # at least, where there are batches for so many: short lists keep 8 GPUs evenly busy too
+COMPLETE = "part-*.safetensors"
 
 
 class Part(NamedTuple):
@@ -71,8 +72,7 @@ class PartFolder:
             UserError: the folder holds embeddings already, or parts of others, or cannot be written to.
         """
         if self.is_finished():
-            if self.job_path.exists():
-                self.remove()  # a kill came after the manifest and before this
+            self.leave()
             raise UserError(
                 f"{self.output}: this folder already holds embeddings; choose another --output or remove it"
             )
@@ -135,12 +135,14 @@ class PartFolder:
         """Whether the embeddings are there, whole: their manifest is written last."""
         return (self.output / "manifest.json").exists()
 
-    def remove(self) -> None:
-        """Remove the parts, the description of the job last."""
-        self._remove("part-*.safetensors")
+    def leave(self) -> None:
+        """Remove what nobody goes on with: the parts of finished embeddings, or a job without a complete part."""
+        if not self.job_path.exists() or not (self.is_finished() or not any(self.path.glob(COMPLETE))):
+            return
+        self._remove(COMPLETE)
         self._remove(".*.partial")
-        self.job_path.unlink(missing_ok=True)
-        with suppress(OSError):  # somebody else's files stay
+        self.job_path.unlink(missing_ok=True)  # last: without it the folder may be somebody else's
+        with suppress(OSError):
             self.path.rmdir()
 
     def _remove(self, pattern: str) -> None:

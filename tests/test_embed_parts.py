@@ -18,9 +18,11 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
+from dmlkit import embed_engines
 from dmlkit.commands import embed_command
 from dmlkit.devices import start_fabric
 from dmlkit.embed import dataset_of, embed_dataset, load_model
+from dmlkit.embed_job import EmbedJob, PartEmbedder
 from dmlkit.embed_parts import PartFolder
 from dmlkit.errors import UserError
 from dmlkit.run_folder import RunFolder
@@ -85,6 +87,21 @@ def test_parts_in_a_row_are_the_list_embedded_in_one_go(home, unbroken):
     manifest = json.loads(unbroken["manifest.json"])
     assert manifest["count"] == IMAGES and manifest["skipped"] == []
     assert manifest["model"]["fingerprint"] == trained.model.fingerprint()
+
+
+def test_a_worker_computes_one_part_after_another(home, unbroken, tmp_path):
+    trained = load_model(RunFolder(home / "run"), start_fabric("cpu"))
+    dataset, labelled = dataset_of(home / "photos", "test", trained.recipe)
+    job = EmbedJob(dataset, str(home / "photos"), labelled, tmp_path, skip_bad_images=False)
+    job.parts.begin(job.describe(trained))
+    worker = PartEmbedder(job, trained, start_fabric("cpu"), workers=2)  # as beside a GPU: their readers stay
+    told: list[int] = []
+    for number in (2, 0, 1):
+        worker([number], told.append)
+    assert told == [44, 128, 128]
+    assert not job.parts.missing(range(3), skip_bad_images=False)
+    embed(home, tmp_path)
+    assert contents(tmp_path) == unbroken
 
 
 def lives(step: int, action: Callable[[], None]) -> bool:
@@ -223,6 +240,19 @@ def test_bad_images_stop_or_are_left_out_and_a_mended_one_is_taken(home, unbroke
     assert (output / "embeddings.npy").read_bytes() == unbroken["embeddings.npy"]
 
 
+def test_parts_that_do_not_arrive_are_told(home, tmp_path):
+    trained = load_model(RunFolder(home / "run"), start_fabric("cpu"))
+    dataset, labelled = dataset_of(home / "photos", "test", trained.recipe)
+    job = EmbedJob(dataset, "photos", labelled, tmp_path / "out", skip_bad_images=False)
+    nothing: dict[str, Any] = {"compute": lambda *_: None, "advance": lambda _: None, "say": lambda _: None}
+    with pytest.raises(UserError, match=r"part-00000\.safetensors: not here though a worker has written it"):
+        embed_engines.embed(job, trained, start_fabric("cpu"), **nothing)
+    job.parts.begin(job.describe(trained))
+    shutil.rmtree(job.parts.path)
+    with pytest.raises(UserError, match="not found by one of the processes"):  # a rank that looks elsewhere
+        job.parts.check(job.describe(trained))
+
+
 def test_output_that_is_a_file_is_refused(home, tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match="out: cannot write embeddings here"):
@@ -252,7 +282,7 @@ def test_ray_equals_one_process_and_tells_a_users_mistake(home, unbroken, tmp_pa
     pytest.importorskip("ray.data", reason="the extra dmlkit[ray] is not installed")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the workers
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     try:
         output = tmp_path / "out"
         embed_until(0, home, output)
