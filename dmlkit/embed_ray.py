@@ -63,7 +63,7 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
 
 @contextmanager
 def _cluster() -> Generator[None]:
-    """A connection to Ray, unless the program has one, that keeps Ray's own messages to warnings."""
+    """A connection to Ray, unless the program has one, that keeps Ray's own messages few."""
     import ray
 
     if ray.is_initialized():
@@ -74,9 +74,14 @@ def _cluster() -> Generator[None]:
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error reaches the user as one, not as Ray's log
     try:
         yield
+    except ray.exceptions.RayError as error:
+        raise UserError(
+            f"--engine ray: a worker failed: {str(error).strip().splitlines()[-1]}; every machine needs the same dmlkit "
+            "and what it imports; complete parts stay, the same command goes on (--debug shows Ray's words)"
+        ) from error
     finally:
         ray.shutdown()
 
