@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dmlkit.datasets.base import Split
-from dmlkit.devices import start_fabric
+from dmlkit.devices import lost_ranks, start_fabric
 from dmlkit.embed import TrainedModel, dataset_of, load_model
 from dmlkit.embed_engines import Engine, choose_engine, embed
 from dmlkit.embed_job import EmbedJob, PartEmbedder
@@ -51,6 +51,10 @@ def train_command(
     except TrainingStoppedError as stopped:
         console.print(f"{stopped}; continue with the same command and --resume", highlight=False)
         raise typer.Exit(STOPPED) from None
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not lost_ranks(error):
+            raise
+        raise UserError(f"another rank ended ({error}); go on with the same command and --resume") from error
     for name in ("last", "best"):
         if summary[name]:
             console.print(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -30,6 +31,7 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
     kind, index = _resolve(device)
     if kind == "cpu":
         keep_freed_memory()
+    _warn_of_restarts()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks > 1 and index is not None:
@@ -43,6 +45,18 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
     )
     fabric.launch()
     return fabric
+
+
+def _warn_of_restarts() -> None:
+    """Ranks started again read the addresses of those before them from torchrun's store (pytorch issue 135712)."""
+    may_restart = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+    if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
+        logging.getLogger("dmlkit").warning(f"torchrun --max-restarts: a restart may fail unless {OWN_STORE}=1 is set")
+
+
+def lost_ranks(error: RuntimeError) -> bool:
+    """Whether an error says that another rank has gone."""
+    return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
 
 
 def _resolve(device: str) -> tuple[str, int | None]:
@@ -83,9 +97,9 @@ class GatherRows(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, fabric: Fabric) -> Tensor:
         """Gather the rows."""
         ctx.rank, ctx.ranks, ctx.count = fabric.global_rank, fabric.world_size, len(rows)
-        gathered = fabric.all_gather(rows)
-        assert isinstance(gathered, Tensor)
-        return gathered.flatten(0, 1)
+        gathered = rows.new_empty(ctx.ranks * ctx.count, *rows.shape[1:])
+        torch.distributed.all_gather_into_tensor(gathered, rows.contiguous())
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -13,7 +13,7 @@ from dmlkit import __version__
 from dmlkit.datasets.base import Dataset, Split
 from dmlkit.datasets.image import read_image
 from dmlkit.datasets.paths import raise_faults, readable_name, unreadable_name
-from dmlkit.devices import gather_lists
+from dmlkit.devices import gather_lists, gather_rows
 from dmlkit.errors import UserError
 from dmlkit.loading import evaluation_loader
 from dmlkit.model import EmbeddingModel, build_model
@@ -125,11 +125,8 @@ def embed_dataset(
 
 
 def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
-    gathered: list[Any] = [
-        fabric.all_gather(part.to(fabric.device)).flatten(0, 1).cpu()  # pyright: ignore[reportAttributeAccessIssue]
-        for part in (points, indices)
-    ]
-    return gathered[0], gathered[1], gather_lists(fabric, faults)
+    points, indices = (gather_rows(fabric, part.to(fabric.device)).cpu() for part in (points, indices))
+    return points, indices, gather_lists(fabric, faults)
 
 
 class ImageList(Dataset):

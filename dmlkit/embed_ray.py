@@ -64,7 +64,8 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
 @contextmanager
 def _cluster() -> Generator[None]:
     """A connection to Ray, unless the program has one, that keeps Ray's own messages few."""
-    import ray
+    import ray.data
+    from ray.exceptions import RayError
 
     if ray.is_initialized():
         yield
@@ -77,10 +78,11 @@ def _cluster() -> Generator[None]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error reaches the user as one, not as Ray's log
     try:
         yield
-    except ray.exceptions.RayError as error:
+    except RayError as error:
+        words = str(error).strip().splitlines()[-1]
         raise UserError(
-            f"--engine ray: a worker failed: {str(error).strip().splitlines()[-1]}; every machine needs the same dmlkit "
-            "and what it imports; complete parts stay, the same command goes on (--debug shows Ray's words)"
+            f"--engine ray: a worker failed: {words}; every machine needs the same dmlkit and what it imports; "
+            "complete parts stay, the same command goes on (--debug shows Ray's words)"
         ) from error
     finally:
         ray.shutdown()

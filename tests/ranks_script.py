@@ -1,6 +1,9 @@
 """Trains a tiny recipe with every loss, on as many ranks as torchrun starts. Run by test_ranks."""
 
+import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,9 @@ import torch
 
 from dmlkit.devices import start_fabric
 from dmlkit.losses.base import LossConfig
-from dmlkit.recipe_file import parse_recipe
+from dmlkit.recipe import Recipe
+from dmlkit.recipe_file import parse_override, parse_recipe
+from dmlkit.stopping import TrainingStoppedError
 from dmlkit.train import train
 
 RECIPE = """\
@@ -25,6 +30,9 @@ metrics: [{{name: map_at_r}}]
 
 
 OPTIONS = {"proxy_gml": "proxy_gml, ratio: 0.5, scale: 20.0"}  # its own keep few of 9 classes, and little gradient
+SHARDED = ("training.shard_proxies=true",)
+# Everything that a number of ranks could spoil: momentum of shared-out proxies, a norm over all of them, a schedule.
+RESUMED = (*SHARDED, "optimizer.lr=0.0001", "training.clip_grad_norm=0.5", "schedule={name: cosine}")
 
 
 class Silent:
@@ -35,9 +43,29 @@ class Silent:
     def epoch(self, row: dict[str, Any]) -> None: ...
 
 
+class Stopper(Silent):
+    """Asks the run to stop in its second epoch."""
+
+    def step(self, **told: Any) -> None:
+        if told["epoch"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def recipe_of(loss: str, overrides: tuple[str, ...] = ()) -> Recipe:
+    return parse_recipe(RECIPE.format(loss=OPTIONS.get(loss, loss)), loss, [parse_override(text) for text in overrides])
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     fabric = start_fabric("cpu")
-    for name in sorted(LossConfig.variants):
-        recipe = parse_recipe(RECIPE.format(loss=OPTIONS.get(name, name)), name)
-        train(recipe, Path(sys.argv[1]) / name, fabric, Silent())
+    output, *continued = map(Path, sys.argv[1:])
+    for path in continued:
+        train(recipe_of("mpa", RESUMED), path, fabric, Silent(), resume=True)
+    if not output.exists():
+        for name, variant in sorted(LossConfig.variants.items()):
+            train(recipe_of(name), output / name, fabric, Silent())
+            if variant.shards_proxies and fabric.world_size > 1:
+                train(recipe_of(name, SHARDED), output / f"{name} sharded", fabric, Silent())
+        train(recipe_of("mpa", RESUMED), output / "unbroken", fabric, Silent())
+        with suppress(TrainingStoppedError):
+            train(recipe_of("mpa", RESUMED), output / "stopped", fabric, Stopper())

@@ -1,36 +1,99 @@
-"""Two ranks that share every batch end at the weights of one, for every loss."""
+"""Two ranks that share every batch end at the weights of one, for every loss; also stopped or killed in between."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from dmlkit.devices import OWN_STORE
 from dmlkit.losses.base import LossConfig
 from dmlkit.run_folder import RunFolder
+from tests.ranks_script import RECIPE
 
 SCRIPT = Path(__file__).parent / "ranks_script.py"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def run_script(launcher: tuple[str, ...], *folders: Path):
+    command = [sys.executable, *launcher, str(SCRIPT), *map(str, folders)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
-    for name, launcher in (("one", ()), ("two", TORCHRUN)):
-        command = [sys.executable, *launcher, str(SCRIPT), str(folder / name)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        assert run.returncode == 0, run.stdout + run.stderr
+    run_script((), folder / "one")
+    run_script(TORCHRUN, folder / "two", folder / "one" / "stopped")
+    run_script((), folder / "two", folder / "two" / "stopped")
     return folder
+
+
+def assert_same_weights(found: Path, expected: Path, atol: float = 1e-5):
+    one, two = (RunFolder(path).load_checkpoint("last") for path in (expected, found))
+    assert one["model"]["head.linear.bias"].abs().max() > 3e-4  # it began at 0: a gradient off by a tenth would show
+    for part in ("model", "objective"):
+        for name, tensor in one[part].items():
+            torch.testing.assert_close(two[part][name], tensor, atol=atol, rtol=0, msg=f"{part} {name}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", sorted(LossConfig.variants))
 def test_two_ranks_equal_one(runs: Path, loss: str):
-    one, two = (RunFolder(runs / name / loss).load_checkpoint("last") for name in ("one", "two"))
-    assert one["model"]["head.linear.bias"].abs().max() > 3e-4  # it began at 0: a gradient off by a tenth would show
-    for part in ("model", "objective"):
-        for name, tensor in one[part].items():
-            torch.testing.assert_close(two[part][name], tensor, atol=1e-5, rtol=0, msg=f"{part} {name}")
+    assert_same_weights(runs / "two" / loss, runs / "one" / loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss", sorted(name for name, variant in LossConfig.variants.items() if variant.shards_proxies)
+)
+def test_two_ranks_that_share_the_proxies_out_equal_one_that_holds_them_all(runs: Path, loss: str):
+    assert_same_weights(runs / "two" / f"{loss} sharded", runs / "one" / loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", ["one", "two"])
+def test_a_run_stopped_on_one_number_of_ranks_goes_on_with_another(runs: Path, begun: str):
+    assert_same_weights(runs / begun / "stopped", runs / "one" / "unbroken")
+    stopped, unbroken = (
+        RunFolder(runs / path).load_checkpoint("last") for path in (f"{begun}/stopped", "one/unbroken")
+    )
+    assert stopped["epoch"] == unbroken["epoch"] == 3
+    for name, moments in unbroken["optimizer"]["state"].items():
+        found = stopped["optimizer"]["state"][name]["momentum_buffer"]
+        torch.testing.assert_close(found, moments["momentum_buffer"], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp_path: Path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.format(loss="mpa"))
+    words = ["-m", "dmlkit", "train", str(recipe), "--resume", "--device", "cpu", "--set", "training.epochs=30"]
+    words += ["--set", "training.shard_proxies=true", "--output"]
+    launcher = [sys.executable, *TORCHRUN, "--max-restarts=1"]
+    environment = {**ENVIRONMENT, OWN_STORE: "1"}
+    start = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    process = start([*launcher, *words, str(tmp_path / "killed")])
+    checkpoint = RunFolder(tmp_path / "killed").checkpoint_path("last")
+    while not checkpoint.exists():
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        time.sleep(0.005)
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(ranks) == 2
+    os.kill(int(ranks[1]), signal.SIGKILL)
+    told = process.communicate(timeout=120)[0]
+    assert process.returncode == 0 and told.count("epoch 30/30") == 1, told
+    assert "exitcode: -9" in told and "Traceback" not in told, told  # torchrun says what happened
+    unbroken = start([*launcher, *words, str(tmp_path / "unbroken")])
+    assert unbroken.wait(timeout=120) == 0
+    assert_same_weights(tmp_path / "killed", tmp_path / "unbroken", atol=0)
+    epochs = [row["epoch"] for row in RunFolder(tmp_path / "killed").read_metrics()]
+    assert epochs == list(range(1, 31))

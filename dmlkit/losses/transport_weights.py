@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
@@ -79,6 +79,8 @@ class TransportWeights(nn.Module):
             raise ValueError(f"TransportWeights: seed must not be negative, got {seed}")
         self.solver, self.group_size, self.seed = solver, group_size, seed
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.known_step = 0  # the buffer's value, where the device cannot be asked without a stall
+        self.register_load_state_dict_post_hook(_read_step)
 
     def forward(self, walk: Walk, embeddings: Tensor, proxies: Tensor, anchors: Anchors) -> Tensor:
         """What the weights add to the terms of a whole batch: a scalar.
@@ -112,6 +114,7 @@ class TransportWeights(nn.Module):
         order = self._shuffle(len(labels)).to(labels.device)
         if self.training and torch.is_grad_enabled():
             self.step += 1
+            self.known_step += 1
         whole = len(order) - len(order) % self.group_size
         stacks = order[:whole].view(-1, self.group_size), order[whole:].view(1, -1)
         return [images for images in stacks if images.numel()]
@@ -124,13 +127,17 @@ class TransportWeights(nn.Module):
         counts = (own.sum(1) * has_column).to(similarity.dtype)
         # Non-finite similarities make the loss non-finite, which the trainer reports; here they must only not stop it.
         cost = (1 - similarity).nan_to_num(0, 0, 0)
-        plan = self.solver.plan(cost, torch.ones_like(counts), counts)
+        plan = self.solver.assignment(cost, counts)
         return Grouplets(similarity, own, has_column, plan)
 
     def _shuffle(self, count: int) -> Tensor:
         # A prime multiplier keeps (seed, step) apart from (seed + 1, step') for any number of steps in use.
-        generator = torch.Generator().manual_seed((self.seed * 1_000_000_007 + int(self.step)) % 2**63)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_000_007 + self.known_step) % 2**63)
         return torch.randperm(count, generator=generator)
+
+
+def _read_step(module: TransportWeights, _: Any) -> None:
+    module.known_step = int(module.step)
 
 
 def on_pairs(

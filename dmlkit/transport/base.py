@@ -57,6 +57,13 @@ class TransportSolver(ABC):
             return torch.zeros_like(cost)
         return self._solve_reduced(*problem, mismatch, row_count, col_count).to(cost.dtype)
 
+    def assignment(self, cost: Tensor, cols: Tensor) -> Tensor:
+        """`plan` of unit rows (G, n) and whole column sums (G, m), which a caller has made so.
+
+        A solver that can does it without checks, and so without a wait for a GPU.
+        """
+        return self.plan(cost, cost.new_ones(cost.shape[:2]), cols)
+
     def _solve_reduced(
         self, cost: Tensor, rows: Tensor, cols: Tensor, mismatch: float, row_count: int, col_count: int
     ) -> Tensor:

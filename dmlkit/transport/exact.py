@@ -41,6 +41,12 @@ class Exact(TransportSolver):
     """
 
     @torch.no_grad()
+    def assignment(self, cost: Tensor, cols: Tensor) -> Tensor:
+        if cost.shape[1] > ENUMERATED_ROWS:
+            return super().assignment(cost, cols)
+        return _best_permutation(cost.double(), cols.double()).to(cost.dtype)
+
+    @torch.no_grad()
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         is_small = cost.shape[1] <= ENUMERATED_ROWS
         if is_small and torch.equal(rows, torch.ones_like(rows)) and torch.equal(cols, cols.round()):

@@ -3,6 +3,7 @@
 import inspect
 import io
 from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any, get_args
 
@@ -358,3 +359,18 @@ def test_no_classes_are_refused(name: str):
 def test_a_public_name_and_a_line_of_help(name: str):
     assert getattr(dmlkit.losses, type(build(name)).__name__) is type(build(name))
     assert (LossConfig.variants[name].__doc__ or "").split("\n")[0].strip()
+
+
+@EVERY_PAIR
+def test_a_step_never_waits_for_the_device(name: str, manifold_config: ManifoldConfig, monkeypatch: pytest.MonkeyPatch):
+    """Tensors of the meta device have no values, so whatever would ask a GPU for one fails here."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it does not know this device
+    loss = build(name, manifold_config).to("meta")
+    features, labels = (part.detach().to("meta") for part in draw())
+    features.requires_grad_()
+    for epoch in range(3):  # memories open and filters start with epochs
+        loss.set_epoch(epoch)
+        loss(loss.manifold.from_features(features), labels).backward()
+    assert features.grad is not None and features.grad.shape == features.shape
+    with pytest.raises(RuntimeError, match="meta"):
+        features.sum().item()
