@@ -100,13 +100,24 @@ def embed(
     skip_bad_images: Annotated[
         bool, typer.Option("--skip-bad-images", help="Leave out images that cannot be read, and list them.")
     ] = False,
+    engine: Annotated[
+        Literal["local", "torchrun", "ray"] | None,
+        typer.Option(
+            help="Who computes: this process, torchrun's ranks, or workers of a Ray cluster, which all reach RUN, the "
+            "images and the output. By default torchrun's ranks where there are several, else this process.",
+            show_default=False,
+        ),
+    ] = None,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
-    """Embed images into embeddings.npy, items.parquet and manifest.json."""
+    """Embed images into embeddings.npy, items.parquet and manifest.json.
+
+    Stopped or killed, the same command goes on where it was, also with another engine.
+    """
     from dmlkit.commands import embed_command
 
-    embed_command(run, images, split, output, checkpoint, skip_bad_images, device)
+    embed_command(run, images, split, output, checkpoint, skip_bad_images, device, engine)
 
 
 @app.command(

@@ -1,6 +1,7 @@
 """What each command does between reading its arguments and printing its result."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,7 +12,10 @@ from rich.text import Text
 
 from dmlkit.datasets.base import Split
 from dmlkit.devices import lost_ranks, start_fabric
-from dmlkit.embed import TrainedModel, dataset_of, embed, load_model
+from dmlkit.embed import TrainedModel, dataset_of, load_model
+from dmlkit.embed_engines import Engine, choose_engine, embed
+from dmlkit.embed_job import EmbedJob, PartEmbedder
+from dmlkit.embed_ray import ray_compute
 from dmlkit.errors import UserError
 from dmlkit.experiment import assemble
 from dmlkit.export import FILE_NAMES as MODEL_FILES
@@ -90,27 +94,42 @@ def embed_command(
     checkpoint: CheckpointName | None,
     skip_bad_images: bool,
     device: str,
+    engine: Engine | None = None,
 ) -> None:
     """``dmlkit embed``."""
     if (images is None) == (split is None):
         raise UserError("give either a folder of IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
-    fabric = start_fabric(device)
+    engine = choose_engine(engine)
+    fabric = start_fabric("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     trained = load_model(RunFolder(path), fabric, checkpoint)
     dataset, labelled = dataset_of(images, split or "test", trained.recipe)
-    output = output or path / "embeddings" / (images.resolve().name if images else str(split))
-    console = Console()
-    with image_progress(console, "embedding", len(dataset)) as advance:
-        manifest = embed(
-            trained,
-            fabric,
-            dataset,
-            output,
-            source=f"{trained.recipe.dataset.name}:{split}" if images is None else str(images),
-            labelled=labelled,
-            skip_bad_images=skip_bad_images or trained.recipe.dataset.on_bad_image == "skip",
-            advance=advance,
-        )
-    console.print(f"{manifest['count']} embeddings of {manifest['dim']} dimensions in {output}", highlight=False)
+    job = EmbedJob(
+        dataset,
+        source=f"{trained.recipe.dataset.name}:{split}" if images is None else str(images),
+        labelled=labelled,
+        output=output or path / "embeddings" / (images.resolve().name if images else str(split)),
+        skip_bad_images=skip_bad_images or trained.recipe.dataset.on_bad_image == "skip",
+    )
+    if engine == "ray":
+        compute = ray_compute(job, path, trained.checkpoint, device)
+    else:
+        compute = PartEmbedder(job, trained, fabric, workers=trained.recipe.training.workers)
+    console = Console(quiet=not fabric.is_global_zero)
+    try:
+        with image_progress(console, "embedding", len(dataset)) as advance:
+            manifest = embed(
+                job, trained, fabric, compute, advance=advance, say=partial(console.print, highlight=False)
+            )
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on with the parts that are complete", highlight=False)
+        raise typer.Exit(STOPPED) from None
+    if manifest is None:
+        return
+    console.print(
+        f"{manifest['count']} embeddings of {manifest['dim']} dimensions in {job.output}",
+        highlight=False,
+        soft_wrap=True,
+    )
     if manifest["skipped"]:
         console.print(f"{len(manifest['skipped'])} images could not be read; manifest.json lists them")
 

@@ -1,14 +1,12 @@
-"""Embed images: with the model of a run into arrays in memory, or into a folder that other programs read."""
+"""The model of a run, what it can embed, and embeddings in memory. Into files: `dmlkit.embed_engines`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
-from numpy.lib import format as npy
 from torch import Tensor
 
 from dmlkit import __version__
@@ -17,10 +15,10 @@ from dmlkit.datasets.image import read_image
 from dmlkit.datasets.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.devices import gather_lists, gather_rows
 from dmlkit.errors import UserError
-from dmlkit.loading import evaluation_loader, refuse_faults
+from dmlkit.loading import evaluation_loader
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe import Recipe
-from dmlkit.run_folder import CheckpointName, RunFolder, atomic_write, write_json
+from dmlkit.run_folder import CheckpointName, RunFolder
 from dmlkit.transforms.base import TransformConfig
 
 Advance = Callable[[int], None]
@@ -164,63 +162,6 @@ def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Datas
     return ImageList(paths), False
 
 
-def embed(
-    trained: TrainedModel,
-    fabric: Fabric,
-    dataset: Dataset,
-    output: Path,
-    *,
-    source: str,
-    labelled: bool,
-    skip_bad_images: bool,
-    advance: Advance | None = None,
-) -> dict[str, Any]:
-    """Embed images into ``embeddings.npy``, ``items.parquet`` and ``manifest.json``, in bounded memory.
-
-    Args:
-        trained: the model.
-        fabric: the device.
-        dataset: the images.
-        output: a folder that does not hold embeddings yet.
-        source: what the images are, for the manifest.
-        labelled: the dataset's labels mean something; otherwise the label column is null.
-        skip_bad_images: leave out images that cannot be read, instead of stopping.
-        advance: told of every batch.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        UserError: the folder holds embeddings already, or an image cannot be read.
-    """
-    if (output / "manifest.json").exists():
-        raise UserError(f"{output}: this folder already holds embeddings; choose another --output or remove it")
-    output.mkdir(parents=True, exist_ok=True)
-    model, recipe = trained.model, trained.recipe
-    kept: list[Tensor] = []
-    faults: list[str] = []
-    loader = evaluation_loader(
-        dataset, recipe.transform, workers=recipe.training.workers, pin_memory=fabric.device.type == "cuda"
-    )
-    with atomic_write(output / "embeddings.npy") as partial, partial.open("wb+") as file, torch.inference_mode():
-        _write_header(file, len(dataset), model.manifold.point_dim)
-        for batch in loader:
-            refuse_faults(batch.faults, "skip" if skip_bad_images else "error")
-            faults += batch.faults
-            if len(batch.labels):
-                points = model(batch.images.to(fabric.device)).float().cpu()
-                file.write(np.ascontiguousarray(points.numpy(), dtype="<f4").tobytes())
-                kept.append(batch.indices)
-            if advance:
-                advance(len(batch.labels) + len(batch.faults))
-        indices = torch.cat(kept) if kept else torch.empty(0, dtype=torch.int64)
-        _write_header(file, len(indices), model.manifold.point_dim)
-    _write_items(output / "items.parquet", dataset, indices.tolist(), labelled=labelled)
-    manifest = describe(trained) | {"source": source, "count": len(indices), "skipped": faults}
-    write_json(output / "manifest.json", manifest)
-    return manifest
-
-
 def describe(trained: TrainedModel) -> dict[str, Any]:
     """What anyone needs to use the embeddings of a model: its geometry, its fingerprint and its preprocessing."""
     recipe, manifold = trained.recipe, trained.model.manifold
@@ -246,27 +187,3 @@ def describe(trained: TrainedModel) -> dict[str, Any]:
             **recipe.transform.model_dump(mode="json"),
         },
     }
-
-
-def _write_header(file: Any, count: int, dim: int) -> None:
-    """Write the header of a (count, dim) float32 array at the start, of the same length for every count."""
-    file.seek(0)
-    npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (count, dim)})
-
-
-def _write_items(path: Path, dataset: Dataset, indices: list[int], *, labelled: bool) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    labels = dataset.labels.tolist()
-    table = pa.table(
-        {
-            "id": pa.array(range(len(indices)), pa.int64()),
-            "path": pa.array([dataset.paths[index] for index in indices], pa.string()),
-            "label": pa.array(
-                [dataset.class_names[labels[index]] if labelled else None for index in indices], pa.string()
-            ),
-        }
-    )
-    with atomic_write(path) as partial:
-        parquet.write_table(table, partial)

@@ -1,0 +1,314 @@
+"""Embeddings in parts: every engine, and any death and restart on the way, ends in the same files to the byte."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from dmlkit import embed_engines
+from dmlkit.commands import embed_command
+from dmlkit.devices import start_fabric
+from dmlkit.embed import dataset_of, embed_dataset, load_model
+from dmlkit.embed_job import EmbedJob, PartEmbedder
+from dmlkit.embed_parts import PartFolder
+from dmlkit.errors import UserError
+from dmlkit.run_folder import RunFolder
+
+from .conftest import TINY_RECIPE
+
+ROOT = Path(__file__).parent.parent
+FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
+IMAGES = 300  # three parts: two of 128, one of 44
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``run``, a trained tiny model, and ``photos``."""
+    from rich.console import Console
+
+    from dmlkit.progress import TrainingProgress
+    from dmlkit.recipe_file import parse_recipe
+    from dmlkit.train import train
+
+    home = tmp_path_factory.mktemp("home")
+    recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"), "tiny.yaml")
+    train(recipe, home / "run", start_fabric("cpu"), TrainingProgress(Console(quiet=True), 1))
+    (home / "photos").mkdir()
+    for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (IMAGES, 16, 16, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(home / "photos" / f"{index:03}.png")
+    return home
+
+
+def embed(home: Path, output: Path, *, photos: Path | None = None, skip: bool = False) -> None:
+    embed_command(home / "run", photos or home / "photos", None, output, None, skip, "cpu")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    assert sorted(path.name for path in folder.iterdir()) == FILES  # and nothing that was needed on the way
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def unbroken(home: Path) -> dict[str, bytes]:
+    embed(home, home / "unbroken")
+    return contents(home / "unbroken")
+
+
+def test_parts_cover_every_image_once():
+    for images in (0, 1, 127, 128, 129, 8192, 60_502, 1_000_003):
+        parts = PartFolder(Path("any"), images)
+        covered = [index for part in range(len(parts)) for batch in parts.batches(part) for index, _ in batch]
+        assert covered == list(range(images))
+        assert all(1 <= len(parts.images(part)) <= 8192 for part in range(len(parts)))
+        assert len(parts) >= min(33, -(-images // 128))  # enough for some workers to share
+
+
+def test_parts_in_a_row_are_the_list_embedded_in_one_go(home, unbroken):
+    trained = load_model(RunFolder(home / "run"), start_fabric("cpu"))
+    dataset, _ = dataset_of(home / "photos", "test", trained.recipe)
+    whole = embed_dataset(start_fabric("cpu"), trained.model, dataset, trained.recipe.transform, workers=0)
+    np.testing.assert_array_equal(np.load(home / "unbroken" / "embeddings.npy"), whole.points.numpy())
+    items = parquet.read_table(home / "unbroken" / "items.parquet").to_pydict()
+    paths = [str(home / "photos" / f"{index:03}.png") for index in range(IMAGES)]
+    assert items == {"id": list(range(IMAGES)), "path": paths, "label": [None] * IMAGES}
+    manifest = json.loads(unbroken["manifest.json"])
+    assert manifest["count"] == IMAGES and manifest["skipped"] == []
+    assert manifest["model"]["fingerprint"] == trained.model.fingerprint()
+
+
+def test_a_worker_computes_one_part_after_another(home, unbroken, tmp_path):
+    trained = load_model(RunFolder(home / "run"), start_fabric("cpu"))
+    dataset, labelled = dataset_of(home / "photos", "test", trained.recipe)
+    job = EmbedJob(dataset, str(home / "photos"), labelled, tmp_path, skip_bad_images=False)
+    job.parts.begin(job.describe(trained))
+    worker = PartEmbedder(job, trained, start_fabric("cpu"), workers=2)  # as beside a GPU: their readers stay
+    told: list[int] = []
+    for number in (2, 0, 1):
+        worker([number], told.append)
+    assert told == [44, 128, 128]
+    assert not job.parts.missing(range(3), skip_bad_images=False)
+    embed(home, tmp_path)
+    assert contents(tmp_path) == unbroken
+
+
+def lives(step: int, action: Callable[[], None]) -> bool:
+    """Whether a child process that does this lives: at its ``step``-th renaming or removal of a file it is killed."""
+
+    def child() -> None:
+        steps = count(1)
+
+        def or_die(original: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*arguments: Any, **options: Any) -> Any:
+                if next(steps) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(*arguments, **options)
+
+            return counted
+
+        Path.replace, Path.unlink = or_die(Path.replace), or_die(Path.unlink)
+        action()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode == 0
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the parts that this process writes."""
+    numbers: list[int] = []
+    write = PartFolder.write
+    monkeypatch.setattr(PartFolder, "write", lambda *a: (numbers.append(a[1]), write(*a)))
+    return numbers
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+def test_killed_anywhere_the_same_command_goes_on(home, unbroken, written, tmp_path):
+    for step in count(1):
+        output = tmp_path / str(step)
+        if lives(step, lambda output=output: embed(home, output)):
+            break
+        written.clear()
+        if (output / "manifest.json").exists():
+            with pytest.raises(UserError, match="already holds embeddings"):
+                embed(home, output)
+        else:
+            complete = {int(path.stem[5:]) for path in output.glob("parts/part-*")}
+            embed(home, output)
+            assert written == sorted({0, 1, 2} - complete)
+        assert contents(output) == unbroken, f"killed at step {step}"
+    assert step > 18  # 7 files are renamed, 7 times a partial one is cleared away, 4 files are removed
+
+
+class StoppedError(Exception):
+    pass
+
+
+def embed_until(last: int, home: Path, output: Path, **options) -> None:
+    """Embed, but stop before a part after ``last`` is written."""
+    write = PartFolder.write
+
+    def guarded(parts: PartFolder, number: int, content) -> None:
+        if number > last:
+            raise StoppedError
+        write(parts, number, content)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(PartFolder, "write", guarded)
+        embed(home, output, **options)
+    assert len(list((output / "parts").glob("*.safetensors"))) == last + 1
+
+
+def test_a_damaged_part_is_computed_again(home, unbroken, written, tmp_path):
+    embed_until(0, home, tmp_path)
+    with (tmp_path / "parts" / "part-00000.safetensors").open("rb+") as file:
+        file.truncate(2000)
+    written.clear()
+    embed(home, tmp_path)
+    assert written == [0, 1, 2] and contents(tmp_path) == unbroken
+
+
+def test_two_commands_at_once_leave_whole_files(home, unbroken, tmp_path, monkeypatch):
+    write = PartFolder.write
+
+    def overtaken(parts: PartFolder, number: int, content) -> None:
+        monkeypatch.setattr(PartFolder, "write", write)
+        embed(home, tmp_path)  # the other command, from beginning to end
+        write(parts, number, content)
+
+    monkeypatch.setattr(PartFolder, "write", overtaken)
+    with pytest.raises(UserError, match="another dmlkit embed has just finished this folder"):
+        embed(home, tmp_path)
+    assert contents(tmp_path) == unbroken
+
+
+def test_parts_of_other_embeddings_are_refused_with_what_differs(home, tmp_path):
+    output = tmp_path / "out"
+    embed_until(0, home, output)
+    photos = tmp_path / "photos"
+    shutil.copytree(home / "photos", photos)
+    with pytest.raises(UserError, match=r"\(source: was \S+, now \S+photos; list.hash: was \w+, now \w+\); undo that"):
+        embed(home, output, photos=photos)
+    state = torch.load(home / "run" / "checkpoints" / "best.pt", weights_only=True)
+    state["model"]["head.linear.bias"] += 0.01
+    shutil.copytree(home / "run", tmp_path / "run")
+    torch.save(state, tmp_path / "run" / "checkpoints" / "best.pt")
+    with pytest.raises(UserError, match=r"\(model.fingerprint: was \w{64}, now \w{64}\); undo that"):
+        embed_command(tmp_path / "run", home / "photos", None, output, None, False, "cpu")
+    (output / "parts" / "job.json").write_text("{")
+    with pytest.raises(UserError, match=r"job\.json: cannot read this.*remove .*parts to start anew"):
+        embed(home, output)
+
+
+def test_bad_images_stop_or_are_left_out_and_a_mended_one_is_taken(home, unbroken, written, tmp_path):
+    photos = tmp_path / "photos"
+    shutil.copytree(home / "photos", photos)
+    bad = photos / "200.png"  # in the second part
+    good = bad.read_bytes()
+    bad.write_bytes(b"no")
+    output = tmp_path / "out"
+    with pytest.raises(UserError, match=r"200\.png.*--skip-bad-images"):
+        embed(home, output, photos=photos)
+    assert written == [0]
+    embed_until(1, home, output, photos=photos, skip=True)  # goes on past the second part
+    shutil.copytree(output, tmp_path / "skipped")
+    embed(home, tmp_path / "skipped", photos=photos, skip=True)
+    manifest = json.loads((tmp_path / "skipped" / "manifest.json").read_text())
+    assert manifest["count"] == IMAGES - 1 and len(manifest["skipped"]) == 1 and "200.png" in manifest["skipped"][0]
+    paths = parquet.read_table(tmp_path / "skipped" / "items.parquet")["path"].to_pylist()
+    assert [Path(path).name for path in paths] == [f"{index:03}.png" for index in range(IMAGES) if index != 200]
+    bad.write_bytes(good)
+    written.clear()
+    embed(home, output, photos=photos)
+    assert written == [1, 2]  # where none may be left out, a part that lacks an image does not count
+    assert (output / "embeddings.npy").read_bytes() == unbroken["embeddings.npy"]
+
+
+def test_parts_that_do_not_arrive_are_told(home, tmp_path):
+    trained = load_model(RunFolder(home / "run"), start_fabric("cpu"))
+    dataset, labelled = dataset_of(home / "photos", "test", trained.recipe)
+    job = EmbedJob(dataset, "photos", labelled, tmp_path / "out", skip_bad_images=False)
+    nothing: dict[str, Any] = {"compute": lambda *_: None, "advance": lambda _: None, "say": lambda _: None}
+    with pytest.raises(UserError, match=r"part-00000\.safetensors: not here though a worker has written it"):
+        embed_engines.embed(job, trained, start_fabric("cpu"), **nothing)
+    job.parts.begin(job.describe(trained))
+    shutil.rmtree(job.parts.path)
+    with pytest.raises(UserError, match="not found by one of the processes"):  # a rank that looks elsewhere
+        job.parts.check(job.describe(trained))
+
+
+def test_output_that_is_a_file_is_refused(home, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="out: cannot write embeddings here"):
+        embed(home, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_two_ranks_finish_what_one_process_began(home, unbroken, tmp_path):
+    embed_until(0, home, tmp_path)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    command = [sys.executable, *torchrun, "-m", "dmlkit", "embed", "run", str(home / "photos"), "-o", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--device", "cpu"], cwd=home, capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "1 of 3 parts were complete already",
+        f"300 embeddings of 8 dimensions in {tmp_path}",
+    ]
+    assert contents(tmp_path) == unbroken
+
+
+@pytest.mark.slow
+def test_ray_equals_one_process_and_tells_a_users_mistake(home, unbroken, tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray", reason="the extra dmlkit[ray] is not installed")
+    pytest.importorskip("ray.data", reason="the extra dmlkit[ray] is not installed")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the workers
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    try:
+        output = tmp_path / "out"
+        embed_until(0, home, output)
+        embed_command(home / "run", home / "photos", None, output, None, False, "cpu", "ray")
+        assert contents(output) == unbroken
+        photos = tmp_path / "photos"
+        photos.mkdir()
+        (photos / "broken.jpg").write_bytes(b"no")
+        with pytest.raises(UserError, match=r"broken\.jpg"):
+            embed_command(home / "run", photos, None, tmp_path / "broken", None, False, "cpu", "ray")
+        with pytest.raises(UserError, match="no machine of this Ray cluster has a GPU"):
+            embed_command(home / "run", photos, None, tmp_path / "broken", None, False, "cuda", "ray")
+    finally:
+        ray.shutdown()
+
+
+def test_engines_that_do_not_fit_are_refused(dmlkit, home, tmp_path, monkeypatch):
+    command = ("embed", home / "run", home / "photos", "-o", tmp_path / "out", "--device", "cpu", "--engine")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    result = dmlkit(*command, "torchrun")
+    assert result.code == 2 and "torchrun --nproc-per-node=GPUS -m dmlkit embed" in result.err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = dmlkit(*command, "ray")
+    assert result.code == 2 and "pip install 'dmlkit[ray]'" in result.err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for engine in ("local", "ray"):
+        result = dmlkit(*command, engine)
+        assert result.code == 2 and "torchrun has started 2 processes; leave --engine out" in result.err
+    assert not (tmp_path / "out").exists()
