@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-gpu lint bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -29,7 +29,10 @@ demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores
 	@echo '  .venv/bin/dmlkit train recipes/glyphs/proxy_anchor.yaml -o runs/mine --set "dataset={name: folder, root: PATH}"'
 
 test: setup  ## Run the tests: under 10 minutes on 2 cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
+test-gpu: setup  ## Run the tests that need a CUDA GPU
+	$(BIN)/python -m pytest -m cuda
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

@@ -1,7 +1,6 @@
 """Training: the same weights as a plain loop, through any interruption, on any number of ranks."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -126,26 +125,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_p
     assert f"epoch {done + 1}/40" in output and f"epoch {done - 1}/40" not in output
     assert [row["epoch"] for row in RunFolder(run).read_metrics()] == list(range(1, 41))
     assert_equal_weights(weights(run), expected)
-
-
-@pytest.mark.slow
-def test_two_ranks_equal_one(tmp_path):
-    """Frozen batch norm, because its statistics are of a rank's own images; everything else is global."""
-    text = TINY_RECIPE.replace("width: 4}", "width: 4, freeze_batchnorm_statistics: true}")
-    recipe = tmp_path / "tiny.yaml"
-    recipe.write_text(text)
-    one = start(recipe, tmp_path / "one")
-    assert one.wait(timeout=120) == 0, one.communicate()[0]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dmlkit"]
-    arguments = ["train", str(recipe), "-o", str(tmp_path / "two"), "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    two = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=240, env=environment)
-    assert two.returncode == 0, two.stdout + two.stderr
-    found, expected = weights(tmp_path / "two"), weights(tmp_path / "one")
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
-    metrics = [json.loads((tmp_path / name / "summary.json").read_text())["last"] for name in ("one", "two")]
-    assert metrics[0]["test"] == pytest.approx(metrics[1]["test"], abs=0.05)
 
 
 def test_a_finished_run_resumes_to_the_same_summary(dmlkit, tiny_recipe, tmp_path):
