@@ -1,0 +1,155 @@
+"""What scale costs: the loop and the loss beside a large model, and a step with a million classes.
+
+Model: ResNet-50 on 224 x 224 images in memory, AdamW, Proxy-Anchor; the bare loop has no loss, it sums the embeddings
+up. Epochs of the two alternate; medians. On a GPU batches of 120 in bfloat16; on a CPU of 24 in float32, since 120
+take half a minute a step. The loss is also timed alone at C=11 318, and set beside the step.
+
+Classes: forward and backward of a loss at C=1 000 000, d=512, B=512, beside the three matrix products that no version
+with all classes avoids; median of 3 interleaved rounds. Memory is the peak over two steps with AdamW, beyond what
+there was before the proxies; proxies, gradients and the two moments take 8 192 MB.
+"""
+
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from losses import draw, products, step, take_turns
+from report import write_report
+from rich.console import Console
+from torch.nn.functional import normalize
+
+from dmlkit.devices import start_fabric
+from dmlkit.losses import NormSoftmax, ProxyAnchor
+from dmlkit.losses.base import Loss
+from dmlkit.manifolds import Sphere
+from dmlkit.model import build_model
+from dmlkit.progress import TrainingProgress
+from dmlkit.recipe import Recipe
+from dmlkit.recipe_file import parse_recipe
+from dmlkit.train import train
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH, PRECISION = (120, "bf16") if DEVICE == "cuda" else (24, "fp32")
+EPOCHS, ROUNDS = 2, 2
+CLASSES, DIM, ROWS = 1_000_000, 512, 512
+RECIPE = f"""\
+dataset: {{name: glyphs, classes: 60, images_per_class: {2 * BATCH // 10}, size: 224, validation_fraction: 0}}
+transform: {{name: plain, size: 224}}
+backbone: {{name: resnet50, weights: null}}
+embedding_dim: 512
+loss: {{name: proxy_anchor}}
+sampler: {{name: random, batch_size: {BATCH}}}
+optimizer: {{name: adamw, lr: 0.0001}}
+training: {{epochs: {EPOCHS}, precision: {PRECISION}, workers: 0}}
+"""
+Rows = list[list[str]]
+
+
+def recipe() -> Recipe:
+    return parse_recipe(RECIPE, "benchmarks/scale.py")
+
+
+def bare_epochs(images: torch.Tensor) -> list[float]:
+    """Images/s of epochs without loss, loader or checks."""
+    fabric = start_fabric(DEVICE, PRECISION)
+    network = build_model(recipe())
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    model, optimizer = fabric.setup(network, optimizer)
+    speeds: list[float] = []
+    for _ in range(EPOCHS):
+        started = time.perf_counter()
+        for batch in images.split(BATCH):
+            optimizer.zero_grad()
+            fabric.backward(model(batch.to(fabric.device, non_blocking=True)).sum())
+            optimizer.step()
+        synchronize()
+        speeds.append(len(images) / (time.perf_counter() - started))
+    return speeds
+
+
+def dmlkit_epochs() -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        train(recipe(), run, start_fabric(DEVICE, PRECISION), TrainingProgress(Console(quiet=True), EPOCHS))
+        return [json.loads(line)["images_per_second"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def model_rows() -> Rows:
+    data = recipe().dataset.build("train")
+    images = torch.stack([data.image(index) for index in range(len(data) // BATCH * BATCH)])
+    bare, ours = [], []
+    for _ in range(ROUNDS):
+        bare += bare_epochs(images)
+        ours += dmlkit_epochs()
+    speed, own = statistics.median(bare), statistics.median(ours)
+    loss = ProxyAnchor(Sphere(DIM), 11_318).to(DEVICE)
+    (milliseconds,) = take_turns([step(loss, *draw(11_318, DEVICE, BATCH))], DEVICE)
+    whole = 1e3 * BATCH / own
+    what, share = f"ResNet-50, {BATCH} images, {PRECISION}", 100 * milliseconds / whole
+    return [
+        [what, "bare loop, no loss", f"{speed:.1f} images/s", "1.00"],
+        [what, "dmlkit train, Proxy-Anchor", f"{own:.1f} images/s", f"{own / speed:.3f}"],
+        [
+            what,
+            "Proxy-Anchor alone, C=11 318",
+            f"{milliseconds:.0f} ms",
+            f"{share:.1f} % of a step",
+        ],
+    ]
+
+
+def class_rows() -> Rows:
+    points = normalize(torch.randn(ROWS, DIM, device=DEVICE), dim=1).requires_grad_()
+    labels = torch.randperm(CLASSES, device=DEVICE)[: ROWS // 4].repeat_interleave(4)
+    (floor,) = take_turns([products(ROWS, CLASSES, DEVICE)], DEVICE, 3)
+    rows = [[f"C={CLASSES:,}", "three matrix products", f"{floor / 1e3:.2f} s", "1.00"]]
+    builds: dict[str, Callable[[], Loss]] = {
+        "Proxy-Anchor": lambda: ProxyAnchor(Sphere(DIM), CLASSES),
+        "normalised softmax": lambda: NormSoftmax(Sphere(DIM), CLASSES),
+        "normalised softmax, negative_fraction 0.1": lambda: NormSoftmax(Sphere(DIM), CLASSES, negative_fraction=0.1),
+    }
+    for name, build in builds.items():
+        gc.collect()
+        memory = peak(build, points, labels)
+        loss = build().to(DEVICE)
+        mine, floor = take_turns([step(loss, points, labels), products(ROWS, CLASSES, DEVICE)], DEVICE, 3)
+        rows.append([f"C={CLASSES:,}", name, f"{mine / 1e3:.2f} s", f"{mine / floor:.2f}; peak {memory:,.0f} MB"])
+    return rows
+
+
+def peak(build: Callable[[], Loss], points: torch.Tensor, labels: torch.Tensor) -> float:
+    """Megabytes above what there was before."""
+    before = measured("VmRSS")
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    loss = build().to(DEVICE)
+    optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-3, fused=True)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(points, labels).backward()
+        optimizer.step()
+    return measured("VmHWM") - before
+
+
+def measured(key: str) -> float:
+    """Megabytes of the process, or of the GPU."""
+    if DEVICE == "cuda":
+        return (torch.cuda.max_memory_allocated() if key == "VmHWM" else torch.cuda.memory_allocated()) / 2**20
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+
+if __name__ == "__main__":
+    write_report("scale", __doc__, ["what", "who", "median", "ratio"], [*class_rows(), *model_rows()])
