@@ -79,11 +79,11 @@ def keep_freed_memory() -> None:
     """Let glibc reuse the memory of large tensors instead of giving it back and asking for it again.
 
     The system clears every page that it hands out anew: 64 images of 224 x 224 become floats in 24 ms, with memory
-    kept in 3 ms. Other C libraries are left as they are.
+    kept in 3 ms; the gradient of 1 000 000 proxies, 2 GB, 6 s longer. Other C libraries are left as they are.
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            library.mallopt(option, 2**30)
+            library.mallopt(option, 2**31 - 1)
 
 
 class GatherRows(torch.autograd.Function):

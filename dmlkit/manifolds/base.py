@@ -138,7 +138,7 @@ class Manifold(nn.Module, ABC):
         Features have expected norm 1: the step of an adaptive optimizer then turns a proxy by the same angle
         at any width.
         """
-        features = torch.randn(*shape, self.dim) / self.dim**0.5
+        features = torch.randn(*shape, self.dim).div_(self.dim**0.5)  # in place: 2 GB for 1 000 000 proxies
         if self.proxies == "features":
             return nn.Parameter(features)
         import geoopt
