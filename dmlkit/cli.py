@@ -1,7 +1,6 @@
 """The command line. Heavy imports wait inside the commands, so that --help answers at once."""
 
 import sys
-import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,9 +8,6 @@ import typer
 
 from dmlkit import __version__, data_cli, evaluation_cli, study_cli
 from dmlkit.errors import UserError
-
-# geoopt scripts functions; here, because a process of `study --jobs` imports this module and does not call main()
-warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 
 app = typer.Typer(
     name="dmlkit",
