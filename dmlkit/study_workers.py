@@ -150,8 +150,10 @@ def _device(fabric: Fabric, job: int) -> str:
 def _ignored(number: signal.Signals) -> Generator[None]:
     """Processes that begin meanwhile ignore this signal for good."""
     previous = signal.signal(number, signal.SIG_IGN)
-    yield
-    signal.signal(number, previous)
+    try:
+        yield
+    finally:
+        signal.signal(number, previous)
 
 
 def _begin(
