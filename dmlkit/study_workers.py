@@ -113,11 +113,12 @@ def train_at_once(
                 names = {pool.submit(_train, run, protocol): run.name for run in runs}
             pending: set[Future[None]] = set(names)
             while pending:
-                done, pending = wait(pending, LOOK, FIRST_COMPLETED)
+                done, waiting = wait(pending, LOOK, FIRST_COMPLETED)
+                pending = {future for future in waiting if not future.cancelled()}  # which `wait` never calls done
                 while not events.empty():
                     tell(*events.get())
                 for future in done:
-                    if not future.cancelled() and not isinstance(future.exception(), TrainingStoppedError):
+                    if not isinstance(future.exception(), TrainingStoppedError):
                         future.result()
                         tell(names[future], "finish", {})
                 if stop_requested(fabric) and not stop.closed:

@@ -229,6 +229,21 @@ def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_anot
 
 
 @pytest.mark.slow
+def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Path):
+    text = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-5, 1e-4, 1e-3, 3e-3]}\nvariants:").replace(
+        ": 2}", ": 40}"
+    )
+    path, out = write_study(tmp_path, text), tmp_path / "out"
+    process = start(path, out, "--jobs", "2")
+    wait_for(out / "runs" / "small" / "lr=1e-05" / "seed-0" / "checkpoints" / "last.pt", process)
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "0 of 10 runs are complete" in told, told
+    begun = len(list(out.rglob("recipe.yaml")))
+    assert 2 <= begun <= 4  # the pool hands out up to three more than are done
+
+
+@pytest.mark.slow
 def test_a_run_that_fails_beside_others_is_told_and_stops_the_study(dmlkit, tmp_path: Path):
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"))
     result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu", "--jobs", "2")
