@@ -1,4 +1,4 @@
-"""Study: every variant with every seed, one run after another, and what that says about a claim."""
+"""Study: every variant with every seed, and what that says about a claim."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -161,18 +161,15 @@ class _Runs:
     def train(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
         """The figures of runs on the test classes, by their names; those that are not complete are trained."""
         protocol = self.study.config.protocol
-        missing = [run for run in runs if not is_complete(protocol, run.folder)] if self.jobs > 1 else []
-        figures = {run.name: self._train(run) for run in runs if run not in missing}
-        if missing:
-            figures |= self._train_at_once(missing)
-        return figures
+        together = [run for run in runs if self.jobs > 1 and not is_complete(protocol, run.folder)]
+        names = {run.name for run in together}
+        figures = {run.name: self._train(run) for run in runs if run.name not in names}
+        return figures | (self._train_at_once(together) if together else {})
 
     def _train(self, run: Run) -> dict[str, float]:
-        progress = self._begin(run)
-        figures = self._finish(run, progress)
         if self.stop_requested(self.fabric):
             raise TrainingStoppedError("stopped between two runs")
-        return figures
+        return self._finish(run, self._begin(run))
 
     def _train_at_once(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
         named = {run.name: run for run in runs}

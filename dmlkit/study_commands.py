@@ -41,7 +41,8 @@ def study_command(path: Path, output: Path, overrides: list[str], device: str, j
             results = run_study(study, output, fabric, progress, command, jobs=jobs)
     except TrainingStoppedError as stopped:
         done = f"{progress.finished} of {progress.runs} runs are complete"
-        console.print(f"{stopped} ({progress.names()}); {done}; continue with the same command", highlight=False)
+        where = f"{stopped} ({progress.names()})" if progress.training else f"{stopped}"
+        console.print(f"{where}; {done}; continue with the same command", highlight=False)
         raise typer.Exit(STOPPED) from None
     if not fabric.is_global_zero:
         return

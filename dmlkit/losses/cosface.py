@@ -25,7 +25,7 @@ class CosFaceConfig(LossConfig, frozen=True):
     margin: NonNegativeFloat = 0.35  # m, in units of the cosine
     scale: PositiveFloat = 64.0  # s, inverse temperature
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
+    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
 
     def requirements(self) -> Iterable[Requirement]:
         return (Requirement("manifold.similarity", SIMILARITIES, REASON),)

@@ -19,7 +19,7 @@ class NormSoftmaxConfig(LossConfig, frozen=True):
     name: Literal["norm_softmax"] = "norm_softmax"
     temperature: PositiveFloat = 0.05  # sigma, in similarity units
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
+    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
 
     def build(self, manifold: Manifold, num_classes: int) -> "NormSoftmax":
         return NormSoftmax(manifold, num_classes, **self.model_dump(exclude={"name"}))

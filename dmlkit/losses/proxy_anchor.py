@@ -23,7 +23,7 @@ class ProxyAnchorConfig(LossConfig, frozen=True):
     scale: PositiveFloat = 32.0  # alpha, inverse temperature
     transport: TransportWeightsConfig | None = None  # weights (1 + x) from transport plans of grouplets
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
+    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
 
     def requirements(self) -> Iterable[Requirement]:
         if self.transport is None:

@@ -20,7 +20,7 @@ class ProxyNCAConfig(LossConfig, frozen=True):
     scale: PositiveFloat = 18.0  # inverse temperature, in 1 / similarity
     positive_in_denominator: bool = True  # False: negatives only, as printed in the paper
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
+    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyNCA":
         return ProxyNCA(manifold, num_classes, **self.model_dump(exclude={"name"}))

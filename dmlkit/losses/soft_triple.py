@@ -24,7 +24,7 @@ class SoftTripleConfig(LossConfig, frozen=True):
     margin: NonNegativeFloat = 0.01  # delta, in similarity units
     regularizer_weight: NonNegativeFloat = 0.2  # tau
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # the part of the classes that a step computes; the rest is drawn
+    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
 
     def build(self, manifold: Manifold, num_classes: int) -> "SoftTriple":
         return SoftTriple(manifold, num_classes, **self.model_dump(exclude={"name"}))
