@@ -14,18 +14,29 @@ from dmlkit.datasets.base import BadImageError, Dataset
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
+from dmlkit.transforms.windows import Cut, WindowTransform, collate_cuts, draw_cut, show_cuts
 
 Draw = tuple[int, int]
 """The index of an image and the seed of its augmentation."""
 
 
+class Item(NamedTuple):
+    """An image of a batch, or what is wrong with it."""
+
+    image: Tensor | Cut | None
+    label: int
+    row: int  # in the dataset
+    fault: str = ""
+
+
 class Batch(NamedTuple):
     """Images that could be read, and what is wrong with the others."""
 
-    images: Tensor  # (B, 3, S, S) uint8
+    images: Tensor  # (B, 3, S, S) uint8; (B, 3, H, W) with plans
     labels: Tensor  # (B,) int64
     indices: Tensor  # (B,) int64, into the dataset
     faults: list[str]  # one message per image that could not be read
+    plans: Tensor | None = None  # (B, 7) int64: how the device makes (B, 3, S, S) of the images
 
 
 def refuse_faults(faults: list[str], on_bad_image: str) -> None:
@@ -38,7 +49,7 @@ def refuse_faults(faults: list[str], on_bad_image: str) -> None:
         raise UserError(f"{faults[0]}; mend or remove it, or leave such images out with dataset.on_bad_image=skip")
 
 
-class TransformedImages(torch.utils.data.Dataset[tuple[Tensor | None, int, int, str]]):
+class TransformedImages(torch.utils.data.Dataset[Item]):
     """Images of a dataset, transformed. Augmentation is seeded per draw: neither the number of workers nor an
     interruption changes a pixel.
 
@@ -46,12 +57,15 @@ class TransformedImages(torch.utils.data.Dataset[tuple[Tensor | None, int, int, 
         dataset: the images.
         transform: what to do with each.
         training: take the transform's training part instead of its evaluation part.
+        on_device: cut the augmentation's window out and leave it to `show_on_device` to show it.
 
     Raises:
         UserError: the images come from a cache that was written for another transform.
     """
 
-    def __init__(self, dataset: Dataset, transform: TransformConfig, *, training: bool) -> None:
+    def __init__(
+        self, dataset: Dataset, transform: TransformConfig, *, training: bool, on_device: bool = False
+    ) -> None:
         if dataset.resizing not in (None, transform.resizing.text):
             raise UserError(
                 f"dataset.cache: holds images resized to {dataset.resizing}, but the transform {transform.name} "
@@ -60,17 +74,28 @@ class TransformedImages(torch.utils.data.Dataset[tuple[Tensor | None, int, int, 
         self.dataset = dataset
         self.transform = transform.training() if training else transform.evaluation()
         self.augments = training and transform.augments
+        # what the device shows
+        self.windows = self.transform if on_device and isinstance(self.transform, WindowTransform) else None
 
-    def __getitem__(self, draw: Draw) -> tuple[Tensor | None, int, int, str]:
+    def __getitem__(self, draw: Draw) -> Item:
         index, seed = draw
         try:
             image, label = self.dataset[index]
         except BadImageError as error:
-            return None, 0, index, str(error)
+            return Item(None, 0, index, str(error))
         if not self.augments:
-            return self.transform(image), label, index, ""
+            return Item(self.transform(image), label, index)
         with seeded(seed):
-            return self.transform(image), label, index, ""
+            shown = self.transform(image) if self.windows is None else draw_cut(self.windows, image)
+            return Item(shown, label, index)
+
+    def show_on_device(self, batch: Batch, device: torch.device) -> Tensor:
+        """The images (B, 3, S, S) uint8 of a batch on a device, without waiting for the copy."""
+        images = batch.images.to(device, non_blocking=True)
+        if batch.plans is None or self.windows is None:
+            return images
+        plans = batch.plans.to(device, non_blocking=True)
+        return show_cuts(images, plans, self.windows.size, self.windows.interpolation)
 
 
 @contextmanager
@@ -115,14 +140,18 @@ class TrainingBatches:
                 yield list(zip(batch[self.part], seeds[self.part].tolist(), strict=True))
 
 
-def collate(items: list[tuple[Tensor | None, int, int, str]]) -> Batch:
+def collate(items: list[Item]) -> Batch:
     """Stack the images that could be read."""
-    good = [(image, label, index) for image, label, index, _ in items if image is not None]
+    good = [item for item in items if item.image is not None]
+    cuts = [item.image for item in good if isinstance(item.image, Cut)]
+    squares = [item.image for item in good if isinstance(item.image, Tensor)]
+    images, plans = collate_cuts(cuts) if cuts else (torch.stack(squares) if squares else torch.empty(0), None)
     return Batch(
-        torch.stack([image for image, _, _ in good]) if good else torch.empty(0),
-        torch.tensor([label for _, label, _ in good], dtype=torch.int64),
-        torch.tensor([index for _, _, index in good], dtype=torch.int64),
-        [fault for image, _, _, fault in items if image is None],
+        images,
+        torch.tensor([item.label for item in good], dtype=torch.int64),
+        torch.tensor([item.row for item in good], dtype=torch.int64),
+        [item.fault for item in items if item.image is None],
+        plans,
     )
 
 
@@ -139,7 +168,7 @@ def make_loader(
     """
     if workers is None:
         workers = 0 if images.dataset.in_memory else min(8, os.cpu_count() or 1)
-    collate_function: Callable[[list[tuple[Tensor | None, int, int, str]]], Batch] = collate
+    collate_function: Callable[[list[Item]], Batch] = collate
     return DataLoader(
         images,
         batch_sampler=batches,  # pyright: ignore[reportArgumentType] - draws are pairs, torch's stub wants ints

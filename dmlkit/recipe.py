@@ -49,6 +49,9 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_at
     """Compile the backbone with torch.compile. No gain on 2 CPU cores: 1.67 s a step of ResNet-18 instead of 1.58 s."""
     shard_proxies: bool = False
     """Under torchrun: each rank keeps the proxies of its share of the classes, for huge numbers of them."""
+    augment_on: Literal["loader", "device"] = "loader"
+    """``device``: random crops are resized and mirrored by the GPU, for loaders that are slower than it. The same
+    crops, and pixels within 2 of 255; on a CPU it is always the loader that does it."""
     workers: NonNegativeInt | None = None
     """Processes that read images; null takes one per CPU core, at most 8, and none for images in memory."""
 

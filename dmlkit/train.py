@@ -82,7 +82,8 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     objective = experiment.objective.to(fabric.device)
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
-    images = TransformedImages(experiment.train, recipe.transform, training=True)
+    on_device = settings.augment_on == "device" and fabric.device.type != "cpu"
+    images = TransformedImages(experiment.train, recipe.transform, training=True, on_device=on_device)
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
     loader = make_loader(images, batches, workers=settings.workers, pin_memory=fabric.device.type == "cuda")
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
@@ -105,7 +106,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                 for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
                     group["lr"] = rate * factor
                 if len(batch.labels):
-                    embeddings = gather_rows(fabric, model(batch.images.to(fabric.device, non_blocking=True)))
+                    embeddings = gather_rows(fabric, model(images.show_on_device(batch, fabric.device)))
                     labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True))
                     loss = compute_loss(objective, embeddings, labels, state, run)
                     optimizer.zero_grad()

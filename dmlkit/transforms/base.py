@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
+from dmlkit.transforms.windows import Interpolation
 
 Channels = tuple[float, float, float]
 PositiveChannels = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
@@ -26,7 +27,7 @@ class Resizing(NamedTuple):
 
     side: int
     square: bool = False
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
 
     @property
     def text(self) -> str:
@@ -60,6 +61,16 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
     """The order in which the model takes the colours."""
     pixel_max: Literal[1, 255] = 1
     """The value of white before ``mean`` and ``std`` apply."""
+
+    @model_validator(mode="after")
+    def check_sizes(self) -> "TransformConfig":
+        """Hold the crop against the image that it is cut out of."""
+        if self.resizing.side < self.size:
+            raise ValueError(
+                f"size {self.size} cannot be cut out of images resized to {self.resizing.side}; "
+                f"make resize at least {self.size}"
+            )
+        return self
 
     @property
     @abstractmethod

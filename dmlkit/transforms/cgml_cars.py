@@ -3,6 +3,7 @@
 from typing import Literal
 
 from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
+from dmlkit.transforms.crops import SquareCrop
 
 
 class CgmlCarsConfig(TransformConfig, frozen=True):
@@ -24,7 +25,4 @@ class CgmlCarsConfig(TransformConfig, frozen=True):
         return Resizing(self.resize, square=True)
 
     def training(self) -> ImageTransform:
-        from torchvision.transforms import v2
-
-        parts = [self.resizing.transform(), v2.RandomCrop(self.size)]
-        return v2.Compose([*parts, v2.RandomHorizontalFlip()] if self.flip else parts)
+        return SquareCrop(self.size, self.resize, flip=self.flip)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
-from dmlkit.transforms.crops import random_resized_crop
+from dmlkit.transforms.crops import RandomResizedCrop
 
 
 class HypViTConfig(TransformConfig, frozen=True):
@@ -28,4 +28,4 @@ class HypViTConfig(TransformConfig, frozen=True):
         return Resizing(self.resize, interpolation="bicubic")
 
     def training(self) -> ImageTransform:
-        return random_resized_crop(self.size, self.min_scale, flip=self.flip, interpolation="bicubic")
+        return RandomResizedCrop(self.size, self.min_scale, flip=self.flip, interpolation="bicubic")

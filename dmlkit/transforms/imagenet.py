@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
-from dmlkit.transforms.crops import random_resized_crop
+from dmlkit.transforms.crops import RandomResizedCrop
 
 
 class ImageNetConfig(TransformConfig, frozen=True):
@@ -24,4 +24,4 @@ class ImageNetConfig(TransformConfig, frozen=True):
         return Resizing(self.resize)
 
     def training(self) -> ImageTransform:
-        return random_resized_crop(self.size, self.min_scale, flip=self.flip)
+        return RandomResizedCrop(self.size, self.min_scale, flip=self.flip)
