@@ -34,6 +34,8 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
             came = "a mapping without a name" if isinstance(fault["input"], dict) else repr(fault["input"])
             text = f"got {came}; expected a mapping such as {{name: NAME}}, NAME one of {known}"
             return [fault_line(tree, key, text)]
+        case "value_error":  # two values of one part that do not go together
+            return [fault_line(tree, key, str(fault["ctx"]["error"]))]
         case _:
             expected = fault["msg"].removeprefix("Input should be ")
             return [fault_line(tree, key, f"got {fault['input']!r}, expected {expected}")]

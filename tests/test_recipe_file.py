@@ -100,6 +100,13 @@ def test_faults_inside_lists_name_the_item():
     assert faults(text)[0] == "r.yaml:7: metrics.1.k.0: got 0, expected greater than 0"
 
 
+def test_values_of_one_part_that_do_not_go_together_are_told_plainly():
+    assert faults(GOOD, "transform={name: imagenet, size: 64, resize: 48}") == [
+        "--set transform={name: imagenet, size: 64, resize: 48}: transform: "
+        "size 64 cannot be cut out of images resized to 48; make resize at least 64"
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
