@@ -8,10 +8,12 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from lightning_fabric import Fabric
+from pydantic import ValidationError
 
 from dmlkit.errors import UserError
 from dmlkit.experiment import assemble
 from dmlkit.protocol import Figures, fold_recipe, is_complete, run_once
+from dmlkit.recipe import Recipe
 from dmlkit.run_folder import differences, write_json
 from dmlkit.stopping import TrainingStoppedError, stop_signals
 from dmlkit.study_config import Candidate, Study, Variant
@@ -84,6 +86,14 @@ def run_study(
     return results
 
 
+def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without its seed, as an older dmlkit recorded it, with the defaults of keys that are new since."""
+    try:
+        return Recipe.model_validate_json(json.dumps(recipe)).model_dump(mode="json", exclude={"seed"})
+    except ValidationError:  # a key has gone: the difference tells which
+        return recipe
+
+
 def open_study(study: Study, folder: Path, fabric: Fabric, command: str) -> None:
     """Begin a study in a folder, or find it there again; its seeds may have grown and its claim been reworded.
 
@@ -96,6 +106,8 @@ def open_study(study: Study, folder: Path, fabric: Fabric, command: str) -> None
         stored = json.loads(path.read_text(encoding="utf-8"))["study"]
         kept = record["seeds"][: len(stored["seeds"])]
         same = {name: stored[name] for name in REWORDED} | {"seeds": kept}
+        for recipes in stored["variants"].values():
+            recipes.update({label: with_new_defaults(recipe) for label, recipe in recipes.items()})
         changes = list(differences("", stored, {**record, **same}))
         if changes:
             raise UserError(

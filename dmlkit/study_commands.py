@@ -17,7 +17,7 @@ from dmlkit.study_config import Study
 from dmlkit.study_file import read_study
 from dmlkit.study_plot import plot_study
 from dmlkit.study_progress import RunsProgress
-from dmlkit.study_report import EXPLANATION, PLOT, report, study_section, variant_rows, verdict_rows, write_text
+from dmlkit.study_report import EXPLANATION, PLOT, figure_rows, report, study_section, verdict_lines, write_text
 
 
 def study_command(path: Path, output: Path, overrides: list[str], device: str, jobs: int, dry_run: bool) -> None:
@@ -49,9 +49,10 @@ def study_command(path: Path, output: Path, overrides: list[str], device: str, j
     with atomic_write(output / PLOT) as partial:
         plot_study(results, partial)
     write_text(output / "results.md", f"{study_section(results, PLOT, heading='#')}\n\n{EXPLANATION}")
-    print_table(variant_rows(results), console, study.config.claim)
-    if results["verdicts"]:
-        print_table(verdict_rows(results), console)
+    console.print(study.config.claim, highlight=False, soft_wrap=True)
+    print_table(figure_rows(results), console)
+    for line in verdict_lines(results):
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"written to {output / 'results.md'}, results.json and {PLOT}", highlight=False, soft_wrap=True)
 
 

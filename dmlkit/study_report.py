@@ -56,6 +56,21 @@ def verdict_rows(results: dict[str, Any]) -> Rows:
     return rows
 
 
+def verdict_lines(results: dict[str, Any]) -> list[str]:
+    """One line a statement of the claim, for a terminal."""
+    return [
+        f"{statement}, {metric}: {difference} ({interval}), {verdict}"
+        for statement, metric, _, difference, interval, _, verdict in verdict_rows(results)[1:]
+    ]
+
+
+def figure_rows(results: dict[str, Any]) -> Rows:
+    """One row a variant with every figure, for a terminal."""
+    variants = results["variants"].items()
+    rows = [[name, *(_mean(variant["summary"][metric]) for metric in results["metrics"])] for name, variant in variants]
+    return [["variant", *results["metrics"]], *rows]
+
+
 def variant_rows(results: dict[str, Any]) -> Rows:
     """One row a variant: every figure, and how it differs from the reference."""
     metrics, reference = results["metrics"], results["reference"]
@@ -99,10 +114,10 @@ def report(folders: Sequence[Path], output: Path) -> None:
         shutil.copyfile(folder / PLOT, plots / f"{name}.png")
     rows = [["claim", "statement", "figure", "difference", "verdict"]]
     for results in studies:
+        claim = results["claim"]
         for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
-            rows.append(
-                [results["claim"], *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]]
-            )
+            rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
+            claim = ""  # once is enough
     command = shlex.join(["dmlkit", "report", *map(str, folders), "-o", str(output)])
     sections = [
         study_section(results, f"{plots.name}/{name}.png", heading="##")

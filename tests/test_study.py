@@ -130,6 +130,23 @@ def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(
     assert (out / "results.md").read_text().startswith("# A much larger")
 
 
+def test_a_study_of_an_older_dmlkit_lacks_new_keys_and_goes_on(dmlkit, whole: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out, copy_function=shutil.copy2)
+    record = json.loads((out / "study.json").read_text())
+    for recipes in record["study"]["variants"].values():
+        for recipe in recipes.values():
+            del recipe["training"]["compile"]
+            del recipe["loss"]["negative_fraction"]
+    (out / "study.json").write_text(json.dumps(record))
+    again = dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu")
+    assert again.code == 0 and "run 1/4" not in again.out, again.err
+    next(iter(record["study"]["variants"]["small"].values()))["gone"] = 1
+    (out / "study.json").write_text(json.dumps(record))
+    refused = dmlkit("study", tmp_path / "study.yaml", "-o", out, "--device", "cpu")
+    assert refused.code == 2 and ".gone: was 1, now nothing" in refused.err
+
+
 def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp_path: Path):
     path = write_study(tmp_path)
     before = finished(whole)
