@@ -123,7 +123,8 @@ def report(folders: Sequence[Path], output: Path) -> None:
         study_section(results, f"{plots.name}/{name}.png", heading="##")
         for name, results in zip(names, studies, strict=True)
     ]
-    head = [f"<!-- Written by: {command} -->", "# What of the papers' claims holds", EXPLANATION, as_markdown(rows)]
+    head = [f"<!-- Written by: {command} -->", "# What of the papers' claims holds", _counts(studies), EXPLANATION]
+    head.append(as_markdown(rows))
     write_text(output, "\n\n".join([*head, *sections]))
 
 
@@ -148,6 +149,17 @@ def write_text(path: Path, text: str) -> None:
     """Write a document, all or nothing."""
     with atomic_write(path) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
+
+
+def _counts(studies: Sequence[dict[str, Any]]) -> str:
+    verdicts = [judged["verdict"] for results in studies for judged in results["verdicts"]]
+    models, seconds = (sum(results["cost"][key] for results in studies) for key in ("models", "seconds"))
+    held, failed = (sum(verdict == word for verdict in verdicts) for word in ("holds", "does not hold"))
+    return (
+        f"{len(studies)} studies, {models} models, {spoken_time(seconds)} of training and validation.\n"
+        f"Of {len(verdicts)} statements {held} hold, {failed} do not, and {len(verdicts) - held - failed} are not "
+        "separable at this size."
+    )
 
 
 def _setting(results: dict[str, Any]) -> str:
