@@ -11,10 +11,11 @@ from torch import Tensor, distributed, nn
 
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.class_shard import ClassShard
+from dmlkit.losses.proxy_isa import ProxyISA
 from dmlkit.losses.proxy_loss import ProxyLoss
 from dmlkit.manifolds import Sphere
 
-CLASSES, DIM, BATCH = 23, 8, 12  # no number of ranks divides 23
+CLASSES, DIM, BATCH = 47, 8, 12  # no number of ranks divides 47, and a rank's part of them is more than a batch
 
 
 class WarmSphere(Sphere):
@@ -39,13 +40,23 @@ def gradients(loss: Any, points: Tensor, labels: Tensor, chosen: Tensor | None) 
 
 def build(name: str, fraction: float) -> ProxyLoss:
     torch.manual_seed(0)
-    return LossConfig.variants[name](negative_fraction=fraction, chunk_size=3).build(WarmSphere(), CLASSES).double()
+    # with these every weight of Proxy-ISA takes several values in the batch
+    options = {"hardness": 1.2, "search_margin": 0.0} if name == "proxy_isa" else {}
+    config = LossConfig.variants[name](negative_fraction=fraction, chunk_size=3, **options)
+    loss = config.build(WarmSphere(), CLASSES).double()
+    if isinstance(loss, ProxyISA):  # weights differ from 1 only with something in memory
+        labels = torch.arange(80) % CLASSES
+        around = loss.manifold.proxy_points(loss.proxies.detach())[labels]
+        points = nn.functional.normalize(around + 0.4 * torch.randn(around.shape, dtype=around.dtype), dim=1)
+        loss.set_epoch(2)
+        loss.memory.remember(points, labels, torch.rand(80) < 0.8)
+    return loss
 
 
 def distance(name: str, fraction: float, rank: int, ranks: int) -> float:
     """The largest difference of this rank's value and gradients from those of all classes on one rank."""
     points = nn.functional.normalize(torch.randn(BATCH, DIM, dtype=torch.float64), dim=1)
-    labels = torch.arange(BATCH) // 3 * 7 % CLASSES
+    labels = torch.arange(BATCH) // 3 * 13 % CLASSES
     whole, part = build(name, fraction), build(name, fraction)
     part.keep_shard(ClassShard(rank, ranks))
     mine = part.shard.classes(CLASSES)
@@ -64,7 +75,9 @@ def distance(name: str, fraction: float, rank: int, ranks: int) -> float:
         whole._sample_size = lambda *_: len(chosen)  # pyright: ignore[reportAttributeAccessIssue]
     expected, (to_points, to_proxies, to_temperature) = gradients(whole, points, labels, chosen)
     value, found = gradients(part, points, labels, own)
-    pairs = zip([value, *found], [expected, to_points, to_proxies[mine.start : mine.stop], to_temperature], strict=True)
+    wanted = [expected, to_points, to_proxies[mine.start : mine.stop], to_temperature]
+    # what a loss remembers of the batch is the same on all ranks
+    pairs = zip([value, *found, *part.buffers()], [*wanted, *whole.buffers()], strict=True)
     return max(float((x - y).abs().max()) for x, y in pairs)
 
 

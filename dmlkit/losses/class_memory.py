@@ -48,10 +48,20 @@ class ClassMemory(nn.Module):
         self.labels.copy_(torch.cat([self.labels, labels[:1]]).index_copy_(0, slots, labels)[:size])
         self.pointer.copy_((self.pointer + clean.sum()) % size)
 
-    def mean_similarity(self, manifold: Manifold, proxies: Tensor) -> tuple[Tensor, Tensor]:
-        """S_avg of eq. 10 (C,), 0 for a class with nothing in memory, and whether it has something (C,)."""
-        filled = self.labels >= 0
-        labels = self.labels.clamp(min=0)
+    def mean_similarity(self, manifold: Manifold, proxies: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        """How near a class is to its proxy: S_avg of eq. 10, 0 for one with nothing in memory.
+
+        Args:
+            manifold: the geometry of points and proxies.
+            proxies: (n, d) of the classes first..first+n-1.
+            first: the first class.
+
+        Returns:
+            The means (n,), and which classes have something in memory (n,) bool.
+        """
+        labels = self.labels - first
+        filled = (self.labels >= 0) & (labels >= 0) & (labels < len(proxies))
+        labels = labels.clamp(0, len(proxies) - 1)
         own = manifold.proxy_points(proxies[labels])  # (T, D), today's
         pairs = zip(self.points.split(BLOCK), own.split(BLOCK), strict=True)
         similarity = torch.cat([manifold.similarity(x, p).diagonal() for x, p in pairs])

@@ -1,17 +1,18 @@
 """Proxy-ISA loss: Proxy-Anchor that listens to informative samples, by what each class has learned so far."""
 
 from math import exp
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
-from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.class_chunks import Walk, own_columns, plan_walk, similarities
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.class_chunks import own_columns, similarities
 from dmlkit.losses.class_memory import ClassMemory
 from dmlkit.losses.class_sum import sum_over_classes
+from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss, Selection
 from dmlkit.manifolds.base import Manifold
 
 PositivePenalty = Literal["none", "1/E", "v", "sigma"]
@@ -23,6 +24,7 @@ FILTER_EPOCH = 2  # and one epoch later the outliers among the positives are fil
 class ProxyISAConfig(LossConfig, frozen=True):
     """Proxy-ISA (Li et al. 2022): Proxy-Anchor that weighs samples by how informative they are for their class."""
 
+    shards_proxies: ClassVar[bool] = True
     name: Literal["proxy_isa"] = "proxy_isa"
     margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
     scale: PositiveFloat = 32.0  # alpha, inverse temperature
@@ -35,12 +37,13 @@ class ProxyISAConfig(LossConfig, frozen=True):
     negative_penalty: NegativePenalty = "1/E"  # for w-; "none" is 1
     memory_size: PositiveInt = 1024  # T, embeddings
     chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyISA":
         return ProxyISA(manifold, num_classes, **self.model_dump(exclude={"name"}))
 
 
-class ProxyISA(Loss):
+class ProxyISA(ProxyLoss):
     r"""Li et al., MM Asia 2022, eq. 8-17; s = manifold similarity, C+ = classes in the batch.
 
     .. math:: \frac{1}{\sum_{c \in C^+} \bar\omega_c^+} \sum_{c \in C^+} \log(1 + \sum_{y_x = c}
@@ -78,6 +81,7 @@ class ProxyISA(Loss):
         negative_penalty: for w-: ``none`` or ``1/E``.
         memory_size: T, in embeddings.
         chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -110,13 +114,13 @@ class ProxyISA(Loss):
         negative_penalty: NegativePenalty = "1/E",
         memory_size: int = 1024,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
-        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
+        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
+        self.margin, self.scale = margin, scale
         self.volume, self.hardness, self.sensitivity = volume, hardness, sensitivity
         self.search_margin, self.delay = search_margin, delay
         self.positive_penalty, self.negative_penalty = positive_penalty, negative_penalty
-        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
         self.memory = ClassMemory(memory_size, manifold.point_dim, num_classes)
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
         self.known_epoch = 0  # the buffer's value, where the device cannot be asked without a stall
@@ -128,51 +132,60 @@ class ProxyISA(Loss):
         self.known_epoch = epoch
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
-        present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
-        anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
+        selection = self.select(embeddings, labels)
+        present = number_of_classes_in(labels, self.all_classes, like=embeddings)
+        push_factor = present.new_full((), 1 / selection.num_classes)
+        anchors = Anchors(selection.labels, self.scale, self.margin, 1 / present, push_factor)
         if self.known_epoch < MEMORY_EPOCH:
-            return sum_over_classes(walk, anchors.score, embeddings, self.proxies)
+            return sum_over_classes(selection.walk, anchors.score, embeddings, selection.proxies)
         with torch.no_grad():
-            weights = self._weights(walk, embeddings, labels)
+            weights = self._weights(selection, embeddings, labels)
         anchors = anchors._replace(pull_factor=1 / weights.own_total, push_factor=1 / weights.others_total)
 
         def score(similarity: Tensor, first: int) -> tuple[Tensor, Tensor]:
             return anchors.score(similarity, first, weights.own, weights.of_others(similarity, first))
 
-        loss = sum_over_classes(walk, score, embeddings, self.proxies)
+        loss = sum_over_classes(selection.walk, score, embeddings, selection.proxies)
         if self.training:
             self.memory.remember(embeddings.detach(), labels, weights.clean)
         return loss
 
-    def _weights(self, walk: Walk, embeddings: Tensor, labels: Tensor) -> "_Weights":
+    def _weights(self, selection: Selection, embeddings: Tensor, labels: Tensor) -> "_Weights":
         """The weights of a batch, from the memory as the batch before left it."""
-        average, known = self.memory.mean_similarity(self.manifold, self.proxies)
-        effective = self.effective_number(self.memory.seen.to(embeddings.dtype))
-        learned = self.hardness * average  # eq. 10, (C,)
+        first = self.shard.classes(self.all_classes).start
+        average, known = self.memory.mean_similarity(self.manifold, self.proxies, first)
+        seen = self.memory.seen[first : first + len(self.proxies)]
+        average, known, seen = selection.part(average), selection.part(known), selection.part(seen)
+        effective = self.effective_number(seen.to(embeddings.dtype))
+        learned = self.hardness * average  # eq. 10, (n,)
         bound = 1 / (1 + torch.log1p(effective))  # v of eq. 14
         length = (1 + self.sensitivity * (1 - learned)) * bound + self.search_margin  # eta of eq. 15
         outlier = torch.where(known, learned - length, -torch.inf)
         inverse = 1 / effective.clamp(min=1)
-        own, below = _own_and_below(walk, embeddings, labels, self.proxies, outlier)
+        own, below = _own_and_below(selection, embeddings, outlier)
 
+        count = len(selection.proxies)
+        has_class = (selection.labels >= 0) & (selection.labels < count)  # the others' classes are with other ranks
+        row = selection.labels.clamp(0, count - 1)
         own_weights = torch.ones_like(own)
-        clean = torch.ones_like(labels, dtype=torch.bool)
+        clean = torch.ones_like(has_class)
         if self.known_epoch >= FILTER_EPOCH:
-            clean = own >= outlier[labels]
+            clean = own >= outlier[row]
         if self.known_epoch >= FILTER_EPOCH and self.positive_penalty != "none":
             decay = 1 + (1 + exp(-self.delay)) * (bound - 1) * torch.sigmoid(effective + self.delay - self.volume)
-            penalty = {"1/E": inverse, "v": bound, "sigma": decay}[self.positive_penalty][labels]
-            informative = clean & (own <= learned[labels])
-            own_weights = torch.where(known[labels], penalty + informative, 1)  # eq. 16
-        batch_counts = torch.zeros_like(inverse).index_add_(0, labels, own_weights.new_ones(len(labels)))
-        others = len(labels) - batch_counts
+            penalty = {"1/E": inverse, "v": bound, "sigma": decay}[self.positive_penalty][row]
+            informative = clean & (own <= learned[row])
+            own_weights = torch.where(known[row], penalty + informative, 1)  # eq. 16
+        own_weights, is_clean = self.shard.sum(torch.stack([own_weights, clean.to(own)]) * has_class)
+
+        in_batch = own.new_zeros(self.all_classes).index_add_(0, labels, torch.ones_like(own))
+        others = len(labels) - own.new_zeros(count).index_add_(0, row, has_class.to(own))
         penalty = inverse if self.negative_penalty == "1/E" else torch.ones_like(inverse)
         return _Weights(
             own=own_weights,
-            own_total=(own_weights / batch_counts[labels]).sum(),
-            others_total=(1 + (penalty - 1) * below / others.clamp(min=1)).sum(),
-            clean=clean,
+            own_total=(own_weights / in_batch[labels]).sum(),
+            others_total=self.shard.sum((1 + (penalty - 1) * below / others.clamp(min=1)).sum()),
+            clean=is_clean > 0,
             outlier=outlier,
             penalty=penalty,
         )
@@ -185,10 +198,10 @@ class ProxyISA(Loss):
 class _Weights(NamedTuple):
     own: Tensor  # w+ (B,)
     own_total: Tensor  # sum of the mean w+ of a class over the classes of the batch
-    others_total: Tensor  # sum of the mean w- of a class over all classes
+    others_total: Tensor  # sum of the mean w- of a class over all classes of the step
     clean: Tensor  # (B,) bool, no outlier of its class
-    outlier: Tensor  # h a - eta (C,)
-    penalty: Tensor  # w- below it (C,)
+    outlier: Tensor  # h a - eta of this rank's classes (n,)
+    penalty: Tensor  # w- below it (n,)
 
     def of_others(self, similarity: Tensor, first: int) -> Tensor:
         """w- (B, w)."""
@@ -196,14 +209,12 @@ class _Weights(NamedTuple):
         return torch.where(similarity < self.outlier[classes], self.penalty[classes], 1)
 
 
-def _own_and_below(
-    walk: Walk, embeddings: Tensor, labels: Tensor, proxies: Tensor, threshold: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The similarity of each row to its class (B,), and how many other rows lie below each class's threshold (C,)."""
-    own = embeddings.new_zeros(len(labels), 1)
+def _own_and_below(selection: Selection, embeddings: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """The similarity of each row to its class (B,), and how many other rows lie below each class's threshold (n,)."""
+    own = embeddings.new_zeros(len(embeddings), 1)
     below: list[Tensor] = []
-    for first, similarity in similarities(walk, embeddings, proxies):
-        column, inside = own_columns(labels, first, similarity.shape[1])
+    for first, similarity in similarities(selection.walk, embeddings, selection.proxies):
+        column, inside = own_columns(selection.labels, first, similarity.shape[1])
         of_class = similarity.gather(1, column)
         own = torch.where(inside, of_class, own)
         is_below = similarity < threshold[first : first + similarity.shape[1]]

@@ -23,12 +23,18 @@ class Selection(NamedTuple):
         proxies: of this rank's (n, d) or (n, K, d).
         labels: (B,) where the own class of each row is among these; outside 0..n-1 where another rank has it.
         num_classes: of all ranks.
+        chosen: (n,) which of this rank's proxies these are; None for all of them.
     """
 
     walk: Walk
     proxies: Tensor
     labels: Tensor
     num_classes: int
+    chosen: Tensor | None = None
+
+    def part(self, per_class: Tensor) -> Tensor:
+        """Of a tensor (C_r, ...) with a row for each of this rank's classes, the rows of these (n, ...)."""
+        return per_class if self.chosen is None else per_class[self.chosen]
 
 
 class ProxyLoss(Loss):
@@ -85,6 +91,7 @@ class ProxyLoss(Loss):
     def select(self, embeddings: Tensor, labels: Tensor) -> Selection:
         """The classes of this step: all of this rank's, or the sampled ones."""
         own, proxies, num_classes = labels - self.shard.classes(self.all_classes).start, self.proxies, self.all_classes
+        chosen = None
         if self.training and self.negative_fraction < 1:
             chosen = self.sample(own)
             positions = own.new_full((len(proxies) + 1,), -1)  # the last one stands for the classes of other ranks
@@ -96,7 +103,7 @@ class ProxyLoss(Loss):
                 for rank in range(self.shard.ranks)
             )
         walk = plan_walk(self.manifold, embeddings, proxies, self.chunk_size, self.pool)
-        return Selection(walk._replace(shard=self.shard), proxies, own, num_classes)
+        return Selection(walk._replace(shard=self.shard), proxies, own, num_classes, chosen)
 
     def sample(self, own: Tensor) -> Tensor:
         """This rank's classes of a step, ascending: those in the batch and random others.
