@@ -38,6 +38,7 @@ def _draw_points(axes: Any, metric: str, results: dict[str, Any]) -> None:
         runs = [run[metric] for run in variant["runs"].values()]
         axes.plot(runs, [place] * len(runs), "o", color=FAINT, markersize=4)
     axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=3, markersize=5)
+    axes.locator_params(axis="x", nbins=5)  # more would touch each other
     axes.set_yticks(places, list(results["variants"]))
     axes.set(title=metric, ylim=(len(variants) - 0.5, -0.5))
 
