@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -177,6 +178,28 @@ def make_loader(
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
     )
+
+
+class TimedBatches:
+    """The batches of a loader.
+
+    Args:
+        loader: of `make_loader`.
+
+    Attributes:
+        seconds: how long this pass has waited for batches, the start of worker processes included.
+    """
+
+    def __init__(self, loader: Iterable[Batch]) -> None:
+        self.loader = loader
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.seconds, started = 0.0, perf_counter()
+        for batch in self.loader:
+            self.seconds += perf_counter() - started
+            yield batch
+            started = perf_counter()
 
 
 def evaluation_loader(

@@ -18,6 +18,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+WAITING = 0.2  # of an epoch without a batch to train on is told
+
 
 class TrainingProgress:
     """Shows a run: a bar with loss, images/s, time left and the last metrics; a line after every epoch.
@@ -68,6 +70,8 @@ class TrainingProgress:
         """See `dmlkit.train.Progress`."""
         metrics = format_metrics(row["validation"]) if row["validation"] else ""
         line = f"epoch {row['epoch']}/{self.epochs}  loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s"
+        if row["waiting"] >= WAITING:
+            line += f" ({row['waiting']:.0%} of the time waiting for images)"
         self.console.print(f"{line}  validation {metrics}" if metrics else line, highlight=False, soft_wrap=True)
         self.bar.update(self.task, completed=row["epoch"], metrics=metrics)
         self.last = None  # validation is not training time

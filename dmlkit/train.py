@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning_fabric import Fabric
@@ -15,13 +15,21 @@ from dmlkit.errors import UserError
 from dmlkit.evaluate import evaluate
 from dmlkit.experiment import Experiment, assemble
 from dmlkit.gradients import average_gradients, clip_gradients
-from dmlkit.loading import TrainingBatches, TransformedImages, make_loader, refuse_faults
+from dmlkit.loading import TimedBatches, TrainingBatches, TransformedImages, make_loader, refuse_faults
 from dmlkit.recipe import Recipe
 from dmlkit.run_folder import RunFolder, atomic_write, write_json
 from dmlkit.stopping import TrainingStoppedError, stop_signals
 from dmlkit.training_state import State, restore, save, save_best
 
 CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
+
+
+class Pace(NamedTuple):
+    """What an epoch took."""
+
+    images: int
+    seconds: float  # without validation
+    waiting: float  # seconds of these in which there was no batch
 
 
 class Progress(Protocol):
@@ -85,7 +93,8 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     on_device = settings.augment_on == "device" and fabric.device.type != "cpu"
     images = TransformedImages(experiment.train, recipe.transform, training=True, on_device=on_device)
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
-    loader = make_loader(images, batches, workers=settings.workers, pin_memory=fabric.device.type == "cuda")
+    pin_memory = fabric.device.type == "cuda"
+    loader = TimedBatches(make_loader(images, batches, workers=settings.workers, pin_memory=pin_memory))
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
 
     state = restore(experiment, run, fabric) if resume else State()
@@ -133,8 +142,8 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                         save(experiment, run, fabric, state)
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
             check_weights(experiment, state, run)
-            training_seconds = time.perf_counter() - started
-            finish_epoch(experiment, run, fabric, state, progress, images_seen, training_seconds)
+            pace = Pace(images_seen, time.perf_counter() - started, loader.seconds)
+            finish_epoch(experiment, run, fabric, state, progress, pace)
             state.seconds += time.perf_counter() - started
             save(experiment, run, fabric, state)
             if stop_requested(fabric) and state.epoch < settings.epochs:
@@ -181,13 +190,7 @@ def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
 
 
 def finish_epoch(
-    experiment: Experiment,
-    run: RunFolder,
-    fabric: Fabric,
-    state: State,
-    progress: Progress,
-    images: int,
-    seconds: float,
+    experiment: Experiment, run: RunFolder, fabric: Fabric, state: State, progress: Progress, pace: Pace
 ) -> None:
     """Validate, log the epoch, and keep the checkpoint if it is the best so far."""
     settings = experiment.recipe.training
@@ -195,8 +198,9 @@ def finish_epoch(
         "epoch": state.epoch + 1,
         "loss": state.loss_sum / len(experiment.sampler),
         "lr": experiment.optimizer.param_groups[0]["lr"],
-        "images_per_second": round(images / seconds, 1),
-        "seconds": round(state.seconds + seconds, 2),
+        "images_per_second": round(pace.images / pace.seconds, 1),
+        "waiting": round(pace.waiting / pace.seconds, 3),  # share of the time in which there was no batch to train on
+        "seconds": round(state.seconds + pace.seconds, 2),
         "validation": None,
     }
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
