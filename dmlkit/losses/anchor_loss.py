@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from dmlkit.component import Requirement
 from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.class_chunks import Pool
 from dmlkit.losses.class_shard import ClassShard
@@ -11,6 +12,10 @@ from dmlkit.losses.transport_weights import TransportWeights
 from dmlkit.manifolds.base import Manifold
 
 TRANSPORT_REASON = "transport plans of grouplets need the proxies of all classes"
+TRANSPORT_REQUIREMENTS = (
+    Requirement("training.shard_proxies", (False,), TRANSPORT_REASON),
+    Requirement("loss.negative_fraction", (1.0,), TRANSPORT_REASON),
+)
 
 
 class AnchorLoss(ProxyLoss):

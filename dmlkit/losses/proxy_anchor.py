@@ -7,7 +7,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.anchor_loss import TRANSPORT_REASON, AnchorLoss
+from dmlkit.losses.anchor_loss import TRANSPORT_REQUIREMENTS, AnchorLoss
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxy_loss import NegativeFraction
 from dmlkit.losses.transport_weights import TransportWeights, TransportWeightsConfig
@@ -26,12 +26,7 @@ class ProxyAnchorConfig(LossConfig, frozen=True):
     negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
 
     def requirements(self) -> Iterable[Requirement]:
-        if self.transport is None:
-            return ()
-        return (
-            Requirement("training.shard_proxies", (False,), TRANSPORT_REASON),
-            Requirement("loss.negative_fraction", (1.0,), TRANSPORT_REASON),
-        )
+        return () if self.transport is None else TRANSPORT_REQUIREMENTS
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyAnchor":
         transport = None if self.transport is None else self.transport.build()
