@@ -8,8 +8,8 @@ C=11 318, and set beside the step.
 Classes: forward and backward of a loss at C=1 000 000, d=512, B=512, beside the three matrix products that no version
 with all classes avoids, block by block into memory that is there already; in turns, the median of 20 on a GPU and the
 second of two on a CPU. Memory is the peak over two steps with AdamW, beyond what there was before the proxies; proxies,
-gradients and the two moments take 7 813 MB. On a CPU only the first row's peak is right: the process keeps what that row
-freed, so the next ones grow from there.
+gradients and the two moments take 7 813 MB. On a CPU only the first row's peak is right: the process keeps what it
+freed, so the next rows grow from there.
 
 Evaluation: R@1000 and 12 other metrics of 60 502 embeddings, beside the blocked product with torch's top-k, in turns.
 """
