@@ -41,7 +41,7 @@ class Pictures(Dataset):
 def test_matrix_products_resize_as_torch_does(interpolation: Interpolation):
     torch.manual_seed(0)
     boxes = [torch.randint(0, 256, (3, plan[0], plan[1]), dtype=torch.uint8) for plan in PLANS]
-    pixels, plans = collate_cuts([Cut(box, torch.tensor(plan)) for box, plan in zip(boxes, PLANS, strict=True)])
+    pixels, plans = collate_cuts([Cut(box, plan) for box, plan in zip(boxes, PLANS, strict=True)])
     found = show_cuts(pixels, plans, SIZE, interpolation)
     for box, plan, image in zip(boxes, PLANS, found, strict=True):
         _, _, height, width, top, left, mirrored = plan

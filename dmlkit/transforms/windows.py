@@ -71,15 +71,15 @@ def cut(image: Tensor, window: Window) -> Tensor:
 
 
 class Cut(NamedTuple):
-    """A box that the device resizes: half of the bytes of an image, and none of the loader's time.
+    """A box cut out of an image, and what the device is to make of it.
 
     Args:
         pixels: (3, h, w) uint8.
-        plan: (7,) int64: h, w, height and width resized to, top and left of the square, 1 if mirrored.
+        plan: 7 numbers: h, w, height and width resized to, top and left of the square, 1 if mirrored.
     """
 
     pixels: Tensor
-    plan: Tensor
+    plan: tuple[int, ...]
 
 
 def draw_cut(transform: WindowTransform, image: Tensor) -> Cut:
@@ -92,14 +92,13 @@ def draw_cut(transform: WindowTransform, image: Tensor) -> Cut:
     height, width = window.box[2:]
     if max(height, width) > 2 * transform.size:
         side = transform.size
-        return Cut(transform.show(image, window), torch.tensor([side, side, side, side, 0, 0, 0]))
-    plan = torch.tensor([height, width, *window.resized, *window.offset, int(window.mirrored)])
-    return Cut(cut(image, window), plan)
+        return Cut(transform.show(image, window), (side, side, side, side, 0, 0, 0))
+    return Cut(cut(image, window), (height, width, *window.resized, *window.offset, int(window.mirrored)))
 
 
 def collate_cuts(cuts: list[Cut]) -> tuple[Tensor, Tensor]:
     """Boxes of several sizes as one batch: (B, 3, H, W) uint8 with zeros below and to the right, and plans (B, 7)."""
-    plans = torch.stack([plan for _, plan in cuts])
+    plans = torch.tensor([plan for _, plan in cuts])
     height, width = plans[:, :2].amax(0).tolist()
     pixels = torch.zeros(len(cuts), 3, height, width, dtype=torch.uint8)
     for room, (box, _) in zip(pixels, cuts, strict=True):
