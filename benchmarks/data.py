@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from dmlkit.data_cache import images_to_cache, write_cache
-from dmlkit.devices import keep_freed_memory
-from dmlkit.loading import TrainingBatches, TransformedImages, make_loader
+from dmlkit.distributed.launch import keep_freed_memory
+from dmlkit.loading.batches import TrainingBatches, TransformedImages, make_loader
+from dmlkit.loading.cache_writer import images_to_cache, write_cache
 from dmlkit.model import Normalization
-from dmlkit.recipe import Recipe
+from dmlkit.recipe.schema import Recipe
 
 IMAGES, CLASSES, BATCH, PASSES = 2000, 20, 64, 3
 WORKERS = os.cpu_count() or 1

@@ -19,7 +19,7 @@ from dmlkit.losses import Grouplet, ProxyAnchor, TransportWeights
 from dmlkit.losses.base import Loss
 from dmlkit.manifolds.base import Manifold
 from dmlkit.model import build_model
-from dmlkit.recipe_file import read_recipe
+from dmlkit.recipe.file import read_recipe
 from dmlkit.transport import Quadratic
 
 BATCH, CLASSES, REPEATS = 120, 90, 20

@@ -20,9 +20,9 @@ from report import write_report
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from dmlkit.embedding.search import Gallery
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
-from dmlkit.search import Gallery
 
 QUERIES, CLASSES, DIM = 180, 11_318, 512
 Rows = list[list[str]]
@@ -132,9 +132,15 @@ def search_rows(name: str, manifold: Manifold, scale: float) -> Rows:
     exact = exact_neighbors(manifold, queries, gallery, 100)
     rows: Rows = []
     for k in (10, 100):
-        runs = {"FAISS": lambda k=k: plain.search(asked, k), "dmlkit.search": lambda k=k: ours.search(queries, k)}
+        runs = {
+            "FAISS": lambda k=k: plain.search(asked, k),
+            "dmlkit": lambda k=k: ours.search(queries, k),
+        }
         times = interleaved(runs, 5)
-        found = {"FAISS": torch.from_numpy(plain.search(asked, k)[1]), "dmlkit.search": ours.search(queries, k).indices}
+        found = {
+            "FAISS": torch.from_numpy(plain.search(asked, k)[1]),
+            "dmlkit": ours.search(queries, k).indices,
+        }
         for tool, run in runs.items():
             share = (found[tool] == exact[:, :k]).all(1).float().mean().item()
             ratio = times[tool] / times["FAISS"]

@@ -29,16 +29,16 @@ from report import write_report
 from rich.console import Console
 from torch.nn.functional import normalize
 
-from dmlkit.devices import start_fabric
+from dmlkit.cli.progress import TrainingProgress
+from dmlkit.distributed.launch import start_fabric
 from dmlkit.losses import NormSoftmax, ProxyAnchor
 from dmlkit.losses.base import Loss
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.model import build_model
-from dmlkit.progress import TrainingProgress
-from dmlkit.recipe import Recipe
-from dmlkit.recipe_file import parse_recipe
-from dmlkit.train import train
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.schema import Recipe
+from dmlkit.training.train import train
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, PRECISION = (120, "bf16") if DEVICE == "cuda" else (24, "fp32")

@@ -16,13 +16,13 @@ import torch
 from report import write_report
 from rich.console import Console
 
-from dmlkit.devices import start_fabric
+from dmlkit.cli.progress import TrainingProgress
+from dmlkit.distributed.launch import start_fabric
 from dmlkit.losses import ProxyAnchor
 from dmlkit.model import build_model
-from dmlkit.progress import TrainingProgress
-from dmlkit.recipe import Recipe
-from dmlkit.recipe_file import read_recipe
-from dmlkit.train import train
+from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.schema import Recipe
+from dmlkit.training.train import train
 
 ROUNDS, EPOCHS = 5, 2
 

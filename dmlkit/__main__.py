@@ -1,6 +1,6 @@
 """``python -m dmlkit`` and ``torchrun -m dmlkit``."""
 
-from dmlkit.cli import main
+from dmlkit.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone
 from dmlkit.heads.base import Head
 from dmlkit.manifolds.base import Manifold
-from dmlkit.recipe import Recipe
+from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import Channels
 
 

@@ -13,8 +13,8 @@ import torch
 
 from dmlkit import __version__
 from dmlkit.errors import UserError
-from dmlkit.recipe import Recipe
-from dmlkit.recipe_file import dump_recipe, read_recipe
+from dmlkit.recipe.file import dump_recipe, read_recipe
+from dmlkit.recipe.schema import Recipe
 
 FORMAT = 1  # of checkpoints; raised when an older dmlkit could not read them
 

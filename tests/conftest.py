@@ -36,7 +36,7 @@ def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """Run the command line in this process, as the console script would."""
 
     def run(*arguments: object) -> Result:
-        from dmlkit.cli import main
+        from dmlkit.cli.app import main
 
         monkeypatch.setattr(sys, "argv", ["dmlkit", *map(str, arguments)])
         capsys.readouterr()

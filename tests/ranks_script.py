@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from dmlkit.devices import start_fabric
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.losses.base import LossConfig
-from dmlkit.recipe import Recipe
-from dmlkit.recipe_file import parse_override, parse_recipe
-from dmlkit.stopping import TrainingStoppedError
-from dmlkit.train import train
+from dmlkit.recipe.file import parse_override, parse_recipe
+from dmlkit.recipe.schema import Recipe
+from dmlkit.training.train import train
 
 RECIPE = """\
 dataset: {{name: glyphs, classes: 24, images_per_class: 6, size: 16, validation_fraction: 0.17}}

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.class_shard import ClassShard
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.losses.proxy_isa import ProxyISA
-from dmlkit.losses.proxy_loss import ProxyLoss
 from dmlkit.manifolds import Sphere
 
 CLASSES, DIM, BATCH = 47, 8, 12  # no number of ranks divides 47, and a rank's part of them is more than a batch

@@ -182,7 +182,7 @@ def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     import sys
 
-    from dmlkit.cli import main
+    from dmlkit.cli.app import main
     from dmlkit.errors import UserError
 
     monkeypatch.setattr(sys, "argv", ["dmlkit", "check", str(tmp_path / "none.yaml"), "--debug"])

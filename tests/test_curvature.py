@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.errors import UserError
+from dmlkit.geometry.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.manifolds import Euclidean, Poincare
 
 from .conftest import TINY_RECIPE

@@ -8,7 +8,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from dmlkit.devices import keep_freed_memory
+from dmlkit.distributed.launch import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def faults():

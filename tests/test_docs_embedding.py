@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
-from dmlkit.cli import app
+from dmlkit.cli.app import app
 from tests.datasets import trees
 
 from .conftest import TINY_RECIPE

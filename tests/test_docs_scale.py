@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from dmlkit.cli import app
-from dmlkit.devices import OWN_STORE
+from dmlkit.cli.app import app
+from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
-from dmlkit.recipe_file import parse_recipe
+from dmlkit.recipe.file import parse_recipe
 from tests.conftest import TINY_RECIPE
 
 TEXT = (Path(__file__).parent.parent / "docs" / "scale.md").read_text(encoding="utf-8")

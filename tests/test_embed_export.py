@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from dmlkit.datasets.image import read_image
-from dmlkit.devices import start_fabric
-from dmlkit.embed import load_model
+from dmlkit.datasets.files.image import read_image
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.trained import load_model
 from dmlkit.run_folder import RunFolder
 
 from .conftest import TINY_RECIPE
@@ -23,9 +23,9 @@ def run(tmp_path_factory) -> Path:
     """A trained tiny model."""
     from rich.console import Console
 
-    from dmlkit.progress import TrainingProgress
-    from dmlkit.recipe_file import parse_recipe
-    from dmlkit.train import train
+    from dmlkit.cli.progress import TrainingProgress
+    from dmlkit.recipe.file import parse_recipe
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
@@ -44,7 +44,7 @@ def expected_embeddings(run: Path) -> tuple[np.ndarray, list[str], list[str]]:
 
 @pytest.fixture(scope="module")
 def embeddings(run: Path) -> Path:
-    from dmlkit.commands import embed_command
+    from dmlkit.cli.commands import embed_command
 
     output = run.parent / "embeddings"
     embed_command(run, None, "test", output, None, False, "cpu")
@@ -144,10 +144,10 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name):
 
 def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch):
     from dmlkit.errors import UserError
-    from dmlkit.export import export_model
+    from dmlkit.export.model import export_model
 
     trained = load_model(RunFolder(run), start_fabric("cpu"))
-    monkeypatch.setattr("dmlkit.export.write_onnx", lambda *_: lambda batch: torch.zeros(len(batch), 8))
+    monkeypatch.setattr("dmlkit.export.model.write_onnx", lambda *_: lambda batch: torch.zeros(len(batch), 8))
     with pytest.raises(UserError, match="differs from the run"):
         export_model(trained, "onnx", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

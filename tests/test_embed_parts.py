@@ -19,11 +19,11 @@ from PIL import Image
 from pyarrow import parquet
 
 from dmlkit import embed_engines
-from dmlkit.commands import embed_command
-from dmlkit.devices import start_fabric
-from dmlkit.embed import dataset_of, embed_dataset, load_model
-from dmlkit.embed_job import EmbedJob, PartEmbedder
-from dmlkit.embed_parts import PartFolder
+from dmlkit.cli.commands import embed_command
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.shards import PartFolder
+from dmlkit.embedding.trained import dataset_of, embed_dataset, load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder import RunFolder
 
@@ -39,9 +39,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``run``, a trained tiny model, and ``photos``."""
     from rich.console import Console
 
-    from dmlkit.progress import TrainingProgress
-    from dmlkit.recipe_file import parse_recipe
-    from dmlkit.train import train
+    from dmlkit.cli.progress import TrainingProgress
+    from dmlkit.recipe.file import parse_recipe
+    from dmlkit.training.train import train
 
     home = tmp_path_factory.mktemp("home")
     recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"), "tiny.yaml")

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dmlkit.loading import TimedBatches
-from dmlkit.progress import TrainingProgress
+from dmlkit.cli.progress import TrainingProgress
+from dmlkit.loading.batches import TimedBatches
 
 
 def test_time_in_the_loader_is_told_from_time_in_the_step(monkeypatch: pytest.MonkeyPatch):
     clock = [0.0]
-    monkeypatch.setattr("dmlkit.loading.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("dmlkit.loading.batches.perf_counter", lambda: clock[0])
 
     def loader() -> Any:
         for wait in (3.0, 0.5, 0.25):

@@ -12,12 +12,12 @@ from dmlkit.backbones import SmallCNNConfig
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets import GlyphsConfig
-from dmlkit.devices import start_fabric
-from dmlkit.recipe import Recipe
-from dmlkit.recipe_file import read_recipe
-from dmlkit.recipe_headers import find_recipes
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.headers import find_recipes
+from dmlkit.recipe.schema import Recipe
 from dmlkit.samplers import RandomConfig
-from dmlkit.train import train
+from dmlkit.training.train import train
 
 ROOT = Path(__file__).parent.parent
 PAPERS = ("proxy_gml", "proxy_isa", "cgml", "grouplet", "mpa")

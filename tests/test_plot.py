@@ -5,8 +5,16 @@ import pytest
 import torch
 
 from dmlkit.errors import UserError
+from dmlkit.geometry.plot import (
+    centroid,
+    color,
+    default_kind,
+    geodesics,
+    plot_embeddings,
+    principal_plane,
+    to_unit_disk,
+)
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
-from dmlkit.plot import centroid, color, default_kind, geodesics, plot_embeddings, principal_plane, to_unit_disk
 
 
 def test_geodesics_are_geoopts():

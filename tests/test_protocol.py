@@ -13,12 +13,12 @@ import torch
 from scipy import stats
 
 from dmlkit.datasets.base import class_fold
-from dmlkit.devices import start_fabric
-from dmlkit.embed import embed_dataset, load_model
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.trained import embed_dataset, load_model
 from dmlkit.metrics import retrieval_metrics
-from dmlkit.protocol import concatenate, fold_recipe, summarize
-from dmlkit.recipe_file import read_recipe
+from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder import RunFolder
+from dmlkit.study.protocol import concatenate, fold_recipe, summarize
 from tests.conftest import TINY_RECIPE
 
 RECIPE = TINY_RECIPE.replace("classes: 12", "classes: 32").replace("epochs: 3", "epochs: 2")

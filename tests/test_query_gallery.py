@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from dmlkit.devices import start_fabric
-from dmlkit.embed import embed_dataset
-from dmlkit.evaluate import evaluate
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.trained import embed_dataset
+from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.model import build_model
-from dmlkit.recipe import Recipe
+from dmlkit.recipe.schema import Recipe
 from tests.datasets import trees
 
 

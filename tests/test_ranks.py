@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dmlkit.devices import OWN_STORE
+from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
 from dmlkit.run_folder import RunFolder
 from tests.ranks_script import RECIPE

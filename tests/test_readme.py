@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from dmlkit.cli import app
-from dmlkit.recipe_file import read_recipe
-from dmlkit.recipe_headers import find_recipes
+from dmlkit.cli.app import app
+from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.headers import find_recipes
 
 ROOT = Path(__file__).parent.parent
 COMMAND = re.compile(r"^\s*(?:#\s*Run:\s*|@|\$\(BIN\)/|\.venv/bin/)?(dmlkit (?:[^\n\\]|\\\n)*)", re.MULTILINE)

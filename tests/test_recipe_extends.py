@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.recipe_extends import overlay, read_tree
-from dmlkit.recipe_file import parse_recipe, read_recipe, schema
-from dmlkit.yaml_tree import parse_yaml
+from dmlkit.recipe.extends import overlay, read_tree
+from dmlkit.recipe.file import parse_recipe, read_recipe, schema
+from dmlkit.recipe.yaml_tree import parse_yaml
 
 from .conftest import Result
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.search import Gallery
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
-from dmlkit.search import Gallery
 
 
 def brute_force(manifold: Manifold, queries: Tensor, gallery: Tensor, k: int) -> Tensor:

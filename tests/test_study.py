@@ -16,13 +16,13 @@ import pytest
 from scipy import stats
 from typer.main import get_command
 
-from dmlkit.cli import app
+from dmlkit.cli.app import app
+from dmlkit.cli.study_commands import study_command
+from dmlkit.distributed.stopping import stop_signals
 from dmlkit.run_folder import RunFolder
-from dmlkit.stopping import stop_signals
-from dmlkit.study_commands import study_command
-from dmlkit.study_config import StudyConfig
-from dmlkit.study_file import read_study
-from dmlkit.study_plot import plot_study
+from dmlkit.study.config import StudyConfig
+from dmlkit.study.file import read_study
+from dmlkit.study.plot import plot_study
 from tests.conftest import TINY_RECIPE
 
 STUDY = """\

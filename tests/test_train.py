@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dmlkit.recipe_file import parse_recipe, read_recipe
+from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.run_folder import RunFolder
 
 from .conftest import TINY_RECIPE

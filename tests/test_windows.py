@@ -8,9 +8,16 @@ import torch
 from torch.nn.functional import interpolate
 
 from dmlkit.datasets.base import Dataset
-from dmlkit.loading import TransformedImages, make_loader
+from dmlkit.loading.batches import TransformedImages, make_loader
 from dmlkit.transforms.base import TransformConfig
-from dmlkit.transforms.windows import Cut, Interpolation, WindowTransform, collate_cuts, resizing_matrix, show_cuts
+from dmlkit.transforms.cropping.windows import (
+    Cut,
+    Interpolation,
+    WindowTransform,
+    collate_cuts,
+    resizing_matrix,
+    show_cuts,
+)
 
 SIZE = 24
 PLANS = (  # height, width, resized to, from row and column on, mirrored
@@ -115,7 +122,7 @@ def test_a_run_is_the_same_within_rounding(dmlkit, tiny_recipe: Path, tmp_path: 
     losses = []
     for on_device in (False, True):
         if on_device:  # a CPU would leave it to the loader
-            monkeypatch.setattr("dmlkit.train.TransformedImages", ForcedOnDevice)
+            monkeypatch.setattr("dmlkit.training.train.TransformedImages", ForcedOnDevice)
         run = tmp_path / f"run-{on_device}"
         result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", *sets)
         assert result.code == 0, result.err

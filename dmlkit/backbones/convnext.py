@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.backbones.weights import build_torchvision, torchvision_requirements
+from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling.avg import Avg, AvgConfig
 from dmlkit.pooling.base import Pooling, PoolingConfig
@@ -34,7 +34,7 @@ class ConvNeXt(Backbone):
 
     Args:
         size: of the network.
-        weights: see `dmlkit.backbones.weights.build_torchvision`.
+        weights: see `dmlkit.backbones.pretrained.weights.build_torchvision`.
         pooling: of the last feature map; None averages.
 
     Raises:

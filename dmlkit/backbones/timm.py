@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.backbones.weights import input_requirements, is_file, load_weights
+from dmlkit.backbones.pretrained.weights import input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
 from dmlkit.errors import UserError
 from dmlkit.pooling.base import Pooling, PoolingConfig

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.backbones.weights import build_torchvision, torchvision_requirements
+from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling.base import Pooling, PoolingConfig
 from dmlkit.pooling.cls import Cls, ClsConfig
@@ -39,7 +39,7 @@ class ViT(Backbone):
     Args:
         variant: of the network.
         image_size: side of the images, pixels; a multiple of the patch.
-        weights: see `dmlkit.backbones.weights.build_torchvision`.
+        weights: see `dmlkit.backbones.pretrained.weights.build_torchvision`.
         pooling: of the class token and the map of patches; None takes the class token.
 
     Raises:

@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
-from dmlkit.datasets.archives import Published
-from dmlkit.datasets.paths import Selection
+from dmlkit.datasets.files.archives import Published
+from dmlkit.datasets.files.paths import Selection
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
-    from dmlkit.datasets.listing import Listing
+    from dmlkit.datasets.files.listing import Listing
 
 Split = Literal["train", "validation", "test", "all"]
 FOLDS = 4
@@ -144,7 +144,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         dataset = self._fold(split) if self.split == "reality_check" else self._official(split)
         if self.cache is None:
             return dataset
-        from dmlkit.datasets.cache import CachedImages
+        from dmlkit.loading.cache import CachedImages
 
         return CachedImages(dataset, self.cache)
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from dmlkit.datasets.archives import Archive, Published
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.archives import Archive, Published
+from dmlkit.datasets.files.listing import Listing, Rows
+from dmlkit.datasets.files.locate import locate, missing
+from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import is_split, split_folders
-from dmlkit.datasets.listing import Listing, Rows
-from dmlkit.datasets.locate import locate, missing
-from dmlkit.datasets.paths import read_lines
 
 TRAINING_CLASSES = 98
 SITE = "http://ai.stanford.edu/~jkrause/cars/car_dataset.html"

@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dmlkit.datasets.archives import Archive, Published
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.archives import Archive, Published
+from dmlkit.datasets.files.listing import Listing, Part, Rows
+from dmlkit.datasets.files.locate import locate, missing
+from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import class_folders, image_files, is_split, split_folders
-from dmlkit.datasets.listing import Listing, Part, Rows
-from dmlkit.datasets.locate import locate, missing
-from dmlkit.datasets.paths import read_lines
 
 TRAINING_CLASSES = 100
 

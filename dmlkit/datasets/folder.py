@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.image import EXTENSIONS
-from dmlkit.datasets.listing import PARTS, Listing, Part, Rows
-from dmlkit.datasets.paths import readable_name, unreadable_name
+from dmlkit.datasets.files.image import EXTENSIONS
+from dmlkit.datasets.files.listing import PARTS, Listing, Part, Rows
+from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import UserError
 
 

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from dmlkit.datasets.archives import Archive, Published
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.listing import Listing, Part, Rows
-from dmlkit.datasets.locate import locate, missing
-from dmlkit.datasets.paths import read_lines
+from dmlkit.datasets.files.archives import Archive, Published
+from dmlkit.datasets.files.listing import Listing, Part, Rows
+from dmlkit.datasets.files.locate import locate, missing
+from dmlkit.datasets.files.paths import read_lines
 from dmlkit.errors import UserError
 
 LIST = "list_eval_partition.txt"

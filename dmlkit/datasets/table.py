@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.listing import Listing
-from dmlkit.datasets.table_file import read_table
-from dmlkit.datasets.table_rows import TableRows
+from dmlkit.datasets.files.listing import Listing
+from dmlkit.datasets.files.table_file import read_table
+from dmlkit.datasets.files.table_rows import TableRows
 
 
 class TableConfig(DatasetConfig, frozen=True):

@@ -9,7 +9,7 @@ from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs import PairLoss, Pairs, masked_logsumexp, masked_mean
+from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs, masked_logsumexp, masked_mean
 from dmlkit.manifolds.base import Manifold
 
 REASON = "its optima 1 + m and -m are those of a similarity that ends at 1 and is 0 between unrelated points"

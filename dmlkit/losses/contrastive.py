@@ -7,7 +7,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs import PairLoss, Pairs
+from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs
 from dmlkit.manifolds.base import Manifold
 
 

@@ -9,8 +9,8 @@ from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import LossConfig, require_similarity
-from dmlkit.losses.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss
+from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine")

@@ -7,11 +7,11 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from dmlkit.component import one_of
-from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.class_chunks import Walk, plan_walk
-from dmlkit.losses.class_sum import sum_over_classes
-from dmlkit.losses.transport_weights import (
+from dmlkit.losses.proxies.anchor_terms import Anchors, number_of_classes_in
+from dmlkit.losses.proxies.class_chunks import Walk, plan_walk
+from dmlkit.losses.proxies.class_sum import sum_over_classes
+from dmlkit.losses.proxies.transport_weights import (
     EXACT,
     Grouplets,
     TransportWeights,

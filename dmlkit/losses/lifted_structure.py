@@ -7,7 +7,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.pairs import make_pairs, masked_logsumexp
+from dmlkit.losses.pairs.pair_loss import make_pairs, masked_logsumexp
 from dmlkit.manifolds.base import Manifold
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dmlkit.component import one_of
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs import PairLoss, Pairs
+from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners.base import Miner, MinerConfig, Triplets
 from dmlkit.miners.distance_weighted import DistanceWeighted, DistanceWeightedConfig

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs import PairLoss, Pairs, masked_logsumexp
+from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs, masked_logsumexp
 from dmlkit.manifolds.base import Manifold
 
 

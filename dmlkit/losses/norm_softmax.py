@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss
+from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss
 from dmlkit.manifolds.base import Manifold
 
 

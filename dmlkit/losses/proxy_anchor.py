@@ -7,10 +7,10 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.anchor_loss import TRANSPORT_REQUIREMENTS, AnchorLoss
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.proxy_loss import NegativeFraction
-from dmlkit.losses.transport_weights import TransportWeights, TransportWeightsConfig
+from dmlkit.losses.proxies.anchor_loss import TRANSPORT_REQUIREMENTS, AnchorLoss
+from dmlkit.losses.proxies.proxy_loss import NegativeFraction
+from dmlkit.losses.proxies.transport_weights import TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
 
 

@@ -12,10 +12,10 @@ from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import Loss, LossConfig, require_similarity
-from dmlkit.losses.class_chunks import Pool, Walk, automatic_chunk_size, own_columns, plan_walk, similarities
-from dmlkit.losses.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.class_sum import sum_over_classes
-from dmlkit.losses.proxy_loss import Selection
+from dmlkit.losses.proxies.class_chunks import Pool, Walk, automatic_chunk_size, own_columns, plan_walk, similarities
+from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
+from dmlkit.losses.proxies.class_sum import sum_over_classes
+from dmlkit.losses.proxies.proxy_loss import Selection
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine", "dot")

@@ -7,12 +7,12 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.losses.anchor_terms import Anchors, number_of_classes_in
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.class_chunks import own_columns, similarities
-from dmlkit.losses.class_memory import ClassMemory
-from dmlkit.losses.class_sum import sum_over_classes
-from dmlkit.losses.proxy_loss import NegativeFraction, ProxyLoss, Selection
+from dmlkit.losses.proxies.anchor_terms import Anchors, number_of_classes_in
+from dmlkit.losses.proxies.class_chunks import own_columns, similarities
+from dmlkit.losses.proxies.class_memory import ClassMemory
+from dmlkit.losses.proxies.class_sum import sum_over_classes
+from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss, Selection
 from dmlkit.manifolds.base import Manifold
 
 PositivePenalty = Literal["none", "1/E", "v", "sigma"]

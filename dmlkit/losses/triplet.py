@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dmlkit.component import one_of
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs import PairLoss, Pairs, masked_mean
+from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners.all import All, AllConfig
 from dmlkit.miners.base import Miner, MinerConfig, Triplets

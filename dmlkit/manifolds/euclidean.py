@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, safe_sqrt, squared_distances
-from dmlkit.manifolds.unit import unit_vectors
+from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
 class EuclideanConfig(ManifoldConfig, frozen=True):

@@ -9,7 +9,7 @@ from torch.linalg import vecdot
 from torch.nn.utils.parametrize import is_parametrized
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
-from dmlkit.manifolds.hyperbolic import (
+from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     check_hyperbolic,
     clip_features,
@@ -17,9 +17,9 @@ from dmlkit.manifolds.hyperbolic import (
     farthest,
     make_learnable,
 )
-from dmlkit.manifolds.product_distance import Rows, product_distance, row_squares
-from dmlkit.manifolds.sheet import Sheet
-from dmlkit.manifolds.unit import unit_vectors
+from dmlkit.manifolds.numerics.product_distance import Rows, product_distance, row_squares
+from dmlkit.manifolds.numerics.sheet import Sheet
+from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
 class LorentzConfig(ManifoldConfig, frozen=True):

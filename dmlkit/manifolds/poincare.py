@@ -11,7 +11,7 @@ from torch.linalg import vecdot
 from torch.nn.utils.parametrize import is_parametrized
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
-from dmlkit.manifolds.hyperbolic import (
+from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     check_hyperbolic,
     clip_features,
@@ -19,8 +19,8 @@ from dmlkit.manifolds.hyperbolic import (
     farthest,
     make_learnable,
 )
-from dmlkit.manifolds.product_distance import Rows, product_distance, row_squares
-from dmlkit.manifolds.unit import unit_vectors
+from dmlkit.manifolds.numerics.product_distance import Rows, product_distance, row_squares
+from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
 class PoincareConfig(ManifoldConfig, frozen=True):

@@ -9,7 +9,7 @@ from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, inner_products, rounding_error, safe_sqrt
-from dmlkit.manifolds.unit import unit_vectors
+from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
 class SphereConfig(ManifoldConfig, frozen=True):

@@ -3,9 +3,9 @@
 from typing import Any
 
 from dmlkit.component import load_family, missing_attribute
-from dmlkit.metrics.hits import metrics_from_hits
-from dmlkit.metrics.names import metric_configs
-from dmlkit.metrics.retrieval import retrieval_metrics, score_retrieval
+from dmlkit.metrics.scoring.hits import metrics_from_hits
+from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.metrics.scoring.retrieval import retrieval_metrics, score_retrieval
 
 __all__ = ["metric_configs", "metrics_from_hits", "retrieval_metrics", "score_retrieval"]
 

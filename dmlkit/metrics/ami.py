@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from dmlkit.metrics.base import MetricConfig, Points
-from dmlkit.metrics.contingency import Contingency
-from dmlkit.metrics.kmeans import KMeansOptions
+from dmlkit.metrics.clustering.contingency import Contingency
+from dmlkit.metrics.clustering.kmeans import KMeansOptions
 
 
 class AmiConfig(MetricConfig, frozen=True):

@@ -10,7 +10,7 @@ from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.base import Manifold
 
 if TYPE_CHECKING:
-    from dmlkit.metrics.kmeans import KMeansOptions
+    from dmlkit.metrics.clustering.kmeans import KMeansOptions
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Points:
 
     def clusters(self, options: "KMeansOptions") -> Tensor:
         """The k-means cluster of each point, k = C, on its coordinates: (N,) int64; found once per options."""
-        from dmlkit.metrics.kmeans import kmeans
+        from dmlkit.metrics.clustering.kmeans import kmeans
 
         if options not in self._clusters:
             classes = int(self.labels.max()) + 1

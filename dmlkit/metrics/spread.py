@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig, Points
-from dmlkit.metrics.products import block_rows
+from dmlkit.metrics.ranking.products import block_rows
 
 
 class SpreadConfig(MetricConfig, frozen=True):

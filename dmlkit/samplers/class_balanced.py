@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler, SamplerConfig
-from dmlkit.samplers.deck import Deck, group_by
+from dmlkit.samplers.drawing.deck import Deck, group_by
 
 
 class ClassBalancedConfig(SamplerConfig, frozen=True):

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
-from dmlkit.transforms.crops import SquareCrop
+from dmlkit.transforms.cropping.crops import SquareCrop
 
 
 class CgmlCarsConfig(TransformConfig, frozen=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
-from dmlkit.transforms.crops import RandomResizedCrop
+from dmlkit.transforms.cropping.crops import RandomResizedCrop
 
 
 class ImageNetConfig(TransformConfig, frozen=True):

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dmlkit.transport.augmenting_paths import shortest_augmenting_paths
 from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.solvers.augmenting_paths import shortest_augmenting_paths
 
 ENUMERATED_ROWS = 6  # 720 permutations a problem; 7 rows would be 5 040, slower than augmenting paths
 

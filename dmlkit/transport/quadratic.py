@@ -7,8 +7,8 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.transport.base import TransportConfig, TransportSolver
-from dmlkit.transport.implicit import with_implicit_gradient
-from dmlkit.transport.interior_point import interior_point
+from dmlkit.transport.solvers.implicit import with_implicit_gradient
+from dmlkit.transport.solvers.interior_point import interior_point
 
 
 class QuadraticConfig(TransportConfig, frozen=True):

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from dmlkit.backbones import ResNet18Config, ResNet50Config, Timm, TimmConfig
 from dmlkit.errors import UserError
-from dmlkit.recipe_file import parse_recipe
+from dmlkit.recipe.file import parse_recipe
 
 CAFFE = "channels: bgr, pixel_max: 255, mean: [104, 117, 128], std: [1, 1, 1]"
 RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"

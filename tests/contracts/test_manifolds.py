@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dmlkit.embedding.search import Gallery
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
-from dmlkit.search import Gallery
 
 DIM = 6
 NAMES = sorted(ManifoldConfig.variants)

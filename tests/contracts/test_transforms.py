@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dmlkit.loading import TrainingBatches, TransformedImages
-from dmlkit.recipe import Recipe
+from dmlkit.loading.batches import TrainingBatches, TransformedImages
+from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
 
 

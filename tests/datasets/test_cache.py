@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dmlkit.data_cache import images_to_cache, write_cache
-from dmlkit.datasets.cache import CachedImages
 from dmlkit.errors import UserError
-from dmlkit.loading import TransformedImages
-from dmlkit.recipe import Recipe
+from dmlkit.loading.batches import TransformedImages
+from dmlkit.loading.cache import CachedImages
+from dmlkit.loading.cache_writer import images_to_cache, write_cache
+from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
 from tests.datasets import trees
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dmlkit.data_check import Report, check_files, check_images
 from dmlkit.datasets import Cub200Config, FolderConfig
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.image import MAX_PIXELS
+from dmlkit.datasets.files.image import MAX_PIXELS
+from dmlkit.loading.check import Report, check_files, check_images
 from tests.datasets import trees
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageOps
 
 from dmlkit.datasets.base import BadImageError
-from dmlkit.datasets.image import read_image
+from dmlkit.datasets.files.image import read_image
 
 RED, WHITE = [255, 0, 0], [255, 255, 255]
 
@@ -75,7 +75,7 @@ def test_damaged_files_are_named(tmp_path, monkeypatch):
             read_image(tmp_path / name)
     with pytest.raises(BadImageError, match=r"none\.jpg: cannot read this image: file not found"):
         read_image(tmp_path / "none.jpg")
-    monkeypatch.setattr("dmlkit.datasets.image.MAX_PIXELS", 4000)
+    monkeypatch.setattr("dmlkit.datasets.files.image.MAX_PIXELS", 4000)
     with pytest.raises(BadImageError, match="64 x 64 pixels; expected at most 4,000"):
         read_image(good)
 

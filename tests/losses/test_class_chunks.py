@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from dmlkit.losses import MPA, ProxyAnchor, ProxyGML, ProxyNCA, SoftTriple
 from dmlkit.losses.base import Loss
-from dmlkit.losses.class_chunks import KEPT_NUMBERS, plan_walk
+from dmlkit.losses.proxies.class_chunks import KEPT_NUMBERS, plan_walk
 from dmlkit.manifolds import Sphere
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses import MPA, ProxyAnchor
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.class_shard import ClassShard
-from dmlkit.losses.proxy_loss import ProxyLoss
-from dmlkit.losses.transport_weights import TransportWeights
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss
+from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Sphere
-from dmlkit.recipe_file import parse_recipe
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.transport.exact import Exact
 from tests.conftest import TINY_RECIPE
 

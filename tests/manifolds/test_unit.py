@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.manifolds.unit import unit_vectors
+from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
 def features() -> torch.Tensor:

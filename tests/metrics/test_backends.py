@@ -10,8 +10,8 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.metrics import cpu_search, gpu_search, retrieval_metrics, score_retrieval
-from dmlkit.metrics.inputs import build_search
-from dmlkit.metrics.search import Depth
+from dmlkit.metrics.ranking.inputs import build_search
+from dmlkit.metrics.ranking.search import Depth
 
 NAMES = ["recall@1", "recall@10", "precision@5", "r_precision", "map@r", "map@10", "mrr", "ndcg@10"]
 

@@ -11,11 +11,11 @@ from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 from dmlkit.metrics.ami import adjusted_information
-from dmlkit.metrics.contingency import Contingency
+from dmlkit.metrics.clustering.contingency import Contingency
+from dmlkit.metrics.clustering.kmeans import KMeansOptions, kmeans
+from dmlkit.metrics.clustering.seeding import kmeans_plus_plus
 from dmlkit.metrics.f1 import pairwise_f1
-from dmlkit.metrics.kmeans import KMeansOptions, kmeans
 from dmlkit.metrics.nmi import normalized_information
-from dmlkit.metrics.seeding import kmeans_plus_plus
 
 partitions = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=40)
 

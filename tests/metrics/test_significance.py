@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.metrics.breakdown import class_scores, confusions
-from dmlkit.metrics.significance import (
+from dmlkit.evaluation.breakdown import class_scores, confusions
+from dmlkit.evaluation.significance import (
     bootstrap_intervals,
     paired_comparison,
     paired_runs,

@@ -1,0 +1,1 @@
+"""Pretrained weights and what they need."""

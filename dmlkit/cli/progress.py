@@ -1,0 +1,101 @@
+"""What a person sees while something long runs: bars in a terminal, plain lines elsewhere."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+WAITING = 0.2  # of an epoch without a batch to train on is told
+
+
+class TrainingProgress:
+    """Shows a run: a bar with loss, images/s, time left and the last metrics; a line after every epoch.
+
+    Args:
+        console: where to.
+        epochs: of the whole run.
+    """
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self.console, self.epochs = console, epochs
+        self.last: float | None = None
+        self.bar = Progress(
+            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[speed]:,.0f} images/s"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[metrics]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self.task = self.bar.add_task(
+            "train", total=epochs, epoch=0, epochs=epochs, loss=float("nan"), speed=0.0, metrics=""
+        )
+
+    def __enter__(self) -> "TrainingProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
+        """See `dmlkit.training.train.Progress`."""
+        now = perf_counter()
+        speed: float = self.bar.tasks[0].fields["speed"]
+        if self.last is not None:
+            current = images / (now - self.last)
+            speed = 0.9 * speed + 0.1 * current if speed else current
+        self.last = now
+        self.bar.update(self.task, completed=epoch + progress, epoch=epoch + 1, loss=loss, speed=speed)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """See `dmlkit.training.train.Progress`."""
+        metrics = format_metrics(row["validation"]) if row["validation"] else ""
+        line = f"epoch {row['epoch']}/{self.epochs}  loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s"
+        if row["waiting"] >= WAITING:
+            line += f" ({row['waiting']:.0%} of the time waiting for images)"
+        self.console.print(f"{line}  validation {metrics}" if metrics else line, highlight=False, soft_wrap=True)
+        self.bar.update(self.task, completed=row["epoch"], metrics=metrics)
+        self.last = None  # validation is not training time
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0:,.0f} images/s")
+
+
+@contextmanager
+def image_progress(console: Console, description: str, total: int) -> Generator[Callable[[int], None]]:
+    """A bar over images; yields the function that advances it. Silent where there is no terminal."""
+    columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda count: bar.update(task, advance=count)
+
+
+def format_metrics(metrics: dict[str, float]) -> str:
+    """Metrics on one line.
+
+    Example:
+        >>> format_metrics({"recall@1": 0.93214, "map@r": 0.5})
+        'recall@1 0.932  map@r 0.500'
+    """
+    return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())

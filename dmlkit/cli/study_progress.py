@@ -1,0 +1,130 @@
+"""What a person sees while a study runs: which run of how many, its figures, and the time that is left."""
+
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from dmlkit.cli.progress import format_metrics
+
+
+class RunsProgress:
+    """A bar over all epochs of a study in a terminal, and everywhere a line after each run that was trained.
+
+    Args:
+        console: where to.
+        runs: of the study.
+        epochs: of all of them.
+    """
+
+    def __init__(self, console: Console, runs: int, epochs: int) -> None:
+        self.console, self.runs, self.epochs = console, runs, epochs
+        self.finished = 0  # runs
+        self.epochs_behind = 0  # of finished runs
+        self.training: dict[str, float] = {}  # runs that are under way, with the epochs behind them
+        self.trained = 0  # epochs of this session
+        self.started: float | None = None  # when this session began to train
+        self.bar = Progress(
+            TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}"),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[left]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self.task = self.bar.add_task("study", total=epochs, run=1, runs=runs, name="", loss=float("nan"), left="")
+
+    def __enter__(self) -> "RunsProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def start_run(self, name: str, epochs: int) -> "RunProgress":
+        """See `dmlkit.study.run.StudyProgress`."""
+        return RunProgress(self, name, epochs)
+
+    def start_training(self, name: str) -> None:
+        """A run that was not complete begins, or its next model."""
+        if self.started is None:
+            self.started = perf_counter()
+            if self.finished:
+                self.console.print(f"{self.finished} of {self.runs} runs are complete already", highlight=False)
+        self.training.setdefault(name, 0.0)
+        self.bar.update(self.task, run=self.finished + 1, name=self.names())
+
+    def names(self) -> str:
+        """Of the runs under way."""
+        return ", ".join(self.training)
+
+    def time_left(self) -> str:
+        """From the time that this session's epochs took."""
+        if self.started is None or not self.trained:
+            return ""
+        each = (perf_counter() - self.started) / self.trained
+        return f"about {spoken_time(each * (self.epochs - self.epochs_behind - sum(self.training.values())))} left"
+
+
+class RunProgress:
+    """One run's part of a study's progress.
+
+    Args:
+        study: that it is part of.
+        name: of the run.
+        epochs: of all its models.
+    """
+
+    def __init__(self, study: RunsProgress, name: str, epochs: int) -> None:
+        self.study, self.name, self.epochs = study, name, epochs
+        self.trained = 0  # epochs of this session
+        self.started: float | None = None  # None while there was nothing to train
+
+    def start_model(self) -> None:
+        """See `dmlkit.study.run.RunProgress`."""
+        self.started = self.started or perf_counter()
+        self.study.start_training(self.name)
+
+    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
+        """See `dmlkit.training.train.Progress`."""
+        study = self.study
+        study.training[self.name] = self.trained + progress
+        completed = study.epochs_behind + sum(study.training.values())
+        study.bar.update(study.task, completed=completed, loss=loss, left=study.time_left())
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """See `dmlkit.training.train.Progress`."""
+        self.trained += 1
+        self.study.trained += 1
+        self.study.training[self.name] = self.trained
+
+    def finish(self, figures: dict[str, float]) -> None:
+        """See `dmlkit.study.run.RunProgress`."""
+        study = self.study
+        study.finished += 1
+        study.epochs_behind += self.epochs
+        study.training.pop(self.name, None)
+        if self.started is not None:
+            took = spoken_time(perf_counter() - self.started)
+            line = f"run {study.finished}/{study.runs}  {self.name}  {format_metrics(figures)}  {took}"
+            left = study.time_left() if study.finished < study.runs else ""
+            study.console.print(f"{line}, {left}" if left else line, highlight=False, soft_wrap=True)
+
+
+def spoken_time(seconds: float) -> str:
+    """A duration as people say it.
+
+    Example:
+        >>> spoken_time(41.2), spoken_time(750), spoken_time(12000)
+        ('41 s', '12 min 30 s', '3 h 20 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,1 @@
+"""Images and lists on disk."""

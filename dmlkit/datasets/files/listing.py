@@ -1,0 +1,165 @@
+"""What the files of a dataset say: paths, labels and splits, with all their faults, before any image is opened."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.base import Dataset
+from dmlkit.datasets.files.image import Box, read_image
+from dmlkit.datasets.files.paths import Selection, inside, leaves_root, raise_faults
+from dmlkit.errors import UserError
+
+Part = Literal["train", "validation", "test"]
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Images of a dataset.
+
+    Args:
+        root: the folder that holds them.
+        names: N paths relative to the root.
+        labels: (N,) int64 into ``class_names``.
+        class_names: C names, in the order that numbers them.
+        parts: (N,) int8, positions in `PARTS`.
+        query: (N,) bool, or None; see `Dataset`.
+        gallery: (N,) bool, or None.
+        super_classes: (C,) int64, or None.
+        super_class_names: what they number.
+        boxes: (N, 4) float64, left, top, right, bottom in pixels, NaN for the whole image; or None.
+        faults: what is wrong, one line each; images at fault are not listed.
+        notes: what is worth knowing but not wrong.
+    """
+
+    root: Path
+    names: Any
+    labels: np.ndarray
+    class_names: Sequence[str]
+    parts: np.ndarray
+    query: np.ndarray | None = None
+    gallery: np.ndarray | None = None
+    super_classes: np.ndarray | None = None
+    super_class_names: Sequence[str] = ()
+    boxes: np.ndarray | None = None
+    faults: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    def has(self, part: Part) -> bool:
+        """Whether the part has an image."""
+        return bool((self.parts == PARTS.index(part)).any())
+
+    def overlaps(self) -> list[str]:
+        """A fault for each class that is in two parts."""
+        present = np.zeros((len(self.class_names), len(PARTS)), dtype=bool)
+        present[self.labels, self.parts] = True
+        return [
+            f"{self.root}: class {self.class_names[label]!r} is in both "
+            f"{' and '.join(part for part, is_in in zip(PARTS, present[label], strict=True) if is_in)}; "
+            "test classes must be unseen in training"
+            for label in (present.sum(1) > 1).nonzero()[0]
+        ]
+
+    def images(self, part: Part | Literal["all"]) -> "ListedImages":
+        """The images of a part, its classes numbered 0..C'-1.
+
+        Raises:
+            UserError: the listing has faults, or the part is empty.
+        """
+        raise_faults([*self.faults, *self.overlaps()])
+        rows = np.arange(len(self.labels)) if part == "all" else (self.parts == PARTS.index(part)).nonzero()[0]
+        if len(rows) == 0:
+            raise UserError(
+                f"{self.root}: no images for {part}; expected at least two classes, one to train, one to test"
+            )
+        return ListedImages(self, rows)
+
+    def everything(self) -> "ListedImages":
+        """All images, whatever the faults."""
+        return ListedImages(self, np.arange(len(self.labels)))
+
+
+class ListedImages(Dataset):
+    """Image files of a listing.
+
+    Args:
+        listing: names and labels.
+        rows: (n,) int64, which of its images.
+    """
+
+    def __init__(self, listing: Listing, rows: np.ndarray) -> None:
+        classes, labels = np.unique(listing.labels[rows], return_inverse=True)
+        # training rows are neither query nor gallery: there each image searches all others
+        searches = listing.query is not None and bool(listing.query[rows].any())
+        super().__init__(
+            torch.from_numpy(labels.astype(np.int64)),
+            [listing.class_names[int(label)] for label in classes],
+            Selection(listing.names, rows, prefix=f"{listing.root}{os.sep}"),
+            query=select(listing.query, rows) if searches else None,
+            gallery=select(listing.gallery, rows) if searches else None,
+            super_classes=select(listing.super_classes, classes),
+        )
+        self.boxes = None if listing.boxes is None else listing.boxes[rows]
+
+    def box(self, index: int) -> Box | None:
+        """The part of image ``index`` to take; None for all of it."""
+        if self.boxes is None or np.isnan(self.boxes[index]).any():
+            return None
+        left, top, right, bottom = self.boxes[index].tolist()
+        return left, top, right, bottom
+
+    def key(self, index: int) -> str:
+        box = self.box(index)
+        return self.paths[index] if box is None else f"{self.paths[index]} {box}"
+
+    def image(self, index: int) -> Tensor:
+        return read_image(self.paths[index], self.box(index))
+
+
+def select(values: np.ndarray | None, rows: np.ndarray) -> Tensor | None:
+    """Some rows as a tensor, where there are values."""
+    return None if values is None else torch.from_numpy(values[rows])
+
+
+class Rows:
+    """Images collected one by one, for the datasets whose lists are read line by line.
+
+    Args:
+        root: what the names are relative to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.names: list[str] = []
+        self.labels: list[int] = []
+        self.parts: list[int] = []
+        self.faults: list[str] = []
+
+    def add(self, where: str, name: str, label: int, part: Part) -> bool:
+        """Add an image; False, and a fault, if its name leads out of the root. ``where`` says who names it."""
+        safe = inside(self.root, name)
+        if safe is None:
+            self.faults.append(leaves_root(where, name, self.root))
+            return False
+        self.names.append(safe)
+        self.labels.append(label)
+        self.parts.append(PARTS.index(part))
+        return True
+
+    def listing(self, class_names: Sequence[str], **more: Any) -> Listing:
+        """The images so far; ``more`` are other fields of `Listing`."""
+        return Listing(
+            self.root,
+            self.names,
+            np.array(self.labels, dtype=np.int64),
+            class_names,
+            np.array(self.parts, dtype=np.int8),
+            faults=self.faults,
+            **more,
+        )

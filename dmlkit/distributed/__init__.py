@@ -1,0 +1,1 @@
+"""One process or many: devices, ranks, what they share, and stopping all of them at one step."""

@@ -1,0 +1,118 @@
+"""Embed images into a folder that other programs read: in one process, on torchrun's ranks, or on a Ray cluster."""
+
+import os
+from collections.abc import Callable
+from time import sleep
+from typing import Any, Literal
+
+from lightning_fabric import Fabric
+
+from dmlkit.embedding.files import assemble
+from dmlkit.embedding.job import Compute, EmbedJob
+from dmlkit.embedding.shards import PartFolder
+from dmlkit.embedding.trained import Advance, TrainedModel
+from dmlkit.errors import UserError
+
+Engine = Literal["local", "torchrun", "ray"]
+
+
+def choose_engine(engine: Engine | None) -> Engine:
+    """The engine that was asked for; where none was, torchrun's ranks if there are several, else this process.
+
+    Raises:
+        UserError: the program was not started as the engine needs it.
+    """
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if engine is None:
+        return "torchrun" if ranks > 1 else "local"
+    if engine == "torchrun" and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            "--engine torchrun: torchrun has not started this process; type torchrun --nproc-per-node=GPUS "
+            "-m dmlkit embed ..., with the number of processes for GPUS"
+        )
+    if engine != "torchrun" and ranks > 1:
+        raise UserError(
+            f"--engine {engine}: torchrun has started {ranks} processes; leave --engine out, or type dmlkit embed "
+            "without torchrun"
+        )
+    return engine
+
+
+def embed(
+    job: EmbedJob,
+    trained: TrainedModel,
+    fabric: Fabric,
+    compute: Compute,
+    *,
+    advance: Advance,
+    say: Callable[[str], None],
+) -> dict[str, Any] | None:
+    """Embed images into ``embeddings.npy``, ``items.parquet`` and ``manifest.json``, in bounded memory.
+
+    The work is done in parts, which stay where it is stopped: the same call goes on from there. Each rank computes an
+    equal share of those that are missing; the first one puts them all together.
+
+    Args:
+        job: what, and where to.
+        trained: the model.
+        fabric: the ranks.
+        compute: how a rank computes its share.
+        advance: told of every batch, on the first rank.
+        say: told what was complete already.
+
+    Returns:
+        The manifest, on the first rank; None on others.
+
+    Raises:
+        UserError: the folder holds embeddings, or parts of others, or is full, or an image cannot be read.
+    """
+    parts, skip, description = job.parts, job.skip_bad_images, job.describe(trained)
+    missing: list[int] = []
+    if fabric.is_global_zero:
+        parts.begin(description)
+        missing = parts.missing(range(len(parts)), skip_bad_images=skip)
+    # one answer for all: a rank that looked for itself, later, would not see parts that a quick one has just written
+    missing = fabric.broadcast(missing)
+    parts.check(description)
+    if len(missing) < len(parts):
+        say(f"{len(parts) - len(missing)} of {len(parts)} parts were complete already")
+    remaining = sum(len(parts.images(part)) for part in missing)
+    advance(len(job.dataset) - remaining)
+    share = missing[fabric.global_rank :: fabric.world_size]
+    try:
+        compute(share, _scaled(advance, sum(len(parts.images(part)) for part in share), remaining))
+        if not fabric.is_global_zero:
+            return None
+        _wait(parts, missing, fabric, skip_bad_images=skip)
+        return assemble(parts, job.dataset, job.header(trained), labelled=job.labelled)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and parts.is_finished():
+            raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; it is whole") from None
+        raise UserError(f"{error}; complete parts stay: once this is mended the same command goes on") from error
+    finally:
+        if fabric.is_global_zero:
+            parts.leave()
+
+
+def _scaled(advance: Advance, share: int, whole: int) -> Advance:
+    """Progress of this rank told as progress of all."""
+    done = 0
+
+    def told(images: int) -> None:
+        nonlocal done
+        advance((done + images) * whole // share - done * whole // share)
+        done += images
+
+    return told
+
+
+def _wait(parts: PartFolder, missing: list[int], fabric: Fabric, *, skip_bad_images: bool) -> None:
+    """Wait until other ranks have written their parts. A barrier would give up after 30 minutes, and ranks of
+    unequal speed can be further apart than that; if one of them dies, torchrun ends this one too."""
+    while missing := parts.missing(missing, skip_bad_images=skip_bad_images):
+        if fabric.world_size == 1:
+            raise UserError(
+                f"{parts.file(missing[0])}: not here though a worker has written it; --output must be a folder that "
+                "all workers reach under the same name"
+            )
+        sleep(0.5)

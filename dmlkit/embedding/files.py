@@ -1,0 +1,66 @@
+"""From parts to the files of embeddings that other programs read."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from dmlkit.datasets.base import Dataset
+from dmlkit.embedding.shards import PartFolder
+from dmlkit.run_folder import atomic_write, write_json
+
+
+def assemble(parts: PartFolder, dataset: Dataset, header: dict[str, Any], *, labelled: bool) -> dict[str, Any]:
+    """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json`` from all parts, one in memory at a time.
+
+    Until the manifest is there this may be done again, also by another process at the same time.
+
+    Args:
+        parts: all complete; they stay.
+        dataset: the images.
+        header: the manifest but for what the parts say.
+        labelled: the dataset's labels mean something; otherwise the label column is null.
+
+    Returns:
+        The manifest.
+    """
+    output, faults = parts.output, list[str]()
+    with atomic_write(output / "embeddings.npy", scratch=parts.path) as partial, partial.open("wb") as file:
+        count = 0
+        _write_header(file, count, header["dim"])
+        for part in parts.read():
+            file.write(np.ascontiguousarray(part.points.numpy(), dtype="<f4").tobytes())
+            faults += part.faults
+            count += len(part.indices)
+        _write_header(file, count, header["dim"])
+    _write_items(output / "items.parquet", parts, dataset, labelled=labelled)
+    manifest = header | {"count": count, "skipped": faults}
+    write_json(output / "manifest.json", manifest, scratch=parts.path)
+    return manifest
+
+
+def _write_header(file: Any, count: int, dim: int) -> None:
+    """Write the header of a (count, dim) float32 array at the start, of the same length for every count."""
+    file.seek(0)
+    npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (count, dim)})
+
+
+def _write_items(path: Path, parts: PartFolder, dataset: Dataset, *, labelled: bool) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema([("id", pa.int64()), ("path", pa.string()), ("label", pa.string())])
+    names = dataset.class_names
+    written = 0
+    with (
+        atomic_write(path, scratch=parts.path) as partial,
+        parquet.ParquetWriter(partial, schema) as writer,
+    ):
+        for part in parts.read():
+            indices = part.indices.tolist()
+            labels = [names[label] if labelled else None for label in dataset.labels[part.indices].tolist()]
+            ids = range(written, written + len(indices))
+            rows = [list(ids), [dataset.paths[index] for index in indices], labels]
+            writer.write_table(pa.table(rows, schema=schema))
+            written = ids.stop

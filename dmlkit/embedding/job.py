@@ -1,0 +1,116 @@
+"""What to embed, and how one process computes parts of it."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from dmlkit.datasets.base import Dataset
+from dmlkit.embedding.shards import Part, PartFolder
+from dmlkit.embedding.trained import Advance, TrainedModel, describe
+from dmlkit.errors import UserError
+from dmlkit.loading.batches import Draw, TransformedImages, make_loader
+
+Compute = Callable[[list[int], Advance], None]
+"""Computes parts, given by their numbers, and tells how many more images are done."""
+
+
+@dataclass(frozen=True)
+class EmbedJob:
+    """What to embed, and where to.
+
+    Args:
+        dataset: the images.
+        source: what they are, for the manifest.
+        labelled: the dataset's labels mean something; otherwise the label column is null.
+        output: a folder that all processes reach, without embeddings as yet.
+        skip_bad_images: leave out images that cannot be read, instead of stopping.
+    """
+
+    dataset: Dataset
+    source: str
+    labelled: bool
+    output: Path
+    skip_bad_images: bool
+
+    @property
+    def parts(self) -> PartFolder:
+        """Where the parts lie."""
+        return PartFolder(self.output, len(self.dataset))
+
+    def header(self, trained: TrainedModel) -> dict[str, Any]:
+        """The manifest but for what the images turn out to be."""
+        return describe(trained) | {"source": self.source}
+
+    def describe(self, trained: TrainedModel) -> dict[str, Any]:
+        """What the parts depend on."""
+        digest = hashlib.sha256()
+        for index in range(len(self.dataset)):
+            digest.update(self.dataset.key(index).encode() + b"\0")
+        images = {"count": len(self.dataset), "hash": digest.hexdigest(), "images_per_part": self.parts.part_images}
+        return self.header(trained) | {"list": images}
+
+
+class PartEmbedder:
+    """Computes parts with one model in one process; images of the next part are read while one is computed.
+
+    Args:
+        job: what, and where to.
+        trained: the model.
+        fabric: its device.
+        workers: processes that read images; see `dmlkit.loading.batches.make_loader`.
+    """
+
+    def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Fabric, *, workers: int | None) -> None:
+        self.parts, self.skip_bad_images = job.parts, job.skip_bad_images
+        self.model, self.device = trained.model, fabric.device
+        images = TransformedImages(job.dataset, trained.recipe.transform, training=False)
+        self.batches = PartBatches(self.parts)
+        self.loader = make_loader(images, self.batches, workers=workers, pin_memory=fabric.device.type == "cuda")
+
+    def __call__(self, numbers: list[int], advance: Advance) -> None:
+        """See `Compute`."""
+        self.batches.numbers = numbers
+        batches = iter(self.loader)
+        for number in numbers:
+            count = len(self.parts.batches(number))
+            self.parts.write(number, self._part(islice(batches, count), advance))
+
+    @torch.inference_mode()
+    def _part(self, batches: Iterator[Any], advance: Advance) -> Part:
+        points = [torch.empty(0, self.model.manifold.point_dim)]
+        indices = [torch.empty(0, dtype=torch.int64)]
+        faults: list[str] = []
+        for batch in batches:
+            if batch.faults and not self.skip_bad_images:
+                raise UserError(
+                    f"{batch.faults[0]}; mend it, or leave such images out with --skip-bad-images, and give the "
+                    "command again: it goes on"
+                )
+            faults += batch.faults
+            if len(batch.labels):
+                points.append(self.model(batch.images.to(self.device)).float().cpu())
+                indices.append(batch.indices)
+            advance(len(batch.labels) + len(batch.faults))
+        return Part(torch.cat(points), torch.cat(indices), faults)
+
+
+class PartBatches:
+    """The batches of some parts, one after another. Set ``numbers`` before each pass.
+
+    Args:
+        parts: how they are cut.
+    """
+
+    def __init__(self, parts: PartFolder) -> None:
+        self.parts = parts
+        self.numbers: list[int] = []
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for number in self.numbers:
+            yield from self.parts.batches(number)

@@ -1,0 +1,140 @@
+"""Embed on a Ray cluster: Ray Data hands the parts to workers, adds workers, and replaces those that die."""
+
+import logging
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
+from dmlkit.embedding.trained import Advance, load_model
+from dmlkit.errors import UserError
+from dmlkit.run_folder import CheckpointName, RunFolder
+
+MAX_READERS = 8  # processes beside a GPU that read images
+
+
+def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: str) -> Compute:
+    """How Ray computes parts: on the cluster that ``RAY_ADDRESS`` names, or that runs on this machine, or a new one.
+
+    A worker takes a GPU and the processors that are its due, which read images, or, where there is no GPU, one
+    processor. Each loads the model once.
+
+    Args:
+        job: what, and where to; its dataset is sent to the workers.
+        run: the run folder, which all workers reach, as they do the images and the output.
+        checkpoint: whose weights.
+        device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
+
+    Raises:
+        UserError: Ray is not installed, or it cannot give such a device.
+    """
+    try:
+        import ray.data
+    except ImportError:
+        raise UserError("--engine ray: Ray is not installed; pip install 'dmlkit[ray]'") from None
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {device}: Ray hands every worker its device; expected auto, cpu or cuda")
+
+    def compute(numbers: list[int], advance: Advance) -> None:
+        if not numbers:
+            return
+        with _cluster():
+            gpus, processors = _share(device)
+            arguments = (ray.put(job), run, checkpoint, "cuda" if gpus else "cpu", processors, Path.cwd())
+            items = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
+            done = items.map_batches(
+                RayWorker,
+                fn_constructor_args=arguments,
+                batch_size=1,
+                num_gpus=gpus,
+                num_cpus=processors,
+                compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(numbers)),
+            )
+            for row in done.iter_rows():
+                if row["fault"]:
+                    raise UserError(row["fault"])
+                advance(len(job.parts.images(row["part"])))
+
+    return compute
+
+
+@contextmanager
+def _cluster() -> Generator[None]:
+    """A connection to Ray, unless the program has one, that keeps Ray's own messages few."""
+    import ray.data
+    from ray.exceptions import RayError
+
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours tells nobody about it
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns of Ray Data's own way to start workers
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error reaches the user as one, not as Ray's log
+    try:
+        yield
+    except RayError as error:
+        words = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"--engine ray: a worker failed: {words}; every machine needs the same dmlkit and what it imports; "
+            "complete parts stay, the same command goes on (--debug shows Ray's words)"
+        ) from error
+    finally:
+        ray.shutdown()
+
+
+def _share(device: str) -> tuple[int, int]:
+    """GPUs and processors of one worker, such that every machine with GPUs can keep all of them busy."""
+    import ray
+
+    machines: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    due = [machine.get("CPU", 0) // machine["GPU"] for machine in machines if machine.get("GPU")]
+    if device == "cpu" or (device == "auto" and not due):
+        return 0, 1
+    if not due:
+        raise UserError("--device cuda: no machine of this Ray cluster has a GPU; use --device cpu")
+    return 1, int(min(MAX_READERS, max(1, min(due))))
+
+
+class RayWorker:
+    """One worker: the model, loaded once; called with the number of a part, it computes and writes that part.
+
+    Args:
+        job: what, and where to, or Ray's reference to it.
+        run: the run folder.
+        checkpoint: whose weights.
+        device: ``cpu`` or ``cuda``.
+        processors: its due.
+        folder: where the command was started; relative paths begin there.
+    """
+
+    def __init__(
+        self, job: Any, run: Path, checkpoint: CheckpointName, device: str, processors: int, folder: Path
+    ) -> None:
+        import ray
+
+        self.fault = ""
+        try:
+            os.chdir(folder)
+            self.job: EmbedJob = ray.get(job)
+            fabric = start_fabric(device)
+            trained = load_model(RunFolder(run), fabric, checkpoint)
+            self.job.parts.check(self.job.describe(trained))
+            self.embed = PartEmbedder(self.job, trained, fabric, workers=processors if device == "cuda" else 0)
+        except (UserError, OSError) as error:  # told by the first call: what fails here Ray would try for ever
+            self.fault = f"a Ray worker cannot start: {error}"
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Compute a part; a user's mistake comes back as text, since Ray would wrap an exception in its own."""
+        number = int(batch["part"][0])
+        if not self.fault:
+            try:
+                self.embed([number], lambda _: None)
+            except (UserError, OSError) as error:
+                self.fault = str(error)
+        return {"part": [number], "fault": [self.fault]}

@@ -1,0 +1,150 @@
+"""The parts of embeddings on disk, while any number of processes compute them: each is whole, or it is not there."""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.loading.batches import Draw
+from dmlkit.run_folder import atomic_write, differences, write_json
+
+BATCH_IMAGES = 128
+PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
+PARTS = 64  # at least, where there are batches for so many: short lists keep 8 GPUs evenly busy too
+COMPLETE = "part-*.safetensors"
+
+
+class Part(NamedTuple):
+    """Embeddings of neighbouring images of a list."""
+
+    points: Tensor  # (n, D) float32
+    indices: Tensor  # (n,) int64, into the list
+    faults: list[str]  # one message per image that could not be read
+
+
+class PartFolder:
+    """The folder ``parts`` inside the folder of the embeddings: ``job.json`` and ``part-00000.safetensors``...
+
+    A part is renamed to its name when it is whole, so it does not matter who computes it, how often, or who dies.
+    Parts are cut by the length of the list alone, and at whole batches: however many processes share the work,
+    every image is in the same batch and its embedding the same to the bit.
+
+    Args:
+        output: where the embeddings go.
+        count: images in the list.
+    """
+
+    def __init__(self, output: Path, count: int) -> None:
+        self.output, self.count = output, count
+        self.path = output / "parts"
+        self.job_path = self.path / "job.json"
+        self.part_images = min(PART_IMAGES, BATCH_IMAGES * max(1, -(-count // (PARTS * BATCH_IMAGES))))
+
+    def __len__(self) -> int:
+        return -(-self.count // self.part_images)
+
+    def images(self, part: int) -> range:
+        """Which images a part is of."""
+        return range(part * self.part_images, min((part + 1) * self.part_images, self.count))
+
+    def batches(self, part: int) -> list[list[Draw]]:
+        """The batches that a part is computed in."""
+        draws = [(index, 0) for index in self.images(part)]
+        return [draws[start : start + BATCH_IMAGES] for start in range(0, len(draws), BATCH_IMAGES)]
+
+    def file(self, part: int) -> Path:
+        """Where a part lies once it is whole."""
+        return self.path / f"part-{part:05}.safetensors"
+
+    def begin(self, job: dict[str, Any]) -> None:
+        """Start a job here or go on with it; for one process, before the others `check`.
+
+        Args:
+            job: plain data that the parts depend on.
+
+        Raises:
+            UserError: the folder holds embeddings already, or parts of others, or cannot be written to.
+        """
+        if self.is_finished():
+            self.leave()
+            raise UserError(
+                f"{self.output}: this folder already holds embeddings; choose another --output or remove it"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.job_path.exists():
+                write_json(self.job_path, job, scratch=self.path)
+        except OSError as error:
+            raise UserError(f"{self.output}: cannot write embeddings here: {error.strerror}") from error
+        self.check(job)
+        self._remove(".*.partial")  # of processes that were killed
+
+    def check(self, job: dict[str, Any]) -> None:
+        """Make sure that the parts here are of this job.
+
+        Raises:
+            UserError: the folder cannot be seen from here, or is of another job; lists what differs.
+        """
+        try:
+            begun = json.loads(self.job_path.read_text(encoding="utf-8"))
+        except OSError:
+            raise UserError(
+                f"{self.job_path}: not found by one of the processes; --output must be a folder that all of them reach"
+            ) from None
+        except ValueError as error:
+            raise UserError(f"{self.job_path}: cannot read this: {error}; remove {self.path} to start anew") from None
+        changes = list(differences("", begun, json.loads(json.dumps(job))))
+        if changes:
+            raise UserError(
+                f"{self.output}: holds parts of other embeddings ({'; '.join(changes)}); undo that to go on with them, "
+                f"remove {self.path} to start anew, or choose another --output"
+            )
+
+    def missing(self, parts: Iterable[int], *, skip_bad_images: bool) -> list[int]:
+        """Those of the parts that are still to be computed: also damaged ones, and ones that left images out if now
+        none may be left out."""
+        faults = ((part, self._faults(part)) for part in parts)
+        return [part for part, found in faults if found is None or (found and not skip_bad_images)]
+
+    def _faults(self, part: int) -> list[str] | None:
+        try:
+            with safe_open(self.file(part), "pt") as file:
+                return json.loads(file.metadata()["faults"])
+        except (FileNotFoundError, SafetensorError):
+            return None
+
+    def write(self, part: int, content: Part) -> None:
+        """Write a part, all or nothing."""
+        with atomic_write(self.file(part), scratch=self.path) as partial:
+            tensors = {"points": content.points, "indices": content.indices}
+            partial.write_bytes(save(tensors, {"faults": json.dumps(content.faults)}))
+
+    def read(self) -> Iterator[Part]:
+        """All parts in the order of the list, one in memory at a time."""
+        for part in range(len(self)):
+            tensors = load_file(self.file(part))
+            yield Part(tensors["points"], tensors["indices"], self._faults(part) or [])
+
+    def is_finished(self) -> bool:
+        """Whether the embeddings are there, whole: their manifest is written last."""
+        return (self.output / "manifest.json").exists()
+
+    def leave(self) -> None:
+        """Remove what nobody goes on with: the parts of finished embeddings, or a job without a complete part."""
+        if not self.job_path.exists() or not (self.is_finished() or not any(self.path.glob(COMPLETE))):
+            return
+        self._remove(COMPLETE)
+        self._remove(".*.partial")
+        self.job_path.unlink(missing_ok=True)  # last: without it the folder may be somebody else's
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def _remove(self, pattern: str) -> None:
+        for path in self.path.glob(pattern):
+            path.unlink(missing_ok=True)

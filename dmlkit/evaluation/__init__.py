@@ -1,0 +1,1 @@
+"""How well embeddings retrieve: figures, intervals, comparisons."""

@@ -1,0 +1,88 @@
+"""Evaluate: how well a run's model retrieves images of classes it has not seen."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from dmlkit.datasets.base import Dataset
+from dmlkit.embedding.trained import Advance, Embeddings, embed_dataset
+from dmlkit.errors import UserError
+from dmlkit.evaluation.result import Evaluation
+from dmlkit.loading.batches import refuse_faults
+from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.metrics.scoring.retrieval import score_retrieval
+from dmlkit.model import EmbeddingModel
+from dmlkit.recipe.schema import Recipe
+
+
+def evaluate(
+    fabric: Fabric,
+    model: EmbeddingModel,
+    dataset: Dataset,
+    recipe: Recipe,
+    *,
+    split: str,
+    advance: Advance | None = None,
+    ties: Ties = "expected",
+) -> Evaluation:
+    """Embed a split and score it with the recipe's metrics.
+
+    Args:
+        fabric: the device, and the ranks; each searches for a part of the queries.
+        model: on that device.
+        dataset: the images of the split.
+        recipe: for its transform and metrics.
+        split: the name of the split, for errors.
+        advance: told of every batch.
+        ties: how items of the same score count; see `dmlkit.metrics.retrieval_metrics`.
+
+    Raises:
+        UserError: an image cannot be read (with ``on_bad_image: error``), or there is nothing to retrieve.
+    """
+    embeddings = embed_dataset(
+        fabric, model, dataset, recipe.transform, workers=recipe.training.workers, advance=advance
+    )
+    refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
+    group = torch.distributed.group.WORLD if fabric.world_size > 1 else None
+    try:
+        return score_dataset(embeddings, dataset, model, recipe.metrics, ties=ties, group=group)
+    except ValueError as error:
+        raise UserError(f"cannot evaluate the {split} split: {error}") from error
+
+
+def score_dataset(
+    embeddings: Embeddings,
+    dataset: Dataset,
+    model: EmbeddingModel,
+    metrics: Sequence[MetricConfig],
+    *,
+    ties: Ties = "expected",
+    group: Any = None,
+) -> Evaluation:
+    """Score embeddings of a dataset. Where it names queries and a gallery, they are searched apart.
+
+    Raises:
+        ValueError: see `dmlkit.metrics.retrieval_metrics`.
+    """
+    points, labels, ids = embeddings.points.to(model.normalization.shift.device), embeddings.labels, embeddings.indices
+    query = found = torch.ones(len(labels), dtype=torch.bool)
+    gallery: dict[str, Any] = {}
+    if dataset.query is not None and dataset.gallery is not None:
+        query, found = dataset.query[ids], dataset.gallery[ids]
+        gallery = {"gallery": points[found], "gallery_labels": labels[found]}
+        gallery |= {"ids": ids[query], "gallery_ids": ids[found]}  # an image that is both never finds itself
+    scores = score_retrieval(
+        points[query], labels[query], manifold=model.manifold, metrics=metrics, ties=ties, group=group, **gallery
+    )
+    return Evaluation(
+        scores=scores,
+        labels=labels[query][scores.queries],
+        nearest_labels=labels[found][scores.nearest],
+        class_names=dataset.class_names,
+        images=[dataset.key(index) for index in ids[query][scores.queries].tolist()],
+        classes=len(labels[query].unique()),
+        faults=embeddings.faults,
+    )

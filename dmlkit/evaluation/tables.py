@@ -1,0 +1,99 @@
+"""Figures as tables: in the terminal, as Markdown, as LaTeX."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dmlkit.evaluation.compare import Result
+from dmlkit.evaluation.significance import Comparison
+
+Rows = list[list[str]]
+TEXT_COLUMNS = (
+    *("run", "of", "metric", "definition", "class", "taken for"),
+    *("variant", "statement", "figure", "verdict"),
+)
+Differences = Sequence[dict[str, Comparison]]
+
+
+def print_table(rows: Rows, console: Console, title: str | None = None) -> None:
+    """A table with a header row; columns of figures are aligned to the right."""
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right")
+    for row in rows[1:]:
+        table.add_row(*row)
+    console.print(table)
+
+
+def as_markdown(rows: Rows) -> str:
+    r"""A Markdown table.
+
+    Example:
+        >>> print(as_markdown([["run", "map@r"], ["a|b", "0.5"]]))
+        | run | map@r |
+        | --- | --- |
+        | a\|b | 0.5 |
+    """
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [cells[0], ["---"] * len(cells[0]), *cells[1:]])
+
+
+def as_latex(rows: Rows) -> str:
+    r"""A LaTeX ``tabular`` with the rules of booktabs.
+
+    Example:
+        >>> print(as_latex([["run", "map@r"], ["a_b", "50 %"]]))
+        \begin{tabular}{ll}
+        \toprule
+        run & map@r \\
+        \midrule
+        a\_b & 50 \% \\
+        \bottomrule
+        \end{tabular}
+    """
+    escapes = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"} | {"\\": r"\textbackslash{}"})
+    lines = [" & ".join(cell.translate(escapes) for cell in row) + r" \\" for row in rows]
+    head = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", lines[0], r"\midrule"]
+    return "\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}"])
+
+
+def metric_rows(report: dict[str, Any], definitions: dict[str, str]) -> Rows:
+    """One row a metric, of a report of ``dmlkit eval``."""
+    rows = [["metric", "value", "95 % interval", "definition"]]
+    for name, value in report["metrics"].items():
+        interval = report["intervals"].get(name)
+        between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
+        rows.append([name, f"{value:.4f}", between, definitions[name]])
+    return rows
+
+
+def comparison_rows(results: Sequence[Result], differences: Differences) -> Rows:
+    """One row a metric and run; what a later run differs from the first by, where they share their queries."""
+    rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p"]]
+    for name in results[0].report["metrics"]:
+        for result, changes in zip(results, [{}, *differences], strict=True):
+            if name not in result.report["metrics"]:
+                continue
+            interval = result.report["intervals"].get(name)
+            row = [name, result.name, f"{result.report['metrics'][name]:.4f}"]
+            row.append(f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else "")
+            change: Comparison | None = changes.get(name)
+            if change is None:
+                rows.append([*row, "", "", ""])
+            else:
+                between = f"{change.low:+.4f} .. {change.high:+.4f}"
+                rows.append([*row, f"{change.difference:+.4f}", between, f"{change.p_value:.4f}"])
+    return rows
+
+
+def protocol_rows(results: dict[str, Any]) -> Rows:
+    """One row for each kind of figure and metric: the mean over repeats and half the width of its interval."""
+    rows = [["of", "metric", "mean", "95 % interval", *(f"repeat {i}" for i in range(len(results["repeats"])))]]
+    for kind, metrics in results["summary"].items():
+        for metric, summary in metrics.items():
+            margin = "" if summary["low"] is None else f"± {summary['high'] - summary['mean']:.4f}"
+            values = [f"{repeat[kind][metric]:.4f}" for repeat in results["repeats"]]
+            rows.append([kind, metric, f"{summary['mean']:.4f}", margin, *values])
+    return rows

@@ -1,0 +1,1 @@
+"""Models and embeddings in the formats of other programs."""

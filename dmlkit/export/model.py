@@ -1,0 +1,120 @@
+"""Export a trained model to formats that other programs load, each checked against the run before it is kept."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.trained import TrainedModel, describe, without_pretrained_weights
+from dmlkit.errors import UserError
+from dmlkit.loading.batches import evaluation_loader
+from dmlkit.model import EmbeddingModel, build_model
+from dmlkit.run_folder import atomic_write, write_json
+
+ModelFormat = Literal["safetensors", "onnx", "torch-export"]
+FILE_NAMES: dict[ModelFormat, str] = {
+    "safetensors": "model.safetensors",
+    "onnx": "model.onnx",
+    "torch-export": "model.pt2",
+}
+TOLERANCE = 1e-4  # of a coordinate; float32 kernels of two runtimes differ by up to 2e-6 on unit vectors
+PARITY_IMAGES = 16
+
+Runner = Callable[[Tensor], Tensor]
+
+
+def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> dict[str, Any]:  # noqa: A002
+    """Write a model and, beside it, a manifest of its preprocessing and geometry.
+
+    The exported model takes RGB pixels (B, 3, S, S) uint8, resized as the manifest says, and gives points (B, D).
+
+    Args:
+        trained: on the CPU.
+        format: ``safetensors`` (weights alone), ``onnx``, or ``torch-export`` (a .pt2 program).
+        output: the file to write.
+
+    Returns:
+        The manifest, with ``parity``: the largest difference to the run's own embeddings over real images.
+
+    Raises:
+        UserError: a package for the format is missing, or the exported model disagrees with the run.
+    """
+    model = trained.model
+    images = parity_images(trained)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
+    with atomic_write(output) as partial, torch.inference_mode():
+        run = write(trained, images, partial)
+        # a smaller batch than the exporter saw: the batch size must not be baked in
+        difference = max((run(part) - model(part)).abs().max().item() for part in (images, images[:1]))
+        if not difference <= TOLERANCE:
+            raise UserError(f"{output}: the exported model differs from the run by {difference:.1e}; nothing was kept")
+    manifest = describe(trained) | {
+        "format": format,
+        "input": f"images: uint8 RGB (batch, 3, {images.shape[-1]}, {images.shape[-1]})",
+        "output": f"embeddings: float32 (batch, {model.manifold.point_dim})",
+        "parity": {"images": len(images), "largest_difference": difference},
+    }
+    write_json(output.with_name(f"{output.name}.json"), manifest)
+    return manifest
+
+
+def parity_images(trained: TrainedModel) -> Tensor:
+    """A few real images of the test split, evenly spread, as the model takes them."""
+    dataset = trained.recipe.dataset.build("test")
+    count = min(PARITY_IMAGES, len(dataset))
+    indices = [index * len(dataset) // count for index in range(count)]
+    loader = evaluation_loader(dataset, trained.recipe.transform, indices=indices, workers=0)
+    batch = next(iter(loader))
+    if not len(batch.labels):
+        raise UserError(f"cannot check the export against real images: {batch.faults[0]}")
+    return batch.images
+
+
+def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Runner:
+    """Weights and, in the file's metadata, all that is needed to rebuild the model."""
+    from safetensors.torch import load_file, save_file
+
+    metadata = {"dmlkit": json.dumps(describe(trained)), "recipe": trained.recipe.model_dump_json()}
+    tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
+    save_file(tensors, path, metadata)
+    again: EmbeddingModel = build_model(without_pretrained_weights(trained.recipe))
+    again.load_state_dict(load_file(path))
+    return again.eval()
+
+
+def write_program(trained: TrainedModel, images: Tensor, path: Path) -> Runner:
+    """A program for ``torch.export.load``, with a free batch size."""
+    program = _program(trained, images)
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+    with path.open("rb") as file:
+        return torch.export.load(file).module()
+
+
+def write_onnx(trained: TrainedModel, images: Tensor, path: Path) -> Runner:
+    """An ONNX graph with a free batch size."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
+    except ImportError as error:
+        raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+    program: Any = torch.onnx.export(
+        _program(trained, images), input_names=["images"], output_names=["embeddings"], dynamo=True, verbose=False
+    )
+    program.save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(batch: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["embeddings"], {"images": batch.numpy()})[0])
+
+    return run
+
+
+def _program(trained: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    example = images.expand(max(2, len(images)), -1, -1, -1)  # a single image would fix the batch size at 1
+    return torch.export.export(trained.model, (example,), dynamic_shapes={"images": {0: batch}})

@@ -1,0 +1,1 @@
+"""The shape of embeddings: which curvature suits them, and pictures."""

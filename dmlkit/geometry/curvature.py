@@ -1,0 +1,115 @@
+"""How hyperbolic embeddings are, and the curvature that suits them."""
+
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.datasets.base import Dataset
+from dmlkit.embedding.trained import TrainedModel, embed_dataset
+from dmlkit.errors import UserError
+from dmlkit.heads.base import Head
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.model import EmbeddingModel
+
+DISK_DELTA = 0.144  # delta of the unit Poincaré disk (Khrulkov et al. 2020, section 3)
+
+
+@dataclass(frozen=True)
+class Hyperbolicity:
+    """Relative delta-hyperbolicity over several draws: 0 for a tree, 1 at most.
+
+    Args:
+        deltas: one per draw.
+    """
+
+    deltas: list[float]
+
+    @property
+    def mean(self) -> float:
+        return mean(self.deltas)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the draws; 0 for a single one."""
+        return stdev(self.deltas) if len(self.deltas) > 1 else 0.0
+
+    @property
+    def curvature(self) -> float:
+        """K = -(0.144 / mean)^2: the ball in which the data would be as hyperbolic as the disk."""
+        return -((DISK_DELTA / self.mean) ** 2)
+
+
+def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int, seed: int = 0) -> Hyperbolicity:
+    """Khrulkov et al., CVPR 2020 (arXiv:1904.02239), section 3: the mean of `relative_delta` over random samples.
+
+    Args:
+        manifold: its distance is taken.
+        points: (N, D).
+        sample: points a draw; delta grows with it, so compare only figures of one size.
+        draws: how many.
+        seed: decides the samples.
+
+    Raises:
+        UserError: there are fewer than 4 points, or all are the same.
+    """
+    if len(points) < 4:
+        raise UserError(f"curvature: delta-hyperbolicity needs at least 4 embeddings, got {len(points)}")
+    generator = torch.Generator().manual_seed(seed)
+    deltas: list[float] = []
+    for _ in range(draws):
+        chosen = points[torch.randperm(len(points), generator=generator)[:sample]].double()
+        deltas.append(relative_delta(manifold.distance(chosen, chosen).detach()))
+    if not mean(deltas) > 0:
+        raise UserError("curvature: the embeddings are all the same, or lie on a tree: no curvature can be suggested")
+    return Hyperbolicity(deltas)
+
+
+def relative_delta(distances: Tensor) -> float:
+    r"""2 delta / diameter of distances (n, n), with Gromov products at the first point (Fournier et al. 2015).
+
+    .. math:: (x|y) = \tfrac12 (d(x, w) + d(y, w) - d(x, y)), \quad
+            \delta = \max_{x, y, z} \min((x|z), (z|y)) - (x|y)
+
+    Example:
+        >>> star = 2 - 2 * torch.eye(4)  # leaves of a tree, 2 apart
+        >>> relative_delta(star)
+        0.0
+        >>> square = torch.tensor([[0., 1, 2, 1], [1, 0, 1, 2], [2, 1, 0, 1], [1, 2, 1, 0]])
+        >>> relative_delta(square)  # a cycle of 4
+        1.0
+    """
+    diameter = distances.max().item()
+    if diameter == 0:
+        return 0.0
+    products = (distances[:, :1] + distances[:1] - distances) / 2
+    delta = 0.0
+    for row in products:  # (n, n) at a time, never (n, n, n)
+        max_min = torch.minimum(row[:, None], products).amax(0)
+        delta = max(delta, (max_min - row).max().item())
+    return 2 * delta / diameter
+
+
+class BackboneFeatures(Head):
+    """A head that hands on the backbone's features.
+
+    Args:
+        num_features: F.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(Euclidean(num_features))
+
+    def project(self, features: Tensor) -> Tensor:
+        return features
+
+
+def backbone_features(trained: TrainedModel, fabric: Fabric, dataset: Dataset) -> Tensor:
+    """The features (N, F) of images before the head."""
+    model = trained.model
+    features = EmbeddingModel(model.normalization, model.backbone, BackboneFeatures(model.backbone.num_features))
+    recipe = trained.recipe
+    return embed_dataset(fabric, features, dataset, recipe.transform, workers=recipe.training.workers).points

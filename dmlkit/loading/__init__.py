@@ -1,0 +1,1 @@
+"""From a dataset to batches; a cache of decoded images, and a check of all of them."""

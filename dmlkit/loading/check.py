@@ -1,0 +1,199 @@
+"""Check a dataset on disk: every fault of its files and images, and its counts against the published ones."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from dmlkit.datasets.base import BadImageError, DatasetConfig
+from dmlkit.datasets.files.archives import Published, md5
+from dmlkit.datasets.files.image import frames
+from dmlkit.datasets.files.listing import PARTS, ListedImages, Listing
+from dmlkit.errors import UserError
+
+Verdict = Literal["ok", "note", "fault"]
+
+
+class Row(NamedTuple):
+    """One line of the report's table."""
+
+    check: str
+    expected: str
+    found: str
+    verdict: Verdict
+
+
+@dataclass
+class Report:
+    """What a check found.
+
+    Args:
+        rows: the table.
+        faults: what is wrong, one line each.
+        notes: what is worth knowing, one line each.
+    """
+
+    rows: list[Row] = field(default_factory=list[Row])
+    faults: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def sound(self) -> bool:
+        """No fault was found."""
+        return not self.faults and all(row.verdict != "fault" for row in self.rows)
+
+
+def check_files(config: DatasetConfig) -> tuple[Listing, Report]:
+    """Check all that can be told without opening an image: archives, lists, splits and counts.
+
+    Raises:
+        UserError: there is nothing to check: the root is missing, the table unreadable, the images rendered.
+    """
+    report = Report(rows=list(archive_rows(config)))
+    try:
+        listing = config.listing()
+    except UserError as error:
+        broken = [f"{row.check}: {row.found}, expected {row.expected}" for row in report.rows if row.verdict == "fault"]
+        raise UserError("\n".join([*broken, str(error)])) from None
+    if listing is None:
+        raise UserError(f"dataset {config.name}: its images are rendered; there are no files to check")
+    overlaps = listing.overlaps()
+    report.faults += [*listing.faults, *overlaps]
+    report.notes += listing.notes
+    report.rows += count_rows(listing, config.published)
+    report.rows.append(Row("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
+    report.rows += class_size_rows(listing)
+    return listing, report
+
+
+def archive_rows(config: DatasetConfig) -> Iterator[Row]:
+    """The md5 of each archive that lies in the root or beside it."""
+    if config.published is None:
+        return
+    root = Path(getattr(config, "root", "."))
+    for archive in config.published.archives:
+        path = next((folder / archive.file for folder in (root, root.parent) if (folder / archive.file).exists()), None)
+        if path is not None and archive.md5 is not None:
+            found = md5(path)
+            size = f"{found}, {path.stat().st_size:,} bytes"
+            verdict: Verdict = "ok" if found == archive.md5 else "fault"
+            yield Row(f"md5 of {path}", archive.md5, size if verdict == "fault" else found, verdict)
+
+
+def count_rows(listing: Listing, published: Published | None) -> Iterator[Row]:
+    """Images and classes of each part, against the published ones."""
+    masks: dict[str, np.ndarray] = {part: listing.parts == index for index, part in enumerate(PARTS)}
+    if listing.query is not None and listing.gallery is not None:
+        masks |= {"query": listing.query, "gallery": listing.gallery}
+    for part, mask in masks.items():
+        expected = published.counts.get(part) if published else None
+        if expected is None and not mask.any():
+            continue
+        found = int(mask.sum()), len(np.unique(listing.labels[mask]))
+        for what, count, wanted in zip(("images", "classes"), found, expected or ("", ""), strict=True):
+            shown = f"{wanted:,}" if expected else ""
+            yield Row(f"{part} {what}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
+
+
+def class_size_rows(listing: Listing) -> Iterator[Row]:
+    """Images per class, smallest, median and largest; classes with a single image are worth a note."""
+    for index, part in enumerate(PARTS):
+        _, counts = np.unique(listing.labels[listing.parts == index], return_counts=True)
+        if len(counts):
+            spread = f"{counts.min()} / {median(counts.tolist()):g} / {counts.max()}"
+            yield Row(f"{part} images per class, min / median / max", "", spread, "ok")
+            lone = int((counts == 1).sum())
+            if lone:
+                yield Row(f"{part} classes of a single image", "0", str(lone), "note")
+
+
+class Inspection(NamedTuple):
+    """What decoding an image showed."""
+
+    position: int
+    digest: bytes  # of the pixels, empty if there are none
+    fault: str
+    note: str
+
+
+class Inspected(torch.utils.data.Dataset[Inspection]):
+    """Images of a dataset, decoded and forgotten but for a digest.
+
+    Args:
+        images: the dataset.
+    """
+
+    def __init__(self, images: ListedImages) -> None:
+        self.images = images
+
+    def __getitem__(self, index: int) -> Inspection:
+        try:
+            pixels = self.images.image(index)
+        except BadImageError as error:
+            return Inspection(index, b"", str(error), "")
+        # the shape too: two plain images of different sides may have the same bytes
+        content = repr(tuple(pixels.shape)).encode() + pixels.permute(1, 2, 0).contiguous().numpy().tobytes()
+        count = frames(self.images.paths[index])
+        note = f"{self.images.paths[index]}: animated, {count} frames; the first is taken" if count > 1 else ""
+        return Inspection(index, hashlib.blake2b(content, digest_size=16).digest(), "", note)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def as_is(items: list[Any]) -> list[Any]:
+    """A batch as the list that it is."""
+    return items
+
+
+def check_images(listing: Listing, report: Report, *, is_published: bool, advance: Callable[[int], None]) -> None:
+    """Decode every image; unreadable, animated and duplicate ones are added to the report.
+
+    Args:
+        listing: of `check_files`.
+        report: likewise.
+        is_published: the images are a benchmark's, whose duplicates are as their authors want them.
+        advance: told of the images done.
+    """
+    images = listing.everything()
+    seen: dict[bytes, list[int]] = {}
+    unreadable = 0
+    loader: Any = DataLoader(
+        Inspected(images), batch_size=64, collate_fn=as_is, num_workers=min(8, os.cpu_count() or 1)
+    )
+    for batch in loader:
+        for item in batch:
+            if item.fault:
+                unreadable += 1
+                report.faults.append(item.fault)
+            else:
+                seen.setdefault(item.digest, []).append(item.position)
+            if item.note:
+                report.notes.append(item.note)
+        advance(len(batch))
+    report.rows.append(Row("unreadable images", "0", str(unreadable), "fault" if unreadable else "ok"))
+    groups = [group for group in seen.values() if len(group) > 1]
+    report.rows += duplicate_rows(listing, images.paths, groups, report, is_published=is_published)
+
+
+def duplicate_rows(
+    listing: Listing, paths: Sequence[str], groups: list[list[int]], report: Report, *, is_published: bool
+) -> Iterator[Row]:
+    """Images of equal pixels, within a class and across classes; the latter are label errors in one's own data."""
+    kinds: dict[str, list[list[int]]] = {"within a class": [], "across classes": []}
+    for group in groups:
+        is_one_class = len({int(listing.labels[index]) for index in group}) == 1
+        kinds["within a class" if is_one_class else "across classes"].append(group)
+    for kind, found in kinds.items():
+        # the authors' archives hold some, and changing them would make results incomparable
+        verdict: Verdict = "fault" if kind == "across classes" and not is_published else "note"
+        lines = [f"duplicate {kind}: {', '.join(paths[index] for index in group)}" for group in found]
+        (report.faults if verdict == "fault" else report.notes).extend(lines)
+        yield Row(f"duplicates {kind}", "0", str(len(found)), verdict if found else "ok")

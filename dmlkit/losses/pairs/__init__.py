@@ -1,0 +1,1 @@
+"""What losses over pairs share."""

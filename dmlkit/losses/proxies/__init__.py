@@ -1,0 +1,1 @@
+"""The engine of losses over learnable proxies."""

@@ -1,0 +1,180 @@
+"""Transport weights for anchor losses: a batch is split into grouplets, and their plans weigh its exponentials."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from dmlkit.component import one_of
+from dmlkit.losses.proxies.anchor_terms import Anchors
+from dmlkit.losses.proxies.class_chunks import Walk
+from dmlkit.losses.proxies.class_sum import sum_over_classes
+from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.exact import Exact, ExactConfig
+
+EXACT = Exact()
+
+
+class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Weights (1 + x) from the transport plans x of random grouplets, on any loss that takes ``transport``."""
+
+    solver: Annotated[TransportConfig, one_of] = ExactConfig()
+    group_size: PositiveInt = 4  # k
+    seed: NonNegativeInt = 0  # of the grouping
+
+    def build(self) -> "TransportWeights":
+        return TransportWeights(self.solver.build(), group_size=self.group_size, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Grouplets:
+    """G grouplets of equal size k, with the transport problem between their images and their labels' classes.
+
+    Column j of a grouplet stands for the class of its image j; of images with one label the first has the column,
+    the others have empty ones.
+    """
+
+    similarity: Tensor  # (G, k, k): of image i to the class of column j
+    own: Tensor  # (G, k, k) bool: column j is the class of image i
+    has_column: Tensor  # (G, k) bool
+    plan: Tensor  # x (G, k, k)
+
+
+class TransportWeights(nn.Module):
+    r"""Plans x of random grouplets (Zhang et al., CVPR 2022, eq. 1) as weights 1 + x_ij in the terms of an anchor loss.
+
+    Each image of a grouplet sends 1, the class j receives as many as the grouplet has images of it, and sending i to j
+    costs c_ij = 1 - s_ij, so x says with which class the grouplet as a whole would match i. Only classes of the
+    grouplet can receive: the k x C programme is a k x k one. A weighted term is the plain one and a gain,
+
+    .. math:: \log(1 + \sum_i (1 + x_{ij}) e^{z_{ij}}) =
+            \log(1 + \sum_i e^{z_{ij}}) + \log(1 + \sum_i x_{ij} p_{ij}), \quad
+            p_{ij} = \frac{e^{z_{ij}}}{1 + \sum_l e^{z_{lj}}}
+
+    so any loss made of such terms takes the weights by adding gains for the classes in the batch.
+
+    On any manifold: the plan depends on s only up to a constant per row and column, so the 1 is immaterial and a
+    negative distance as s gives the plan of the distance. Its scale counts for solvers with a regularization.
+
+    **Grouping.** The batch is shuffled by a generator of its own, seeded by ``seed`` and the number of training
+    steps so far, which is part of the state dict: a resumed run groups as an uninterrupted one, and every
+    process as the others. If k does not divide the batch, the images left over form one smaller grouplet.
+
+    Args:
+        solver: of the plans; whether a gradient flows through x is its choice.
+        group_size: k >= 1.
+        seed: >= 0.
+    """
+
+    step: Tensor
+
+    def __init__(self, solver: TransportSolver = EXACT, *, group_size: int = 4, seed: int = 0) -> None:
+        super().__init__()
+        if group_size < 1:
+            raise ValueError(f"TransportWeights: group_size must be at least 1, got {group_size}")
+        if seed < 0:
+            raise ValueError(f"TransportWeights: seed must not be negative, got {seed}")
+        self.solver, self.group_size, self.seed = solver, group_size, seed
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.known_step = 0  # the buffer's value, where the device cannot be asked without a stall
+        self.register_load_state_dict_post_hook(_read_step)
+
+    def forward(self, walk: Walk, embeddings: Tensor, proxies: Tensor, anchors: Anchors) -> Tensor:
+        """What the weights add to the terms of a whole batch: a scalar.
+
+        Args:
+            walk: the similarity of the loss.
+            embeddings: (B, D).
+            proxies: (C, ...).
+            anchors: labels, scale, margin and factors of the terms.
+        """
+        labels, grouping = anchors.labels, self.regroup(anchors.labels)
+        own = labels[:, None] == labels
+        column = own.byte().argmax(1)  # (B,): the first image of each image's class has its column
+
+        def gains(similarity: Tensor) -> Tensor:
+            plan = torch.zeros_like(similarity)
+            for images in grouping:
+                entries = images[:, :, None], column[images][:, None]
+                plan = plan.index_put(entries, self.solve(images, similarity, labels).plan, accumulate=True)
+            pull = gain(-anchors.scale * (similarity - anchors.margin), plan, own)
+            push = gain(anchors.scale * (similarity + anchors.margin), plan, ~own)
+            return anchors.pull_factor * pull.sum() + anchors.push_factor * push.sum()
+
+        return on_pairs(walk, gains, embeddings, proxies, labels)
+
+    def regroup(self, labels: Tensor) -> list[Tensor]:
+        """Indices (G, k) of the images of the grouplets of a batch, and (1, rest) where k does not divide it.
+
+        In training every call draws anew.
+        """
+        order = self._shuffle(len(labels)).to(labels.device)
+        if self.training and torch.is_grad_enabled():
+            self.step += 1
+            self.known_step += 1
+        whole = len(order) - len(order) % self.group_size
+        stacks = order[:whole].view(-1, self.group_size), order[whole:].view(1, -1)
+        return [images for images in stacks if images.numel()]
+
+    def solve(self, images: Tensor, similarity: Tensor, labels: Tensor) -> Grouplets:
+        """The grouplets of the images (G, k) of a batch with similarity (B, B), of image i to the class of image j."""
+        similarity, labels = similarity[images[:, :, None], images[:, None]], labels[images]
+        own = labels[:, :, None] == labels[:, None]
+        has_column = ~own.tril(-1).any(2)
+        counts = (own.sum(1) * has_column).to(similarity.dtype)
+        # Non-finite similarities make the loss non-finite, which the trainer reports; here they must only not stop it.
+        cost = (1 - similarity).nan_to_num(0, 0, 0)
+        plan = self.solver.assignment(cost, counts)
+        return Grouplets(similarity, own, has_column, plan)
+
+    def _shuffle(self, count: int) -> Tensor:
+        # A prime multiplier keeps (seed, step) apart from (seed + 1, step') for any number of steps in use.
+        generator = torch.Generator().manual_seed((self.seed * 1_000_000_007 + self.known_step) % 2**63)
+        return torch.randperm(count, generator=generator)
+
+
+def _read_step(module: TransportWeights, _: Any) -> None:
+    module.known_step = int(module.step)
+
+
+def on_pairs(
+    walk: Walk, terms: Callable[[Tensor], Tensor], embeddings: Tensor, proxies: Tensor, labels: Tensor
+) -> Tensor:
+    """``terms`` of the similarity (B, B) of image i to the class of image j: a scalar.
+
+    Like `sum_over_classes` it takes the gradient at once, in the precision of the forward pass: a backward pass
+    under autocast would multiply matrices in half precision.
+    """
+
+    def score(similarity: Tensor, _: int) -> tuple[Tensor, Tensor]:
+        if torch.is_inference_mode_enabled():
+            return terms(similarity), similarity
+        with torch.enable_grad():
+            leaf = similarity.detach().requires_grad_()
+            value = terms(leaf)
+            return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+    return sum_over_classes(walk._replace(chunk_size=len(labels)), score, embeddings, proxies[labels])
+
+
+def gain(exponent: Tensor, plan: Tensor, kept: Tensor) -> Tensor:
+    """log(1 + sum (1 + x) e^z) - log(1 + sum e^z) over the kept rows i of z, x (..., i, j): (..., j).
+
+    Example:
+        >>> z, x = torch.tensor([[0.5], [0.2]]), torch.tensor([[1.0], [0.0]])
+        >>> difference = (1 + 2 * z[0].exp() + z[1].exp()).log() - (1 + z[0].exp() + z[1].exp()).log()
+        >>> bool(torch.allclose(gain(z, x, torch.ones(2, 1, dtype=torch.bool)), difference))
+        True
+    """
+    exponent = exponent.masked_fill(~kept, -torch.inf)
+    share = (exponent - log_one_plus_sum_exp(exponent)).exp()
+    return torch.log1p((plan * share).sum(-2))
+
+
+def log_one_plus_sum_exp(exponent: Tensor) -> Tensor:
+    """log(1 + sum_i e^z_ij) over the rows of z (..., i, j): (..., 1, j), also where every z is -inf."""
+    one = exponent.new_zeros(*exponent.shape[:-2], 1, exponent.shape[-1])
+    return torch.cat([exponent, one], -2).logsumexp(-2, keepdim=True)

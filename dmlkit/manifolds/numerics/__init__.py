@@ -1,0 +1,1 @@
+"""Formulas of curved spaces that stay exact in float32."""

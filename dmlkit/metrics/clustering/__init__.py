@@ -1,0 +1,1 @@
+"""K-means, and how clusters agree with classes."""

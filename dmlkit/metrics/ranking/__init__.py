@@ -1,0 +1,1 @@
+"""Searching, and where the positives of a query rank."""

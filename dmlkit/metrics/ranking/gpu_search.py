@@ -1,0 +1,55 @@
+"""The search on a GPU: torch, block by block."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from dmlkit.metrics.ranking.products import block_rows, inner_products
+from dmlkit.metrics.ranking.search import Depth, Search, Standing, repeated_rows
+
+SORT_ABOVE = 8  # positives; each is a pass over the products, and sorting them takes about as long as ten
+
+
+def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterator[Standing]:
+    """Count for blocks of queries (n,); everything is ranked, however deep."""
+    copies, originals = repeated_rows(search.gallery)
+    rows = block_rows(len(search.gallery))
+    out = search.gallery.new_empty(rows, len(search.gallery))
+    for block in blocks:
+        width = int(search.positives.count[block].max())
+        parts: list[tuple[Tensor, ...]] = []
+        for part in block.split(rows):
+            products = inner_products(search.queries[part], search.gallery, out)
+            products[:, copies] = products[:, originals]
+            hidden, present = search.excluded.columns(part)
+            row = torch.arange(len(part), device=part.device)[:, None].expand_as(hidden)
+            products[row[present], hidden[present]] = -torch.inf
+            columns, present = search.positives.columns(part)
+            scores = products.new_full((len(part), width), -torch.inf)
+            scores[:, : columns.shape[1]] = products.gather(1, columns).masked_fill(~present, -torch.inf)
+            scores = scores.sort(1, descending=True).values
+            levels = scores[:, :1] if depth.first_only else scores
+            nearest = products.argmax(1)
+            above, reached = count_levels(products, levels.contiguous())
+            absent = levels == -torch.inf
+            size = products.shape[1]
+            parts.append((scores, above.masked_fill(absent, size), reached.masked_fill(absent, size + 1), nearest))
+        yield Standing(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def count_levels(products: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    """How many entries of each row (n, N) are above each of its levels (n, J), and how many reach it: (n, J) both.
+
+    Example:
+        >>> above, reached = count_levels(torch.tensor([[3.0, 1.0, 2.0, 2.0]]), torch.tensor([[2.0, 1.0]]))
+        >>> above.tolist(), reached.tolist()
+        ([[1, 3]], [[3, 4]])
+    """
+    if levels.shape[1] <= SORT_ABOVE:
+        columns = levels[:, :, None].unbind(1)
+        above = torch.stack([(products > level).sum(1) for level in columns], 1)
+        return above, torch.stack([(products >= level).sum(1) for level in columns], 1)
+    ascending = products.sort(1).values
+    above = products.shape[1] - torch.searchsorted(ascending, levels, right=True)
+    return above, products.shape[1] - torch.searchsorted(ascending, levels)

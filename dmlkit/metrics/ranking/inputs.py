@@ -1,0 +1,129 @@
+"""What callers hand in, checked once and turned into what a search needs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.ranking.lookup import Lookup
+from dmlkit.metrics.ranking.search import Search
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+else:
+    Array: TypeAlias = Any
+
+
+def as_embeddings(values: Array, name: str) -> Tensor:
+    """Embeddings (N, D) in float32 or float64, all finite.
+
+    Raises:
+        ValueError: another shape, no row, or a row that is not finite.
+
+    Example:
+        >>> as_embeddings([[1.0, float("nan")]], "embeddings")
+        Traceback (most recent call last):
+        ...
+        ValueError: embeddings: 1 of 1 rows hold NaN or infinity, the first is row 0
+    """
+    import numpy as np
+
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch warns of a read-only array, such as a memory-mapped file
+    embeddings = torch.as_tensor(values).detach()
+    if embeddings.ndim != 2 or 0 in embeddings.shape:
+        raise ValueError(f"{name}: expected shape (N, D) with at least one row, got {tuple(embeddings.shape)}")
+    if embeddings.dtype not in (torch.float32, torch.float64):
+        embeddings = embeddings.float()
+    if not embeddings.sum().isfinite():  # a sum is 20 times quicker than a look at each; it may overflow
+        rows = (~embeddings.isfinite().all(1)).nonzero()
+        if len(rows):
+            raise ValueError(
+                f"{name}: {len(rows)} of {len(embeddings)} rows hold NaN or infinity, the first is row {int(rows[0])}"
+            )
+    return embeddings.contiguous()
+
+
+def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
+    """Labels or ids of queries and gallery as int64 in 0..C-1, numbered alike on both sides.
+
+    Integers and strings are taken; floats are not, because float32 holds only the integers up to 2^24.
+
+    Raises:
+        ValueError: a wrong length, or neither integers nor strings.
+
+    Example:
+        >>> as_keys(["b", "a"], ["c", "a"], "labels", (2, 2))
+        (tensor([1, 0]), tensor([2, 0]))
+    """
+    import numpy as np
+
+    sides: list[Any] = []
+    for side, length in zip((values, others), lengths, strict=True):
+        keys = side.detach().cpu().numpy() if isinstance(side, Tensor) else np.asarray(side)
+        if side is None:
+            keys = sides[0][:0]
+        elif keys.shape != (length,):
+            raise ValueError(f"{name}: expected one for each embedding, shape ({length},), got {keys.shape}")
+        elif keys.dtype.kind not in "iuUS":
+            raise ValueError(f"{name}: expected integers or strings, got {keys.dtype}")
+        sides.append(keys)
+    if (sides[0].dtype.kind in "iu") != (sides[1].dtype.kind in "iu"):
+        raise ValueError(f"{name}: the queries have {sides[0].dtype} and the gallery {sides[1].dtype}")
+    _, numbers = np.unique(np.concatenate(sides), return_inverse=True)
+    return torch.from_numpy(numbers[: len(sides[0])]), torch.from_numpy(numbers[len(sides[0]) :])
+
+
+def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The vectors of queries and gallery whose inner product is searched.
+
+    Where the two sides are lifted differently (distances, hyperbolic spaces) the product cancels near zero
+    distance, so it is taken in float64; cosine and dot products keep their dtype.
+
+    Raises:
+        ValueError: points of another dimension, or so long that their products overflow.
+    """
+    for name, side in (("embeddings", points), ("gallery", gallery)):
+        if side is not None and side.shape[1] != manifold.point_dim:
+            raise ValueError(f"{name}: expected {manifold.point_dim} coordinates, got {side.shape[1]}")
+    items = points if gallery is None else gallery
+    queries = manifold.index_vectors(points, "query")
+    targets = manifold.index_vectors(items, "gallery")
+    probe = manifold.index_vectors(points[:1], "gallery")
+    if probe.shape != queries[:1].shape or not torch.equal(probe, queries[:1]):
+        queries = manifold.index_vectors(points.double(), "query")
+        targets = manifold.index_vectors(items.double(), "gallery")
+    longest = torch.stack([torch.linalg.vector_norm(x, dim=1).max().double() for x in (queries, targets)])
+    if not longest.prod() < torch.finfo(queries.dtype).max:
+        raise ValueError("embeddings: too long, their inner products overflow")
+    return queries.contiguous(), targets.contiguous()
+
+
+def default_manifold(points: Tensor) -> Manifold:
+    """The unit sphere with the cosine."""
+    return Sphere(points.shape[1])
+
+
+def build_search(
+    vectors: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor], ids: tuple[Tensor, Tensor]
+) -> tuple[Search, Tensor]:
+    """A search, and how many positives each query has, without itself: (Q,).
+
+    Args:
+        vectors: of queries (Q, D') and gallery (N, D').
+        labels: int64 of both.
+        ids: int64 of both; a gallery item with the id of the query is the query itself.
+    """
+    device = vectors[0].device
+    labels, ids = (labels[0].to(device), labels[1].to(device)), (ids[0].to(device), ids[1].to(device))
+    positives, excluded = Lookup.of(*labels), Lookup.of(*ids)
+    own = torch.zeros_like(positives.count)
+    for block in torch.arange(len(own), device=device).split(2**14):
+        columns, present = excluded.columns(block)
+        own[block] = ((labels[1][columns] == labels[0][block, None]) & present).sum(1)
+    return Search(*vectors, positives, excluded), positives.count - own

@@ -1,0 +1,78 @@
+"""What is searched for what, and what a search finds."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dmlkit.metrics.ranking.lookup import Lookup
+
+
+@dataclass(frozen=True)
+class Search:
+    """All queries against all of a gallery.
+
+    Args:
+        queries, gallery: (Q, D'), (N, D') vectors whose inner product orders the gallery.
+        positives: the gallery items with the label of each query.
+        excluded: the gallery items that are the query itself.
+    """
+
+    queries: Tensor
+    gallery: Tensor
+    positives: Lookup
+    excluded: Lookup
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How far down the ranks must be known; the best positive is ranked wherever it is.
+
+    Args:
+        fixed: the first so many items of every query.
+        to_r: the first R items as well.
+        first_only: nothing but the best positive.
+    """
+
+    fixed: int
+    to_r: bool
+    first_only: bool
+
+    def of(self, positives: int) -> int:
+        """The depth of a query with R = ``positives``."""
+        return max(self.fixed, positives if self.to_r else 0)
+
+
+class Standing(NamedTuple):
+    """What was counted for n queries with up to R positives each."""
+
+    scores: Tensor  # (n, R), of the positives in descending order; -inf where there is none
+    above: Tensor  # (n, J) int64, J = 1 or R: items that score higher; N where unknown: below the depth, or no positive
+    reached: Tensor  # (n, J) int64: items that score as high or higher; N + 1 where unknown
+    nearest: Tensor  # (n,) int64, the item with the highest score
+
+
+def repeated_rows(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of (N, D) that repeat an earlier row, and the first row that each repeats.
+
+    A matrix product may round equal columns differently (115 of 256 entries on OpenBLAS), so equal vectors tie
+    only if their products are copied. Rows are told apart by an integer hash; rows that share one are compared.
+
+    Example:
+        >>> repeats, first = repeated_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]))
+        >>> repeats.tolist(), first.tolist()
+        ([2], [0])
+    """
+    bits = torch.int32 if vectors.dtype == torch.float32 else torch.int64
+    weights = torch.randint(-(2**62), 2**62, vectors.shape[1:], generator=torch.Generator().manual_seed(0))
+    weights = weights.to(vectors.device)
+    parts = vectors.split(2**12)
+    sums = torch.cat([((part + 0.0).view(bits) * weights).sum(1) for part in parts])  # + 0.0: -0.0 equals 0.0
+    _, group = sums.unique(return_inverse=True)
+    place = torch.arange(len(group), device=group.device)
+    first = torch.full_like(group, len(group)).scatter_reduce(0, group, place, "amin")
+    original = first[group]
+    repeats = (original != place).nonzero()[:, 0]
+    same = (vectors[repeats] == vectors[original[repeats]]).all(1)
+    return repeats[same], original[repeats[same]]

@@ -1,0 +1,1 @@
+"""All metrics of a set of embeddings or of hit lists."""

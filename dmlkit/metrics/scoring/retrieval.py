@@ -1,0 +1,198 @@
+"""All metrics of a set of embeddings, from one pass over the pairs."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dmlkit.distributed.queries import gather_interleaved, share_of
+from dmlkit.manifolds.base import Manifold
+from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.ranking.inputs import Array, as_embeddings, as_keys, build_search, default_manifold, search_vectors
+from dmlkit.metrics.ranking.rankings import Ties, rankings
+from dmlkit.metrics.ranking.search import Search
+from dmlkit.metrics.scoring.hits import clip_notes
+from dmlkit.metrics.scoring.names import metric_configs
+
+_NEAREST = "nearest"
+DEFAULT_METRICS = ("recall@1", "r_precision", "map@r")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Metrics and what they are made of.
+
+    Args:
+        values: the metrics by name.
+        definitions: what each metric is, by name, one line each.
+        per_query: (Q',) float64 by name, for the metrics that are means over queries.
+        queries: (Q',) int64, the queries that were scored: those with a positive.
+        nearest: (Q',) int64, the gallery item nearest to each.
+        left_out: how many queries have no positive.
+        notes: what a reader of the figures must know: clipped cut-offs, queries left out.
+    """
+
+    values: dict[str, float]
+    definitions: dict[str, str]
+    per_query: dict[str, Tensor]
+    queries: Tensor
+    nearest: Tensor
+    left_out: int
+    notes: tuple[str, ...]
+
+
+def retrieval_metrics(
+    embeddings: Array,
+    labels: Array,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    manifold: Manifold | None = None,
+    metrics: Sequence[MetricConfig | str] = DEFAULT_METRICS,
+    *,
+    ids: Array | None = None,
+    gallery_ids: Array | None = None,
+    ties: Ties = "expected",
+    group: Any = None,
+) -> dict[str, float]:
+    """Score embeddings by searching each one among all the others, or among a gallery.
+
+    - A query is never its own neighbour: without a gallery it is left out by its position, with a gallery and ids
+      by its id, however many duplicates it has. A gallery without ids leaves nothing out (In-Shop).
+    - Items of the same score are counted by the expected value over their orders; ``ties="pessimistic"`` puts
+      the right ones last. Equal gallery vectors always tie; other scores tie if equal in floating point.
+    - A k beyond the gallery is clipped to it, and queries without a positive are left out: both give a warning.
+
+    Args:
+        embeddings: (N, D) points on the manifold, array or tensor.
+        labels: (N,) integers or strings.
+        gallery: (M, D) points to search instead; needs ``gallery_labels``.
+        gallery_labels: (M,).
+        manifold: the geometry whose similarity ranks the neighbours; None normalises and takes the cosine.
+        metrics: configs or names, e.g. ``["recall@1", "map@r", "ndcg@10", "nmi"]``; all share one search.
+            Those that do not search (nmi, ami, f1, diagnostics) describe ``embeddings``.
+        ids: (N,) integers or strings that tell the queries apart; only with ``gallery_ids``.
+        gallery_ids: (M,).
+        ties: ``"expected"`` or ``"pessimistic"``.
+        group: a torch.distributed process group whose ranks share the queries; each must call with the same arguments.
+
+    Returns:
+        Fractions by name, e.g. ``{"recall@1": 0.93, "map@r": 0.61}``.
+
+    Raises:
+        ValueError: embeddings that are not finite, lengths that differ, an empty gallery, a single class, no query
+            with a positive, an unknown metric or a k below 1.
+
+    Example:
+        >>> points = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
+        >>> retrieval_metrics(points, [0, 0, 1, 1], metrics=["recall@1", "map@r"])
+        {'recall@1': 1.0, 'map@r': 1.0}
+    """
+    scores = score_retrieval(
+        embeddings,
+        labels,
+        gallery,
+        gallery_labels,
+        manifold,
+        metrics,
+        ids=ids,
+        gallery_ids=gallery_ids,
+        ties=ties,
+        group=group,
+    )
+    for note in scores.notes:
+        warnings.warn(note, stacklevel=2)
+    return scores.values
+
+
+@torch.no_grad()  # the curvature of a manifold may be learned
+def score_retrieval(
+    embeddings: Array,
+    labels: Array,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    manifold: Manifold | None = None,
+    metrics: Sequence[MetricConfig | str] = DEFAULT_METRICS,
+    *,
+    ids: Array | None = None,
+    gallery_ids: Array | None = None,
+    ties: Ties = "expected",
+    group: Any = None,
+) -> Scores:
+    """`retrieval_metrics` with the values of each query, its nearest neighbour, and notes instead of warnings."""
+    configs = metric_configs(metrics)
+    points = as_embeddings(embeddings, "embeddings")
+    items = None if gallery is None else as_embeddings(gallery, "gallery")
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError("gallery and gallery_labels: give both or neither")
+    if (ids is None) != (gallery_ids is None) or (ids is not None and gallery is None):
+        raise ValueError("ids and gallery_ids: give both, with a gallery, or neither")
+    lengths = len(points), None if items is None else len(items)
+    keys = as_keys(labels, gallery_labels, "labels", lengths)
+    if int(max(side.max() if len(side) else 0 for side in keys)) == 0:
+        raise ValueError(f"labels: all {len(points)} are of one class; retrieval needs at least two")
+    names = _identities(ids, gallery_ids, lengths)
+    if manifold is None:
+        manifold = default_manifold(points)
+        points = manifold.from_features(points)
+        items = None if items is None else manifold.from_features(items)
+    described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold)
+    vectors = search_vectors(manifold, points, items)
+    search, positives = build_search(vectors, keys if items is not None else (keys[0], keys[0]), names)
+    return _score(search, positives, described, configs, ties, group)
+
+
+def _identities(ids: Array | None, gallery_ids: Array | None, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
+    if ids is not None:
+        return as_keys(ids, gallery_ids, "ids", lengths)
+    queries = torch.arange(lengths[0])
+    return queries, queries if lengths[1] is None else torch.arange(lengths[1]) + lengths[0]
+
+
+def _score(
+    search: Search, positives: Tensor, points: Points, configs: Sequence[MetricConfig], ties: Ties, group: Any
+) -> Scores:
+    scored = positives.nonzero()[:, 0]
+    if len(scored) == 0:
+        raise ValueError("labels: no query has another item of its class to find; nothing to score")
+    searching = [config for config in configs if config.searches]
+    per_query: dict[str, Tensor] = {}
+    nearest = scored[:0]
+    notes: tuple[str, ...] = ()
+    if searching:
+        columns = _search(search, share_of(scored, group), searching, ties)
+        per_query = {name: gather_interleaved(value, len(scored), group).cpu() for name, value in columns.items()}
+        nearest = per_query.pop(_NEAREST).long()
+        notes = tuple(_notes(searching, search, positives))
+    values = {name: float(value.mean()) for name, value in per_query.items()}
+    for config in configs:
+        if not config.searches:
+            values |= config.of_points(points)
+    return Scores(
+        values=values,
+        definitions={name: config.definition for config in configs for name in config.names()},
+        per_query=per_query,
+        queries=scored.cpu(),
+        nearest=nearest,
+        left_out=len(positives) - len(scored),
+        notes=notes,
+    )
+
+
+def _search(search: Search, rows: Tensor, configs: Sequence[MetricConfig], ties: Ties) -> dict[str, Tensor]:
+    """The values of each query by name, and its nearest neighbour as ``_NEAREST``."""
+    blocks: list[dict[str, Tensor]] = []
+    for ranking, nearest in rankings(search, rows, configs, ties):
+        values = {name: value for config in configs for name, value in config.per_query(ranking).items()}
+        blocks.append(values | {_NEAREST: nearest.double()})
+    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def _notes(configs: Sequence[MetricConfig], search: Search, positives: Tensor) -> Iterator[str]:
+    left_out = int((positives == 0).sum())
+    if left_out:
+        yield f"{left_out} of {len(positives)} queries have no other item of their class to find and are left out"
+    smallest = len(search.gallery) - int(search.excluded.count[positives > 0].max())
+    yield from clip_notes(configs, smallest)

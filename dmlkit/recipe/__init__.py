@@ -1,0 +1,1 @@
+"""Recipes: the typed schema, and YAML files that are read into it."""

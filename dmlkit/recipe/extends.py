@@ -1,0 +1,87 @@
+"""Recipe files that extend another, one level deep; every value keeps the file and line it came from."""
+
+from pathlib import Path
+from typing import Any
+
+from dmlkit.errors import UserError
+from dmlkit.recipe.yaml_tree import Key, Tree, read_yaml
+
+EXTENDS = "extends"
+
+
+def read_tree(path: Path) -> Tree:
+    """A recipe file as data, laid over the file that its ``extends`` names.
+
+    The name is relative to the file's folder, and stays below the parent of that folder: recipes of one collection
+    share their parts, and a recipe from somewhere else reads no other files. See `overlay` for how values meet.
+
+    Raises:
+        UserError: a file cannot be read or is no YAML, or the extended one is missing, lies elsewhere or itself
+            extends; with the file and line at fault.
+    """
+    tree = read_yaml(path, "recipe", f"{path}: no such file; expected a recipe, e.g. recipes/glyphs/proxy_anchor.yaml")
+    if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
+        return tree
+    where = f"{tree.origin((EXTENDS,))}: {EXTENDS}"
+    base_path = _base_path(where, tree.data.pop(EXTENDS), path)
+    missing = f"{where}: {base_path}: no such file; expected the path of a recipe from {path.parent}/"
+    base = read_yaml(base_path, "recipe", missing)
+    if not isinstance(base.data, dict):
+        raise UserError(f"{base.origin(())}: holds no keys; expected the part of a recipe that {path} extends")
+    if EXTENDS in base.data:
+        raise UserError(
+            f"{base.origin((EXTENDS,))}: {EXTENDS}: {path} extends this file, so it may not extend another; "
+            "one level keeps a recipe readable"
+        )
+    return overlay(base, tree)
+
+
+def overlay(base: Tree, own: Tree) -> Tree:
+    """``own`` over ``base``: mappings merge key by key, and everything else replaces.
+
+    A mapping with another ``name`` than the base's is another part with other keys, so it replaces the base's whole;
+    so does a list.
+
+    Example:
+        >>> from dmlkit.recipe.yaml_tree import parse_yaml
+        >>> base = parse_yaml("{optimizer: {name: adam, lr: 1e-4, eps: 0.01}, metrics: [a, b]}", "base.yaml")
+        >>> overlay(base, parse_yaml("{optimizer: {lr: 1e-3}, metrics: [c]}", "own.yaml")).data
+        {'optimizer': {'name': 'adam', 'lr': 0.001, 'eps': 0.01}, 'metrics': ['c']}
+        >>> overlay(base, parse_yaml("optimizer: {name: adamw}", "own.yaml")).data
+        {'optimizer': {'name': 'adamw'}, 'metrics': ['a', 'b']}
+    """
+    replaced: set[Key] = set()
+    data = _overlay(base.data, own.data, (), replaced)
+    kept = {key: origin for key, origin in base.origins.items() if not _is_below(key, replaced)}
+    return Tree(own.source, data, kept | own.origins)
+
+
+def _overlay(base: Any, own: Any, key: Key, replaced: set[Key]) -> Any:
+    if not (isinstance(base, dict) and isinstance(own, dict)) or _is_another_part(base, own):
+        replaced.add(key)
+        return own
+    merged = {name: _overlay(base[name], own[name], (*key, name), replaced) for name in own if name in base}
+    return base | own | merged
+
+
+def _is_another_part(base: dict[str, Any], own: dict[str, Any]) -> bool:
+    return "name" in base and "name" in own and base["name"] != own["name"]
+
+
+def _is_below(key: Key, replaced: set[Key]) -> bool:
+    return any(key[:length] in replaced for length in range(len(key) + 1))
+
+
+def _base_path(where: str, name: Any, path: Path) -> Path:
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise UserError(f"{where}: got {name!r}, expected the path of a recipe file, e.g. _base.yaml")
+    if Path(name).is_absolute():
+        raise UserError(f"{where}: {name} is absolute; expected a path from {path.parent}/, e.g. _base.yaml")
+    folder = path.parent.resolve()
+    try:
+        base = (folder / name).resolve()  # with symbolic links followed
+    except RuntimeError as error:  # before Python 3.13, for a loop of them
+        raise UserError(f"{where}: cannot follow {name}: {error}") from None
+    if not base.is_relative_to(folder.parent):
+        raise UserError(f"{where}: {name} lies outside {folder.parent}; expected a file of the same recipes")
+    return path.parent / name

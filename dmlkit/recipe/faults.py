@@ -1,0 +1,86 @@
+"""What is wrong with a file: pydantic's findings as lines that name file, line and key."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from dmlkit.recipe.yaml_tree import Key, Tree
+
+
+def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
+    """Every fault that ``model`` found in a tree, one a line: ``file:line: key: what, and what was expected``."""
+    return [line for fault in error.errors() for line in _describe(fault, tree, model)]
+
+
+def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
+    if fault["type"] == "requirements":
+        return [fault_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
+    location = fault["loc"]
+    key: Key = tuple(part for part in location if not _is_tag(part))
+    match fault["type"]:
+        case "extra_forbidden":
+            known = list(_model_at(location[:-1], model).model_fields)
+            return [fault_line(tree, key, f"unknown key; {suggest(str(key[-1]), known)}")]
+        case "missing":
+            return [fault_line(tree, key, "missing, and it has no default")]
+        case "union_tag_invalid":
+            known = list(_model_at(location, model).variants)
+            name = fault["input"]["name"]
+            return [fault_line(tree, (*key, "name"), f"unknown {key[0]} {name!r}; {suggest(name, known)}")]
+        case "union_tag_not_found":
+            known = ", ".join(_model_at(location, model).variants)
+            came = "a mapping without a name" if isinstance(fault["input"], dict) else repr(fault["input"])
+            text = f"got {came}; expected a mapping such as {{name: NAME}}, NAME one of {known}"
+            return [fault_line(tree, key, text)]
+        case "value_error":  # two values of one part that do not go together
+            return [fault_line(tree, key, str(fault["ctx"]["error"]))]
+        case _:
+            expected = fault["msg"].removeprefix("Input should be ")
+            return [fault_line(tree, key, f"got {fault['input']!r}, expected {expected}")]
+
+
+def fault_line(tree: Tree, key: Key, text: str) -> str:
+    """A fault at a key of a tree, with its place.
+
+    Example:
+        >>> fault_line(Tree("r.yaml", origins={("loss",): "r.yaml:2"}), ("loss", "margin"), "got 'big'")
+        "r.yaml:2: loss.margin: got 'big'"
+    """
+    dotted = ".".join(map(str, key))
+    return f"{tree.origin(key)}: {dotted}: {text}" if dotted else f"{tree.origin(key)}: {text}"
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """What may have been meant by an unknown name.
+
+    Example:
+        >>> suggest("margn", ["margin", "scale"]), suggest("x", ["margin", "scale"])
+        ("did you mean 'margin'?", 'expected one of margin, scale')
+    """
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+
+
+def _is_tag(part: str | int) -> bool:
+    return isinstance(part, str) and part.startswith("<")
+
+
+def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:
+    """The model class that a pydantic error location points into."""
+    model: Any = root
+    for part in location:
+        if _is_tag(part):
+            model = model.variants[str(part)[1:-1]]
+        elif isinstance(part, str):
+            model = _model_in(model.model_fields[part].annotation)
+    return model
+
+
+def _model_in(annotation: Any) -> Any:
+    """The first model class inside an annotation such as ``tuple[Annotated[LossConfig, one_of], ...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(argument) for argument in get_args(annotation))
+    return next((model for model in found if model is not None), None)

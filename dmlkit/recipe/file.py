@@ -1,0 +1,158 @@
+"""Recipes on disk: YAML 1.2 and ``--set`` in, a checked `Recipe` or all its faults as file:line out."""
+
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from dmlkit.component import ComponentConfig
+from dmlkit.errors import UserError
+from dmlkit.recipe.extends import EXTENDS, read_tree
+from dmlkit.recipe.faults import describe_faults
+from dmlkit.recipe.schema import Recipe
+from dmlkit.recipe.yaml_tree import Key, Tree, parse_yaml
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value for a key of a recipe.
+
+    Args:
+        key: dotted, e.g. ``loss.margin``.
+        value: with its source, which names it in messages.
+    """
+
+    key: str
+    value: Tree
+
+
+def read_recipe(path: Path, overrides: Sequence[str | Override] = ()) -> Recipe:
+    """Read and check a recipe.
+
+    Args:
+        path: a YAML file; its ``extends`` may name another to build on, see `dmlkit.recipe.extends.read_tree`.
+        overrides: each ``key.subkey=value``, the value in YAML, or parsed; they replace what the file says, in turn.
+
+    Raises:
+        UserError: the file cannot be read, or has faults: all of them, one a line, as ``file:line: key: what``.
+    """
+    return _resolve(read_tree(path), overrides)
+
+
+def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = ()) -> Recipe:
+    """Check the text of a recipe; ``source`` names it in messages. See `read_recipe`.
+
+    Example:
+        >>> parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet, margn: .2}", "bad.yaml")
+        Traceback (most recent call last):
+        ...
+        dmlkit.errors.UserError: bad.yaml:2: loss.margn: unknown key; did you mean 'margin'?
+    """
+    return _resolve(parse_yaml(text, source), overrides)
+
+
+def _resolve(tree: Tree, overrides: Sequence[str | Override]) -> Recipe:
+    for override in overrides if isinstance(tree.data, dict) else ():
+        _apply_override(tree, parse_override(override) if isinstance(override, str) else override)
+    if isinstance(tree.data, dict) and EXTENDS in tree.data:
+        raise UserError(f"{tree.origin((EXTENDS,))}: {EXTENDS}: only a recipe file can extend another")
+    _name_default_parts(tree.data)
+    return validate(tree)
+
+
+def validate(tree: Tree) -> Recipe:
+    """A tree as a recipe; every fault at once."""
+    try:
+        # strict in JSON mode: lists become tuples, and nothing else is coerced
+        return Recipe.model_validate_json(json.dumps(tree.data))
+    except ValidationError as error:
+        raise UserError("\n".join(describe_faults(error, tree, Recipe))) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML, every default spelled out.
+
+    Example:
+        >>> recipe = parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml")
+        >>> parse_recipe(dump_recipe(recipe), "again.yaml") == recipe
+        True
+    """
+    # PyYAML writes 1e-05 without a point, which only YAML 1.2 readers take as a number: ours is one
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=100)
+
+
+def _name_default_parts(data: Any) -> None:
+    """Let ``optimizer: {lr: 1e-3}`` mean the default optimizer, as ``--set optimizer.lr=1e-3`` must."""
+    for name, info in Recipe.model_fields.items() if isinstance(data, dict) else ():
+        if isinstance(data.get(name), dict) and isinstance(info.default, ComponentConfig):
+            data[name].setdefault("name", info.default.name)
+
+
+def parse_override(text: str) -> Override:
+    """What ``--set`` takes, ``key.subkey=value``.
+
+    Raises:
+        UserError: there is no ``=``, or the value is no YAML.
+    """
+    source = f"--set {text}"
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
+    parsed = parse_yaml(value, source)
+    return Override(key, Tree(source, parsed.data, dict.fromkeys(parsed.origins, source)))
+
+
+def _apply_override(tree: Tree, override: Override) -> None:
+    name, source = override.key, override.value.source
+    if not all(name.split(".")):
+        raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
+    key: Key = tuple(int(part) if part.isdigit() else part for part in name.split("."))
+    parent: Any = tree.data
+    for index, part in enumerate(key[:-1]):
+        if isinstance(part, str) and isinstance(parent, dict):
+            parent = parent.setdefault(part, {})
+        elif isinstance(part, int) and isinstance(parent, list) and part < len(parent):
+            parent = parent[part]
+        else:
+            raise UserError(f"{source}: {'.'.join(map(str, key[: index + 1]))} does not exist in {tree.source}")
+        if not isinstance(parent, dict | list):
+            raise UserError(f"{source}: {'.'.join(map(str, key[: index + 1]))} is the value {parent!r}, not a mapping")
+    last = key[-1]
+    if isinstance(parent, list) and not (isinstance(last, int) and last < len(parent)):
+        raise UserError(f"{source}: {name} does not exist in {tree.source}")
+    value = deepcopy(override.value.data)  # the same override may go into several recipes
+    if isinstance(parent, list):
+        parent[int(last)] = value
+    else:
+        parent[str(last)] = value
+    tree.origins = {old: origin for old, origin in tree.origins.items() if old[: len(key)] != key}
+    tree.origins.update({key: source} | {(*key, *below): origin for below, origin in override.value.origins.items()})
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of recipes, for editors that check YAML while it is typed.
+
+    A file that extends another may leave out what that one has: required keys, and the names of parts.
+    """
+    found = Recipe.model_json_schema()
+    extends = {"type": "string", "description": "A recipe file to build on, relative to this one."}
+    complete = [{"required": [EXTENDS]}, {"required": found.pop("required")}]
+    found["properties"] = {EXTENDS: extends, **found["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_part(found), "anyOf": complete}
+
+
+def _any_part(schema: Any) -> Any:
+    """``oneOf`` as ``anyOf``: a part without a name fits several members of its family, with a name only its own."""
+    if isinstance(schema, dict):
+        return {"anyOf" if key == "oneOf" else key: _any_part(value) for key, value in schema.items()}
+    return [_any_part(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def first_line(component: type[ComponentConfig]) -> str:
+    """What a component is, in one line."""
+    return (component.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,1 @@
+"""Drawing items without repeating any too soon."""

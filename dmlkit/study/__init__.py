@@ -1,0 +1,1 @@
+"""Studies: a recipe trained many times, and what that says about a claim."""

@@ -1,0 +1,82 @@
+"""What does not fit together in a study: in its file, and between its recipes."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.recipe.faults import suggest
+from dmlkit.recipe.yaml_tree import Key, Tree
+from dmlkit.study.config import FIGURES, Study, StudyConfig
+from dmlkit.study.methods import Method
+
+Fault = tuple[Key, str]
+NAME = re.compile(r"\w[\w.,=+-]*")  # of a variant: also the name of a folder
+
+
+def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) -> Iterator[Fault]:
+    """What does not fit together within the study's file."""
+    if next(iter(tree.data)) != "claim" or not config.claim or "\n" in config.claim:
+        yield ("claim",), "expected as the first key of the file, and in one line"
+    if (config.grid is None) == (config.variants is None):
+        yield (), "expected either a grid or variants"
+    elif len(methods) < 2:
+        yield methods[0].place if methods else (), f"{len(methods)} variant(s); a study compares at least two"
+    names = [method.name for method in methods]
+    for method in methods:
+        if not NAME.fullmatch(method.name) or names.count(method.name) > 1:
+            text = f"the name {method.name!r} is no name for a folder, or not the only one; name it under variants"
+            yield method.place, text
+        if method.trials != methods[0].trials:
+            told = f"{method.trials} trial(s) to tune {method.name}, {methods[0].trials} for {methods[0].name}"
+            yield (*method.place, "tune"), f"{told}; every variant gets the same budget"
+    if len(set(config.seeds)) < len(config.seeds):
+        yield ("seeds",), f"got {list(config.seeds)}, expected each seed once"
+    if config.reference is not None and config.reference not in names:
+        yield ("reference",), f"unknown variant {config.reference!r}; {suggest(config.reference, names)}"
+    yield from _expectation_faults(config, names)
+    yield from _metric_faults(config)
+
+
+def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[Fault]:
+    for index, expectation in enumerate(config.expect):
+        known = {"better": names, "than": names, "metric": config.reported()}
+        for key, choices in known.items():
+            name = getattr(expectation, key)
+            if name not in choices:
+                what = "variant" if choices is names else "figure"
+                yield ("expect", index, key), f"unknown {what} {name!r}; {suggest(name, choices)}"
+        if expectation.better == expectation.than:
+            yield ("expect", index), f"{expectation.better} cannot be better than itself"
+
+
+def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
+    for index, name in enumerate(config.metrics):
+        if name in config.metrics[:index]:
+            yield ("metrics", index), f"{name!r} is given twice"
+        if config.protocol == "reality_check" and name not in FIGURES["reality_check"]:
+            yield ("metrics", index), f"{name!r}: the Reality Check reports {', '.join(FIGURES['reality_check'])}"
+        elif config.protocol == "official":
+            try:
+                metric_configs([name])
+            except ValueError as error:
+                yield ("metrics", index), str(error).removeprefix("metrics: ")
+
+
+def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
+    """What does not fit together between the recipes."""
+    first: dict[str, str] = {}
+    precision = study.variants[0].candidates[0].recipe.training.precision
+    for variant, method in zip(study.variants, methods, strict=True):
+        labels = [candidate.label for candidate in variant.candidates]
+        if len(set(labels)) < len(labels):
+            yield (*method.place, "tune"), f"two values are called the same: {', '.join(labels)}"
+        for candidate in variant.candidates:
+            recipe, name = candidate.recipe, "/".join(filter(None, (variant.name, candidate.label)))
+            other = first.setdefault(recipe.model_dump_json(), name)
+            if other != name:
+                yield method.place, f"{name} trains the same recipe as {other}; each must differ in a key"
+            if study.config.protocol == "official" and recipe.dataset.validation_fraction == 0:
+                text = f"{name} has dataset.validation_fraction 0; validation classes choose the checkpoint"
+                yield method.place, text
+            if recipe.training.precision != precision:
+                yield method.place, f"{name} has another training.precision; a study runs in one"

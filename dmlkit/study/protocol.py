@@ -1,0 +1,187 @@
+"""Protocols: a recipe trained several times, and what its figures are worth."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dmlkit.datasets.base import FOLDS
+from dmlkit.embedding.trained import embed_dataset, load_model
+from dmlkit.evaluation.significance import t_interval
+from dmlkit.loading.batches import refuse_faults
+from dmlkit.metrics.map_at_r import MapAtRConfig
+from dmlkit.metrics.precision import PrecisionConfig
+from dmlkit.metrics.r_precision import RPrecisionConfig
+from dmlkit.metrics.scoring.retrieval import retrieval_metrics
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder import RunFolder, write_json
+from dmlkit.training.train import Progress, train
+
+ProtocolName = Literal["official", "reality_check"]
+Figures = dict[str, dict[str, float]]
+"""Metrics by what they are of, e.g. ``{"separated": {"map@r": 0.4}, ...}``."""
+EMBEDDING_DIM = 128  # of a Reality Check model; the four together have 512
+METRICS = (PrecisionConfig(), RPrecisionConfig(), MapAtRConfig())
+
+
+def run_protocol(
+    name: ProtocolName,
+    recipe: Recipe,
+    folder: Path,
+    fabric: Fabric,
+    *,
+    repeats: int,
+    progress: Callable[[str, Recipe], Progress],
+) -> dict[str, Any]:
+    """Train a recipe under a protocol; runs that are complete are kept, one that was cut off is continued.
+
+    ``official``: the recipe as it is, with ``repeats`` seeds; the checkpoint that is best on validation classes.
+
+    ``reality_check`` (Musgrave et al., ECCV 2020): the last half of the sorted classes tests. The first half is cut
+    into 4 contiguous folds; of 4 models with 128 dimensions each validates on one fold, by MAP@R, and trains on the
+    others. Reported are the mean of the 4 models, ``separated``, and their 512-dimensional concatenation, each part
+    normalised and then the whole, compared by the cosine, ``concatenated``.
+
+    Repeat r has the recipe's seed + r.
+
+    Args:
+        name: of the protocol.
+        recipe: what to train; the Reality Check sets its split, dimension and metrics.
+        folder: gets ``repeat-R/`` or ``repeat-R/fold-F/`` for each run, ``results.json``, and a table.
+        fabric: device, precision and ranks, launched.
+        repeats: trainings, or for the Reality Check rounds of 4.
+        progress: called with the name and recipe of each run that trains.
+
+    Returns:
+        What ``results.json`` holds: the figures of each repeat, and of each metric the mean and its 95 % interval
+        over repeats by Student's t, null where there is one repeat.
+
+    Raises:
+        UserError: the folder holds runs of another recipe, or a run fails.
+        TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
+    """
+    figures: list[Figures] = []
+    for repeat in range(repeats):
+        seeded = recipe.model_copy(update={"seed": recipe.seed + repeat})
+        figures.append(run_once(name, seeded, folder / f"repeat-{repeat}", fabric, progress))
+    results = {"protocol": name, "repeats": figures, "summary": summarize(figures)}
+    if fabric.is_global_zero:
+        write_json(folder / "results.json", results)
+    return results
+
+
+def run_once(
+    name: ProtocolName,
+    recipe: Recipe,
+    folder: Path,
+    fabric: Fabric,
+    progress: Callable[[str, Recipe], Progress],
+) -> Figures:
+    """One repeat of a protocol, with the recipe's seed; see `run_protocol`."""
+    one_repeat = _official if name == "official" else _reality_check
+    return one_repeat(recipe, folder, fabric, progress)
+
+
+def is_complete(name: ProtocolName, folder: Path) -> bool:
+    """Whether a repeat in this folder has its figures."""
+    return (folder / ("summary.json" if name == "official" else "result.json")).exists()
+
+
+def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Mean and 95 % t-interval over repeats, by what the figures are of and by metric.
+
+    Example:
+        >>> summarize([{"test": {"map@r": 0.5}}])
+        {'test': {'map@r': {'mean': 0.5, 'low': None, 'high': None}}}
+    """
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for kind, metrics in figures[0].items():
+        found[kind] = {}
+        for metric in metrics:
+            interval = t_interval([repeat[kind][metric] for repeat in figures])
+            low, high = (interval.low, interval.high) if len(figures) > 1 else (None, None)
+            found[kind][metric] = {"mean": interval.mean, "low": low, "high": high}
+    return found
+
+
+def _official(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Figures:
+    summary = _trained(recipe, folder, fabric, progress)
+    return {"test": (summary["best"] or summary["last"])["test"]}
+
+
+def _reality_check(
+    recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]
+) -> Figures:
+    folds = [folder / f"fold-{fold}" for fold in range(FOLDS)]
+    tests = [
+        _trained(fold_recipe(recipe, fold), path, fabric, progress)["best"]["test"] for fold, path in enumerate(folds)
+    ]
+    target = folder / "result.json"
+    if target.exists():
+        return json.loads(target.read_text(encoding="utf-8"))
+    figures = {
+        "separated": {name: sum(test[name] for test in tests) / FOLDS for name in tests[0]},
+        "concatenated": _concatenated(folds, fabric),
+    }
+    fabric.barrier()
+    if fabric.is_global_zero:
+        write_json(target, figures)
+    return figures
+
+
+def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
+    """The recipe of one of the 4 models of a Reality Check."""
+    return recipe.model_copy(
+        update={
+            "dataset": recipe.dataset.model_copy(update={"split": "reality_check", "fold": fold}),
+            "embedding_dim": EMBEDDING_DIM,
+            "metrics": METRICS,
+            "training": recipe.training.model_copy(update={"select_by": "map@r"}),
+        }
+    )
+
+
+def _trained(
+    recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]
+) -> dict[str, Any]:
+    """The summary of a run: read where it is complete, trained or continued where it is not."""
+    run = RunFolder(folder)
+    if run.holds_run():
+        run.check_same_recipe(recipe)
+    if run.summary_path.exists():
+        return json.loads(run.summary_path.read_text(encoding="utf-8"))
+    fabric.barrier()
+    if fabric.is_global_zero and not run.holds_run():
+        shutil.rmtree(folder, ignore_errors=True)  # killed while it was being created
+    return train(recipe, folder, fabric, progress(str(folder), recipe), resume=True)
+
+
+def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
+    parts: list[Tensor] = []
+    labels: list[Tensor] = []
+    for path in folds:
+        trained = load_model(RunFolder(path), fabric, "best")
+        recipe = trained.recipe
+        embeddings = embed_dataset(
+            fabric, trained.model, recipe.dataset.build("test"), recipe.transform, workers=recipe.training.workers
+        )
+        refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
+        parts.append(embeddings.points)
+        labels.append(embeddings.labels)
+    return retrieval_metrics(concatenate(parts).to(fabric.device), labels[0], metrics=METRICS)
+
+
+def concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Embeddings (N, D) of several models as one (N, sum of D): each normalised, then the whole.
+
+    Example:
+        >>> concatenate([torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 9.0]])]).mul(2**0.5).round(decimals=4).tolist()
+        [[1.0, 0.0, 0.0, 1.0]]
+    """
+    return normalize(torch.cat([normalize(part, dim=1) for part in parts], dim=1), dim=1)

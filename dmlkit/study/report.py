@@ -1,0 +1,185 @@
+"""The results of studies as Markdown: of one in its folder, of several as docs/results.md. Nothing is typed by hand."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dmlkit.cli.study_progress import spoken_time
+from dmlkit.errors import UserError
+from dmlkit.evaluation.tables import Rows, as_markdown
+from dmlkit.run_folder import atomic_write
+
+PLOT = "results.png"
+EXPLANATION = """\
+Every figure is of classes that were never trained on, from the checkpoint that was best on validation classes. ± and
+intervals are 95 % by Student's t over seeds; differences are paired, of runs with the same seed, p by the paired
+t-test. "Better than" holds where the interval of the difference lies above 0, does not hold where it lies below 0, and
+is not separable at this size where it holds 0; then follows about how many seeds would do, if mean and spread
+stayed what they are. Verdicts are one by one, not corrected for their number."""
+
+
+def study_section(results: dict[str, Any], plot: str, *, heading: str) -> str:
+    """One study as Markdown: claim, verdicts, figures, cost and command.
+
+    Args:
+        results: of ``results.json``.
+        plot: where the picture is, from the document.
+        heading: ``#`` or ``##``.
+    """
+    source = ", ".join(filter(None, (results["paper"], results["table"])))
+    parts = [f"{heading} {results['claim']}", *([f"From: {source}."] if source else [])]
+    if results["verdicts"]:
+        parts.append(as_markdown(verdict_rows(results)))
+    parts += [as_markdown(variant_rows(results)), f"![{results['claim']}]({plot})"]
+    if any(variant["tuned"] for variant in results["variants"].values()):
+        text = "Tuned with the first seed on validation classes, every variant with the same number of trials:"
+        parts += [text, as_markdown(tuning_rows(results))]
+    parts += [_setting(results), f"    {results['command']}"]
+    return "\n\n".join(parts)
+
+
+def verdict_rows(results: dict[str, Any]) -> Rows:
+    """One row a statement of the claim."""
+    rows = [["statement", "figure", "ours", "difference", "95 % interval", "p", "verdict"]]
+    for judged in results["verdicts"]:
+        metric = judged["metric"]
+        ours = " vs ".join(_mean(results["variants"][judged[side]]["summary"][metric]) for side in ("better", "than"))
+        more = judged["runs_to_separate"]
+        text = judged["verdict"]
+        if text.startswith("not separable") and more:
+            text += f"; about {more} seeds would do"
+        statement = f"{judged['better']} better than {judged['than']}"
+        rows.append([statement, metric, ours, f"{judged['difference']:+.4f}", _interval(judged), _p(judged), text])
+    return rows
+
+
+def verdict_lines(results: dict[str, Any]) -> list[str]:
+    """One line a statement of the claim, for a terminal."""
+    return [
+        f"{statement}, {metric}: {difference} ({interval}), {verdict}"
+        for statement, metric, _, difference, interval, _, verdict in verdict_rows(results)[1:]
+    ]
+
+
+def figure_rows(results: dict[str, Any]) -> Rows:
+    """One row a variant with every figure, for a terminal."""
+    variants = results["variants"].items()
+    rows = [[name, *(_mean(variant["summary"][metric]) for metric in results["metrics"])] for name, variant in variants]
+    return [["variant", *results["metrics"]], *rows]
+
+
+def variant_rows(results: dict[str, Any]) -> Rows:
+    """One row a variant: every figure, and how it differs from the reference."""
+    metrics, reference = results["metrics"], results["reference"]
+    rows = [["variant", *(cell for name in metrics for cell in (name, f"minus {reference}"))]]
+    for name, variant in results["variants"].items():
+        row = [name]
+        for metric in metrics:
+            row.append(_mean(variant["summary"][metric]))
+            change = variant["difference"] and variant["difference"][metric]
+            row.append(f"{change['difference']:+.4f} ({_interval(change)}, p {_p(change)})" if change else "")
+        rows.append(row)
+    return rows
+
+
+def tuning_rows(results: dict[str, Any]) -> Rows:
+    """One row a variant: what was tried, with the score on validation classes that chose."""
+    rows = [["variant", "tried", "chosen"]]
+    for name, variant in results["variants"].items():
+        tried = ", ".join(f"{label}: {score:.4f}" for label, score in variant["tuned"]["validation"].items())
+        rows.append([name, tried, variant["tuned"]["chosen"]])
+    return rows
+
+
+def report(folders: Sequence[Path], output: Path) -> None:
+    """Write the results of studies as one document, and their plots beside it in a folder of its name.
+
+    Args:
+        folders: of studies, in the order in which they are told.
+        output: the document, ``.md``.
+
+    Raises:
+        UserError: a folder holds no finished study, or two have the same name.
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        raise UserError(f"report: two studies have the same name: {', '.join(names)}")
+    studies = [read_results(folder) for folder in folders]
+    plots = output.parent / output.stem
+    plots.mkdir(parents=True, exist_ok=True)
+    for folder, name in zip(folders, names, strict=True):
+        shutil.copyfile(folder / PLOT, plots / f"{name}.png")
+    rows = [["claim", "statement", "figure", "difference", "verdict"]]
+    for results in studies:
+        claim = results["claim"]
+        for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
+            rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
+            claim = ""  # once is enough
+    command = shlex.join(["dmlkit", "report", *map(str, folders), "-o", str(output)])
+    sections = [
+        study_section(results, f"{plots.name}/{name}.png", heading="##")
+        for name, results in zip(names, studies, strict=True)
+    ]
+    head = [f"<!-- Written by: {command} -->", "# What of the papers' claims holds", _counts(studies), EXPLANATION]
+    head.append(as_markdown(rows))
+    write_text(output, "\n\n".join([*head, *sections]))
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The results of a finished study.
+
+    Raises:
+        UserError: there is none, or it lacks runs.
+    """
+    record = folder / "study.json"
+    if not record.exists():
+        raise UserError(f"{folder}: no study here (study.json is missing); expected a folder that dmlkit study wrote")
+    stored = json.loads(record.read_text(encoding="utf-8"))
+    path = folder / "results.json"
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if results is None or results["seeds"] != stored["study"]["seeds"]:
+        raise UserError(f"{folder}: this study is not finished; go on with: {stored['command']}")
+    return results
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a document, all or nothing."""
+    with atomic_write(path) as partial:
+        partial.write_text(text + "\n", encoding="utf-8")
+
+
+def _counts(studies: Sequence[dict[str, Any]]) -> str:
+    verdicts = [judged["verdict"] for results in studies for judged in results["verdicts"]]
+    models, seconds = (sum(results["cost"][key] for results in studies) for key in ("models", "seconds"))
+    held, failed = (sum(verdict == word for verdict in verdicts) for word in ("holds", "does not hold"))
+    return (
+        f"{len(studies)} studies, {models} models, {spoken_time(seconds)} of training and validation.\n"
+        f"Of {len(verdicts)} statements {held} hold, {failed} do not, and {len(verdicts) - held - failed} are not "
+        "separable at this size."
+    )
+
+
+def _setting(results: dict[str, Any]) -> str:
+    cost, seeds = results["cost"], ", ".join(map(str, results["seeds"]))
+    protocol = "Reality Check protocol, 4 models a run" if results["protocol"] == "reality_check" else "Official split"
+    return (
+        f"{protocol}; seeds {seeds}; {cost['models']} models, {spoken_time(cost['seconds'])} of training and "
+        f"validation on {'; '.join(cost['on'])}. To repeat it:"
+    )
+
+
+def _mean(summary: dict[str, float | None]) -> str:
+    mean, high = summary["mean"], summary["high"]
+    assert mean is not None
+    return f"{mean:.4f}" if high is None else f"{mean:.4f} ± {high - mean:.4f}"
+
+
+def _interval(change: dict[str, Any]) -> str:
+    return "no interval" if change["low"] is None else f"{change['low']:+.4f} .. {change['high']:+.4f}"
+
+
+def _p(change: dict[str, Any]) -> str:
+    return f"{change['p_value']:.4f}"

@@ -1,0 +1,247 @@
+"""Study: every variant with every seed, and what that says about a claim."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from lightning_fabric import Fabric
+from pydantic import ValidationError
+
+from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
+from dmlkit.errors import UserError
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder import differences, write_json
+from dmlkit.study.config import Candidate, Study, Variant
+from dmlkit.study.protocol import Figures, fold_recipe, is_complete, run_once
+from dmlkit.study.results import Choice, summarize_study
+from dmlkit.study.workers import Run, train_at_once
+from dmlkit.training.experiment import assemble
+from dmlkit.training.train import Progress
+
+REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
+
+
+class RunProgress(Progress, Protocol):
+    """What is told of one run, beside what a training tells."""
+
+    def start_model(self) -> None:
+        """Before a model of the run is trained or continued."""
+
+    def finish(self, figures: dict[str, float]) -> None:
+        """After it, with the figures that the study reports."""
+
+
+class StudyProgress(Protocol):
+    """What a study tells while it runs."""
+
+    def start_run(self, name: str, epochs: int) -> RunProgress:
+        """Before a run of so many epochs, also before one that is complete."""
+        ...
+
+
+def run_study(
+    study: Study, folder: Path, fabric: Fabric, progress: StudyProgress, command: str, *, jobs: int = 1
+) -> dict[str, Any]:
+    """Train what is missing of a study, and hold its claim against the figures.
+
+    Runs lie in ``runs/VARIANT/seed-S``, with values to choose from in ``runs/VARIANT/CHOICE/seed-S``: there every
+    choice is trained with the first seed, the best on validation classes with the others too. A complete run is
+    never repeated, one that was cut off is continued.
+
+    Args:
+        study: what to train and compare.
+        folder: of the study; gets ``study.json``, ``runs/`` and ``results.json``.
+        fabric: device, precision and ranks, launched.
+        progress: told of runs, and of their steps and epochs.
+        command: that repeats the study; kept for reports.
+        jobs: runs at once, see `train_at_once`.
+
+    Returns:
+        What ``results.json`` holds, see `summarize_study`.
+
+    Raises:
+        UserError: the folder holds another study, or a run fails.
+        TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint or between two runs.
+    """
+    open_study(study, folder, fabric, command)
+    with stop_signals() as stop_requested:
+        runs = _Runs(study, folder, fabric, progress, stop_requested, jobs)
+        check_parts(study, folder)
+        first, *others = study.config.seeds
+        choices = runs.choose(first)
+        repeated = [
+            runs.run(variant, choices[variant.name].candidate, seed) for seed in others for variant in study.variants
+        ]
+        figures = runs.train(repeated)
+        for seed in others:
+            for variant in study.variants:
+                choice = choices[variant.name]
+                choice.figures[seed] = figures[runs.run(variant, choice.candidate, seed).name]
+    results = {**summarize_study(study, choices), "cost": _cost(folder), "command": command}
+    if fabric.is_global_zero:
+        write_json(folder / "results.json", results)
+    return results
+
+
+def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without its seed, as an older dmlkit recorded it, with the defaults of keys that are new since."""
+    try:
+        return Recipe.model_validate_json(json.dumps(recipe)).model_dump(mode="json", exclude={"seed"})
+    except ValidationError:  # a key has gone: the difference tells which
+        return recipe
+
+
+def open_study(study: Study, folder: Path, fabric: Fabric, command: str) -> None:
+    """Begin a study in a folder, or find it there again; its seeds may have grown and its claim been reworded.
+
+    Raises:
+        UserError: the folder holds something else, or a study with other runs.
+    """
+    path = folder / "study.json"
+    record = study.record()
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))["study"]
+        kept = record["seeds"][: len(stored["seeds"])]
+        same = {name: stored[name] for name in REWORDED} | {"seeds": kept}
+        for recipes in stored["variants"].values():
+            recipes.update({label: with_new_defaults(recipe) for label, recipe in recipes.items()})
+        changes = list(differences("", stored, {**record, **same}))
+        if changes:
+            raise UserError(
+                f"{folder}: the study has changed since it began ({'; '.join(changes)}); undo that, or start anew "
+                "with another --output"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not a study; choose another --output")
+    fabric.barrier()  # all ranks have looked before the first one writes
+    if fabric.is_global_zero:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"study": record, "command": command})
+
+
+def check_parts(study: Study, folder: Path) -> None:
+    """Build the parts of every variant that has no run yet: what does not fit is told before anything trains.
+
+    Raises:
+        UserError: with the name of the variant.
+    """
+    for variant in study.variants:
+        if (folder / "runs" / variant.name).exists():
+            continue
+        recipe = variant.candidates[0].recipe
+        try:
+            assemble(fold_recipe(recipe, 0) if study.config.protocol == "reality_check" else recipe)
+        except UserError as error:
+            raise UserError(f"{variant.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Trains the runs of a study that are missing."""
+
+    study: Study
+    folder: Path
+    fabric: Fabric
+    progress: StudyProgress
+    stop_requested: Callable[[Fabric], bool]
+    jobs: int
+
+    def choose(self, seed: int) -> dict[str, Choice]:
+        """Of each variant the candidate that is best on validation classes, the earlier one where two are equal."""
+        tried = {
+            variant.name: [self.run(variant, candidate, seed) for candidate in variant.candidates]
+            for variant in self.study.variants
+        }
+        figures = self.train([run for runs in tried.values() for run in runs])
+        choices: dict[str, Choice] = {}
+        for variant in self.study.variants:
+            runs = tried[variant.name]
+            scores = [_validation_score(run.folder) for run in runs]
+            best = scores.index(max(scores))
+            chosen = {seed: figures[runs[best].name]}
+            choices[variant.name] = Choice(variant.candidates[best], tuple(scores), chosen)
+        return choices
+
+    def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
+        folder = self.folder / "runs" / variant.name / candidate.label / f"seed-{seed}"
+        recipe = candidate.recipe.model_copy(update={"seed": seed})
+        return Run(str(folder.relative_to(self.folder / "runs")), recipe, folder)
+
+    def train(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+        """The figures of runs on the test classes, by their names; those that are not complete are trained."""
+        protocol = self.study.config.protocol
+        together = [run for run in runs if self.jobs > 1 and not is_complete(protocol, run.folder)]
+        names = {run.name for run in together}
+        figures = {run.name: self._train(run) for run in runs if run.name not in names}
+        return figures | (self._train_at_once(together) if together else {})
+
+    def _train(self, run: Run) -> dict[str, float]:
+        if self.stop_requested(self.fabric):
+            raise TrainingStoppedError("stopped between two runs")
+        return self._finish(run, self._begin(run))
+
+    def _train_at_once(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+        named = {run.name: run for run in runs}
+        begun: dict[str, RunProgress] = {}
+        figures: dict[str, dict[str, float]] = {}
+
+        def tell(name: str, method: str, told: Mapping[str, Any]) -> None:
+            if name not in begun:
+                begun[name] = self._begin(named[name])
+            if method == "finish":
+                figures[name] = self._finish(named[name], begun[name])
+            else:
+                getattr(begun[name], method)(**told)
+
+        train_at_once(runs, self.study.config.protocol, self.jobs, self.fabric, self.stop_requested, tell)
+        return figures
+
+    def _begin(self, run: Run) -> RunProgress:
+        return self.progress.start_run(run.name, self.study.epochs_per_run(run.recipe))
+
+    def _finish(self, run: Run, progress: RunProgress) -> dict[str, float]:
+        def start_model(*_: object) -> Progress:
+            progress.start_model()
+            return progress
+
+        figures = _flat(run_once(self.study.config.protocol, run.recipe, run.folder, self.fabric, start_model))
+        progress.finish({name: figures[name] for name in self.study.config.reported()})
+        return figures
+
+
+def _flat(figures: Figures) -> dict[str, float]:
+    """Figures by one name: ``map@r`` of a run, ``separated map@r`` of a Reality Check."""
+    return {
+        name if kind == "test" else f"{kind} {name}": value
+        for kind, metrics in figures.items()
+        for name, value in metrics.items()
+    }
+
+
+def _validation_score(path: Path) -> float:
+    """What chose the checkpoint of a run; of a Reality Check the mean of its 4 models."""
+    summaries = [json.loads(file.read_text(encoding="utf-8")) for file in _summaries(path)]
+    return fmean(summary["best"]["validation"][summary["selected_by"]] for summary in summaries)
+
+
+def _summaries(path: Path) -> list[Path]:
+    return sorted(path.rglob("summary.json"))
+
+
+def _cost(folder: Path) -> dict[str, Any]:
+    """How many models were trained, for how long, and on what."""
+    summaries = _summaries(folder / "runs")
+    environments = [json.loads((file.parent / "environment.json").read_text("utf-8")) for file in summaries]
+    return {
+        "models": len(summaries),
+        "seconds": round(sum(json.loads(file.read_text("utf-8"))["seconds"] for file in summaries), 1),
+        "on": sorted({_device(environment) for environment in environments}),
+    }
+
+
+def _device(environment: dict[str, Any]) -> str:
+    where = environment["gpu"] or f"{environment['threads']} CPU thread(s)"
+    return f"{where}, torch {environment['packages']['torch']}, dmlkit {environment['dmlkit']}"

@@ -1,0 +1,1 @@
+"""Training: one visible loop, and what it writes."""

@@ -1,0 +1,104 @@
+"""Where training stands, on disk and back: everything that the rest of a run depends on."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from dmlkit.run_folder import RunFolder
+from dmlkit.training.experiment import Experiment
+
+PROXIES = "loss.proxies"  # in the objective's state
+
+
+@dataclass
+class State:
+    """Where training stands, beside the weights."""
+
+    epoch: int = 0  # finished epochs
+    step: int = 0  # finished steps of the epoch under way
+    loss_sum: float = 0.0  # over those steps
+    seconds: float = 0.0  # of training and validation, over all sessions
+    best: dict[str, Any] | None = None  # epoch and validation metrics of the best checkpoint
+    skipped: list[str] = field(default_factory=list[str])  # images that could not be read, each once
+
+    def note_skipped(self, faults: list[str]) -> None:
+        """Remember images that could not be read, in training or evaluation."""
+        self.skipped += [fault for fault in faults if fault not in self.skipped]
+
+
+def save_best(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> None:
+    """Write the best checkpoint: what a model needs to embed, and its loss to go on."""
+    weights = _weights(experiment)
+    if fabric.is_global_zero:
+        run.save_checkpoint("best", {**weights, "epoch": state.epoch})
+
+
+def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> None:
+    """Write the last checkpoint: everything that the rest of the run depends on, whatever the number of ranks."""
+    weights, optimizer = _weights(experiment), _optimizer_state(experiment)
+    if fabric.is_global_zero:
+        random = {"cpu": torch.get_rng_state()}
+        if fabric.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(fabric.device)
+        run.save_checkpoint(
+            "last",
+            {
+                **weights,
+                **asdict(state),
+                "optimizer": optimizer,
+                "precision": fabric.strategy.precision.state_dict(),
+                "random": random,
+            },
+        )
+    fabric.barrier()
+
+
+def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
+    """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts anew."""
+    if not run.checkpoint_path("last").exists():
+        return State()
+    saved = run.load_checkpoint("last")
+    loss = experiment.sharded_loss
+    if loss is not None:
+        classes = loss.shard.classes(loss.all_classes)
+        proxies = saved["objective"][PROXIES]
+        saved["objective"][PROXIES] = proxies[classes.start : classes.stop]
+        moments = saved["optimizer"]["state"].get(_index(experiment, loss.proxies), {})
+        for name, value in moments.items():
+            if value.shape == proxies.shape:
+                moments[name] = value[classes.start : classes.stop].clone()  # not a view, which keeps all in memory
+    experiment.model.load_state_dict(saved["model"])
+    experiment.objective.load_state_dict(saved["objective"])
+    experiment.optimizer.load_state_dict(saved["optimizer"])
+    fabric.strategy.precision.load_state_dict(saved["precision"])
+    torch.set_rng_state(saved["random"]["cpu"])
+    if fabric.device.type == "cuda" and "cuda" in saved["random"]:
+        torch.cuda.set_rng_state(saved["random"]["cuda"], fabric.device)
+    return State(**{name: saved[name] for name in State.__dataclass_fields__})
+
+
+def _weights(experiment: Experiment) -> dict[str, Any]:
+    objective, loss = experiment.objective.state_dict(), experiment.sharded_loss
+    if loss is not None:
+        objective[PROXIES] = loss.shard.collect(loss.proxies, loss.all_classes)
+    return {"model": experiment.model.state_dict(), "objective": objective}
+
+
+def _optimizer_state(experiment: Experiment) -> dict[str, Any]:
+    state, loss = experiment.optimizer.state_dict(), experiment.sharded_loss
+    if loss is not None:
+        index = _index(experiment, loss.proxies)
+        state["state"][index] = {
+            name: loss.shard.collect(value, loss.all_classes) if value.shape == loss.proxies.shape else value
+            for name, value in state["state"].get(index, {}).items()
+        }
+    return state
+
+
+def _index(experiment: Experiment, parameter: nn.Parameter) -> int:
+    """Of a parameter in the optimizer's state."""
+    parameters = [id(other) for group in experiment.optimizer.param_groups for other in group["params"]]
+    return parameters.index(id(parameter))

@@ -1,0 +1,102 @@
+"""The one place where the parts of a recipe meet."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dmlkit.datasets.base import Dataset
+from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.errors import UserError
+from dmlkit.losses.base import Loss
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss
+from dmlkit.model import EmbeddingModel, build_model
+from dmlkit.recipe.schema import Recipe
+from dmlkit.regularizers.base import Regularizer
+from dmlkit.samplers.base import Sampler
+
+
+class Objective(nn.Module):
+    """What is minimized: the loss plus the weighted regularizers.
+
+    Args:
+        loss: the loss.
+        regularizers: terms to add.
+        weights: one for each term.
+    """
+
+    def __init__(self, loss: Loss, regularizers: list[Regularizer], weights: list[float]) -> None:
+        super().__init__()
+        self.loss = loss
+        self.regularizers = nn.ModuleList(regularizers)
+        self.weights = weights
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Points (B, D) and labels (B,) int64 -> scalar."""
+        total = self.loss(embeddings, labels)
+        for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
+            total = total + weight * regularizer(embeddings, labels)
+        return total
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The running things that a recipe describes."""
+
+    recipe: Recipe
+    model: EmbeddingModel
+    objective: Objective
+    optimizer: Optimizer
+    sampler: Sampler
+    train: Dataset
+    validation: Dataset | None
+
+    @property
+    def sharded_loss(self) -> ProxyLoss | None:
+        """The loss, if this rank holds a part of its proxies only."""
+        loss = self.objective.loss
+        return loss if isinstance(loss, ProxyLoss) and loss.shard.ranks > 1 else None
+
+
+def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
+    """Build every part of a recipe. Seeds torch's global generator: equal recipes give equal weights.
+
+    Args:
+        recipe: what to build.
+        rank: this one, which keeps its share of the proxies where the recipe shares them out.
+        ranks: how many there are.
+
+    Raises:
+        UserError: the data is missing or does not fit the recipe.
+    """
+    train = recipe.dataset.build("train")
+    validation = recipe.dataset.build("validation") if recipe.dataset.validates else None
+    sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe)
+    objective = Objective(
+        recipe.loss.build(model.manifold, len(train.class_names)),
+        [regularizer.build(model.manifold) for regularizer in recipe.regularizers],
+        [regularizer.weight for regularizer in recipe.regularizers],
+    )
+    if recipe.training.shard_proxies and isinstance(objective.loss, ProxyLoss):
+        if len(train.class_names) < ranks:
+            raise UserError(f"training.shard_proxies: {len(train.class_names)} classes are too few for {ranks} ranks")
+        objective.loss.keep_shard(ClassShard(rank, ranks))
+    shared = {id(parameter) for parameter in model.parameters()}
+    parts = {
+        "backbone": list(model.backbone.parameters()),
+        "head": list(model.head.parameters()),
+        # a learnable manifold belongs to the head, although the loss holds it too
+        "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
+    }
+    return Experiment(
+        recipe,
+        model,
+        objective,
+        recipe.optimizer.build(parts, fused=recipe.training.precision != "fp16"),
+        sampler,
+        train,
+        validation,
+    )

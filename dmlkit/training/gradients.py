@@ -1,0 +1,38 @@
+"""Gradients between the backward pass and the optimizer's step: averaged over ranks, clipped."""
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from dmlkit.training.experiment import Experiment
+
+
+def average_gradients(fabric: Fabric, experiment: Experiment) -> None:
+    """Make the proxies' gradients equal on all ranks; they differ by rounding only, but would drift apart.
+
+    Proxies that a rank holds alone keep theirs.
+    """
+    if fabric.world_size == 1:
+        return
+    loss = experiment.sharded_loss
+    for parameter in experiment.objective.parameters():
+        if parameter.grad is not None and (loss is None or parameter is not loss.proxies):
+            parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def clip_gradients(fabric: Fabric, experiment: Experiment, optimizer: torch.optim.Optimizer) -> None:
+    """Clip the gradients of model and objective as the recipe says, by the norm of all of them or one by one."""
+    settings = experiment.recipe.training
+    everything = nn.ModuleList([experiment.model, experiment.objective])
+    if settings.clip_grad_norm is not None:
+        loss = experiment.sharded_loss
+        if loss is None or loss.proxies.grad is None:
+            # the trainer looks for what is not finite itself, seldom: each look stalls a GPU
+            fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm, error_if_nonfinite=False)
+        else:  # the norm over the proxies of all ranks
+            rest = [p.grad for p in everything.parameters() if p.grad is not None and p is not loss.proxies]
+            total = get_total_norm(rest).square() + loss.shard.sum(loss.proxies.grad.norm().square())
+            clip_grads_with_norm_(everything.parameters(), settings.clip_grad_norm, total.sqrt())
+    if settings.clip_grad_value is not None:
+        fabric.clip_gradients(everything, optimizer, clip_val=settings.clip_grad_value)

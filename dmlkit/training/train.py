@@ -1,0 +1,260 @@
+"""Train: one visible loop, stoppable at any step and resumable to the bit."""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from dmlkit.datasets.base import Dataset
+from dmlkit.distributed.launch import gather_lists, gather_rows
+from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
+from dmlkit.errors import UserError
+from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.loading.batches import TimedBatches, TrainingBatches, TransformedImages, make_loader, refuse_faults
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder import RunFolder, atomic_write, write_json
+from dmlkit.training.checkpoint import State, restore, save, save_best
+from dmlkit.training.curves import plot_curves
+from dmlkit.training.experiment import Experiment, assemble
+from dmlkit.training.gradients import average_gradients, clip_gradients
+
+CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
+
+
+class Pace(NamedTuple):
+    """What an epoch took."""
+
+    images: int
+    seconds: float  # without validation
+    waiting: float  # seconds of these in which there was no batch
+
+
+class Progress(Protocol):
+    """What training tells while it runs."""
+
+    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
+        """After a share ``progress`` of an epoch: the last loss, and the images since the last call."""
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """After an epoch: its row of metrics.jsonl."""
+
+
+def train(
+    recipe: Recipe, folder: Path, fabric: Fabric, progress: Progress, *, resume: bool = False, overwrite: bool = False
+) -> dict[str, Any]:
+    """Train a recipe into a run folder.
+
+    Args:
+        recipe: what to train.
+        folder: of the run; see `RunFolder`.
+        fabric: device, precision and ranks, launched.
+        progress: told of steps and epochs.
+        resume: continue the run in ``folder`` from its last checkpoint, or start it if there is none yet.
+        overwrite: replace the run in ``folder``.
+
+    Returns:
+        The summary: last and best checkpoint with their validation and test metrics.
+
+    Raises:
+        UserError: the recipe, the data or the folder is at fault, or the loss is no longer finite.
+        TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
+    """
+    run = RunFolder(folder)
+    resume = resume and run.holds_run()
+    fabric.barrier()  # all ranks have looked before the first one creates the folder
+    if resume:
+        run.check_same_recipe(recipe)
+    experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
+    if experiment.sampler.batch_size % fabric.world_size:
+        raise UserError(
+            f"sampler: {fabric.world_size} ranks cannot share a batch of {experiment.sampler.batch_size} images equally"
+        )
+    if fabric.is_global_zero and not resume:
+        run.create(recipe, overwrite=overwrite)
+        # what the labels 0..C-1 of the loss's proxies mean
+        write_json(run.path / "classes.json", {"training_classes": list(experiment.train.class_names)})
+    fabric.barrier()
+    state = fit(experiment, run, fabric, progress, resume=resume)
+    return summarize(experiment, run, fabric, state)
+
+
+def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool) -> State:
+    """The loop. On return the last checkpoint holds the final weights."""
+    recipe, settings = experiment.recipe, experiment.recipe.training
+    if settings.compile:
+        experiment.model.backbone.compile()
+    model: Any = fabric.setup_module(experiment.model)
+    objective = experiment.objective.to(fabric.device)
+    optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
+    base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
+    on_device = settings.augment_on == "device" and fabric.device.type != "cpu"
+    images = TransformedImages(experiment.train, recipe.transform, training=True, on_device=on_device)
+    batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
+    pin_memory = fabric.device.type == "cuda"
+    loader = TimedBatches(make_loader(images, batches, workers=settings.workers, pin_memory=pin_memory))
+    check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
+
+    state = restore(experiment, run, fabric) if resume else State()
+    if fabric.is_global_zero:
+        run.keep_metrics(state.epoch)
+    model.train()
+    with stop_signals() as stop_requested:
+        while state.epoch < settings.epochs:
+            started = time.perf_counter()
+            batches.epoch, batches.start = state.epoch, state.step
+            objective.loss.set_epoch(state.epoch)
+            pending: list[Tensor] = []  # losses not looked at yet
+            images_seen = images_pending = 0
+            for batch in loader:
+                refuse_faults(batch.faults, recipe.dataset.on_bad_image)
+                state.note_skipped(batch.faults)
+                factor = recipe.schedule.factor(state.epoch + state.step / len(experiment.sampler), settings.epochs)
+                for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
+                    group["lr"] = rate * factor
+                if len(batch.labels):
+                    embeddings = gather_rows(fabric, model(images.show_on_device(batch, fabric.device)))
+                    labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True))
+                    loss = compute_loss(objective, embeddings, labels, state, run)
+                    optimizer.zero_grad()
+                    fabric.backward(loss)
+                    experiment.model.backbone.discard_frozen_gradients(state.epoch)
+                    average_gradients(fabric, experiment)
+                    clip_gradients(fabric, experiment, optimizer)
+                    optimizer.step()
+                    pending.append(loss.detach())
+                    images_pending += len(labels)
+                state.step += 1
+                if len(pending) >= check_every or state.step == len(experiment.sampler):
+                    last_loss = check_losses(pending, state, run)
+                    images_seen += images_pending
+                    progress.step(
+                        epoch=state.epoch,
+                        progress=state.step / len(experiment.sampler),
+                        loss=last_loss,
+                        images=images_pending,
+                    )
+                    images_pending = 0
+                    if stop_requested(fabric) and state.step < len(experiment.sampler):
+                        state.seconds += time.perf_counter() - started
+                        save(experiment, run, fabric, state)
+                        raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
+            check_weights(experiment, state, run)
+            pace = Pace(images_seen, time.perf_counter() - started, loader.seconds)
+            finish_epoch(experiment, run, fabric, state, progress, pace)
+            state.seconds += time.perf_counter() - started
+            save(experiment, run, fabric, state)
+            if stop_requested(fabric) and state.epoch < settings.epochs:
+                raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
+    return state
+
+
+def compute_loss(objective: nn.Module, embeddings: Tensor, labels: Tensor, state: State, run: RunFolder) -> Tensor:
+    """The loss of a batch; embeddings that are no longer finite end the run with the step's number."""
+    try:
+        return objective(embeddings, labels)
+    except ValueError as error:
+        if embeddings.isfinite().all():
+            raise
+        raise diverged(state.step + 1, "embeddings", state, run) from error
+
+
+def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
+    """Add the pending losses up and clear them; returns the last. Stops at the first that is not finite."""
+    losses = torch.stack(pending).tolist() if pending else []
+    for offset, loss in enumerate(losses):
+        if loss != loss or abs(loss) == float("inf"):
+            raise diverged(state.step - len(losses) + offset + 1, f"losses ({loss})", state, run)
+        state.loss_sum += loss
+    pending.clear()
+    return losses[-1] if losses else float("nan")
+
+
+def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
+    """Stop before weights that are not finite overwrite a good checkpoint."""
+    parameters = [*experiment.model.parameters(), *experiment.objective.parameters()]
+    if not torch.stack([parameter.detach().isfinite().all() for parameter in parameters]).all():
+        raise diverged(state.step, "weights", state, run)
+
+
+def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
+    """The error of a run that has come to nothing."""
+    last = run.checkpoint_path("last")
+    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
+    return UserError(
+        f"epoch {state.epoch + 1}, step {step}: {what} that are not finite; {kept}. "
+        "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"
+    )
+
+
+def finish_epoch(
+    experiment: Experiment, run: RunFolder, fabric: Fabric, state: State, progress: Progress, pace: Pace
+) -> None:
+    """Validate, log the epoch, and keep the checkpoint if it is the best so far."""
+    settings = experiment.recipe.training
+    row: dict[str, Any] = {
+        "epoch": state.epoch + 1,
+        "loss": state.loss_sum / len(experiment.sampler),
+        "lr": experiment.optimizer.param_groups[0]["lr"],
+        "images_per_second": round(pace.images / pace.seconds, 1),
+        "waiting": round(pace.waiting / pace.seconds, 3),  # share of the time in which there was no batch to train on
+        "seconds": round(state.seconds + pace.seconds, 2),
+        "validation": None,
+    }
+    state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
+    is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
+    if experiment.validation is not None and is_due:
+        evaluation = evaluate(fabric, experiment.model, experiment.validation, experiment.recipe, split="validation")
+        state.note_skipped(evaluation.faults)
+        metrics = evaluation.scores.values
+        row["validation"] = metrics
+        score = metrics[settings.select_by]
+        if state.best is None or score > state.best["metrics"][settings.select_by]:
+            state.best = {"epoch": state.epoch, "metrics": metrics}
+            save_best(experiment, run, fabric, state)
+    if fabric.is_global_zero:
+        run.append_metrics(row)
+    progress.epoch(row)
+
+
+def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> dict[str, Any]:
+    """Score the last and the best checkpoint on the test classes and write ``summary.json`` and the curves."""
+    rows = run.read_metrics()
+    test = experiment.recipe.dataset.build("test")
+    summary: dict[str, Any] = {
+        "last": {
+            "epoch": state.epoch,
+            "validation": rows[-1]["validation"],
+            "test": test_metrics(experiment, fabric, test, state),
+        },
+        "best": None,
+    }
+    if state.best is not None:
+        final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
+        experiment.model.load_state_dict(run.load_checkpoint("best")["model"])
+        summary["best"] = {
+            "epoch": state.best["epoch"],
+            "validation": state.best["metrics"],
+            "test": test_metrics(experiment, fabric, test, state),
+        }
+        experiment.model.load_state_dict(final)
+    summary |= {
+        "selected_by": experiment.recipe.training.select_by if state.best else None,
+        "seconds": round(state.seconds, 1),
+        "images_per_second": rows[-1]["images_per_second"],
+        "skipped_images": sorted(set(gather_lists(fabric, state.skipped))),
+    }
+    if fabric.is_global_zero:
+        write_json(run.summary_path, summary)
+        with atomic_write(run.curves_path) as partial:
+            plot_curves(rows, partial)
+    return summary
+
+
+def test_metrics(experiment: Experiment, fabric: Fabric, test: Dataset, state: State) -> dict[str, float]:
+    """Metrics of the current weights on the test classes."""
+    evaluation = evaluate(fabric, experiment.model, test, experiment.recipe, split="test")
+    state.note_skipped(evaluation.faults)
+    return evaluation.scores.values

@@ -1,0 +1,1 @@
+"""Crops and how they are drawn."""

@@ -1,0 +1,1 @@
+"""Algorithms behind the transport solvers."""

@@ -1,0 +1,101 @@
+"""The tree as it is meant: layers point down, nothing goes round in a circle, a file is named as its part."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "dmlkit"
+LAYERS = {
+    name: layer
+    for layer, names in enumerate(
+        (
+            "component errors files",
+            "manifolds transport pooling distributed",
+            "miners",
+            "losses metrics datasets backbones heads regularizers samplers optimizers schedules transforms",
+            "recipe",
+            "model run_folder loading",
+            "embedding",
+            "evaluation export geometry",
+            "training",
+            "study",
+            "cli",
+            "__main__",
+        )
+    )
+    for name in names.split()
+}
+MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of dmlkit that a file imports anywhere, also inside functions and for types only."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            named = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in MODULES else node.module for name in named}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("dmlkit.")}
+
+
+def circle_of(graph: dict[str, set[str]]) -> list[str]:
+    """Names that lead from one to the next and back; none where there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_down(module: str):
+    room = module.split(".")[1] if "." in module else "__init__"
+    for imported in imports_of(MODULES[module]):
+        other = imported.split(".")[1]
+        assert other == room or LAYERS[other] < LAYERS[room], f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(PACKAGE.parent)))
+def test_files_and_folders_of_a_folder_make_no_circle(folder: Path):
+    place = folder.relative_to(PACKAGE.parent).parts
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        parts = module.split(".")
+        if tuple(parts[: len(place)]) != place or len(parts) == len(place) or parts[len(place)] == "__init__":
+            continue
+        child = parts[len(place)]
+        others = (imported.split(".") for imported in imports_of(path))
+        inside = {
+            other[len(place)] for other in others if tuple(other[: len(place)]) == place and len(other) > len(place)
+        }
+        graph.setdefault(child, set()).update(inside - {child})
+    assert circle_of(graph) == []
+
+
+def test_layers_are_few_and_name_what_is_there():
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert set(LAYERS) == rooms - {"__init__"}
+    assert len(set(LAYERS.values())) <= 12
+
+
+HEAVY = ("torch", "numpy", "geoopt", "cvxpylayers", "ot", "faiss", "matplotlib", "sklearn", "pydantic")
+SOLVERS = ("cvxpy", "cvxpylayers", "ot", "faiss", "sklearn", "matplotlib")
+
+
+@pytest.mark.parametrize(
+    ("start", "unwanted"),
+    [("dmlkit.cli.app", HEAVY), ("dmlkit.recipe.schema, dmlkit.transport", SOLVERS)],
+    ids=["command line", "recipe"],
+)
+def test_start_is_without_heavy_imports(start: str, unwanted: Iterable[str]):
+    code = f"import {start}, sys; print([name for name in {unwanted} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
