@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dmlkit.metrics import cpu_search, gpu_search
 from dmlkit.metrics.base import MetricConfig, Ranking
+from dmlkit.metrics.ranking import cpu_search, gpu_search
 from dmlkit.metrics.ranking.search import Depth, Search, Standing
 
 Ties = Literal["expected", "pessimistic"]

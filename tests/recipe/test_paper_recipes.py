@@ -18,8 +18,8 @@ from dmlkit.recipe.headers import find_recipes
 from dmlkit.recipe.schema import Recipe
 from dmlkit.samplers import RandomConfig
 from dmlkit.training.train import train
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAPERS = ("proxy_gml", "proxy_isa", "cgml", "grouplet", "mpa")
 RECIPES = [path for paper in PAPERS for path in sorted((ROOT / "recipes" / paper).glob("[!_]*.yaml"))]
 ROW = re.compile(r"--set .*")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from .conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE, Result
 
 Cli = Callable[..., Result]
 

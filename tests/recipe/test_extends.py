@@ -10,8 +10,7 @@ from dmlkit.errors import UserError
 from dmlkit.recipe.extends import overlay, read_tree
 from dmlkit.recipe.file import parse_recipe, read_recipe, schema
 from dmlkit.recipe.yaml_tree import parse_yaml
-
-from .conftest import Result
+from tests.conftest import Result
 
 BASE = """\
 dataset: {name: glyphs, classes: 40}

@@ -23,7 +23,7 @@ from dmlkit.run_folder import RunFolder
 from dmlkit.study.config import StudyConfig
 from dmlkit.study.file import read_study
 from dmlkit.study.plot import plot_study
-from tests.conftest import TINY_RECIPE
+from tests.conftest import ROOT, TINY_RECIPE
 
 STUDY = """\
 claim: A larger margin is better
@@ -458,7 +458,7 @@ def test_the_plot_of_a_sweep_and_of_single_runs(tmp_path: Path):
 
 
 def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
-    root = Path(__file__).parent.parent
+    root = ROOT
     text = (root / "docs" / "studies.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "margin.yaml").write_text(example.partition("\n")[2])
@@ -472,7 +472,7 @@ def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
         assert f"`{key}`" in text, f"docs/studies.md does not explain {key}"
 
 
-STUDIES = sorted((Path(__file__).parent.parent / "recipes" / "study").glob("*.yaml"))
+STUDIES = sorted((ROOT / "recipes" / "study").glob("*.yaml"))
 MINIATURE = ("dataset.classes=80", "dataset.images_per_class=2", "dataset.size=16", "transform.size=16")
 
 

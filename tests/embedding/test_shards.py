@@ -26,10 +26,8 @@ from dmlkit.embedding.shards import PartFolder
 from dmlkit.embedding.trained import dataset_of, embed_dataset, load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder import RunFolder
+from tests.conftest import ROOT, TINY_RECIPE
 
-from .conftest import TINY_RECIPE
-
-ROOT = Path(__file__).parent.parent
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
 IMAGES = 300  # three parts: two of 128, one of 44
 

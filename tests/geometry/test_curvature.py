@@ -9,8 +9,7 @@ import torch
 from dmlkit.errors import UserError
 from dmlkit.geometry.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.manifolds import Euclidean, Poincare
-
-from .conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE
 
 
 def test_delta_equals_the_triple_loop():

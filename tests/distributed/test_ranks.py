@@ -14,7 +14,7 @@ import torch
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
 from dmlkit.run_folder import RunFolder
-from tests.ranks_script import RECIPE
+from tests.distributed.ranks_script import RECIPE
 
 SCRIPT = Path(__file__).parent / "ranks_script.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}

@@ -13,8 +13,7 @@ import torch
 
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.run_folder import RunFolder
-
-from .conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE
 
 
 def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:

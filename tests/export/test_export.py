@@ -14,8 +14,7 @@ from dmlkit.datasets.files.image import read_image
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.trained import load_model
 from dmlkit.run_folder import RunFolder
-
-from .conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,12 @@
 """Every glyph recipe trains: an epoch of it on a miniature of its dataset."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-RECIPES = sorted((Path(__file__).parent.parent / "recipes" / "glyphs").glob("*.yaml"))
+from tests.conftest import ROOT
+
+RECIPES = sorted((ROOT / "recipes" / "glyphs").glob("*.yaml"))
 MINIATURE = (
     "dataset.classes=80",
     "dataset.images_per_class=20",

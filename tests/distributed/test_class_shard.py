@@ -10,7 +10,7 @@ import pytest
 
 from dmlkit.losses.base import LossConfig
 
-SCRIPT = Path(__file__).parent / "shards_script.py"
+SCRIPT = Path(__file__).parent / "class_shard_script.py"
 SHARDED = sorted(name for name, variant in LossConfig.variants.items() if variant.shards_proxies)
 
 

@@ -1,0 +1,131 @@
+"""The pages of docs/ do what they say: their recipes, commands and Python run one after another in an empty folder."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from dmlkit.cli.app import app
+from dmlkit.distributed.launch import OWN_STORE
+from dmlkit.losses.base import LossConfig
+from dmlkit.recipe.file import parse_recipe
+from tests.conftest import ROOT, TINY_RECIPE
+from tests.datasets import trees
+
+TINY_PHOTOS = [
+    "backbone={name: small_cnn, width: 4}",
+    "transform={name: imagenet, size: 16, resize: 20}",
+    "embedding_dim=8",
+    "sampler.batch_size=4",
+    "training.epochs=1",
+    "training.workers=0",
+]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def blocks_of(name: str) -> list[tuple[str, str]]:
+    return re.findall(r"```(sh|yaml|python)\n(.*?)```", page(name), re.DOTALL)
+
+
+def photos_and_table() -> None:
+    rows = ["path,label"]
+    for label, name in enumerate(("crow", "dove", "finch", "gull", "heron", "ibis", "jay", "kite")):
+        for index in range(4):
+            trees.photo(Path("photos") / name / f"{index}.jpg", 10 * label + index)
+            rows.append(f"photos/{name}/{index}.jpg,{name}")
+    trees.photo(Path("new") / "photo.jpg", 99)
+    Path("catalogue.csv").write_text("\n".join(rows))
+
+
+def run_and_photos(dmlkit) -> None:
+    Path("recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
+    assert dmlkit("train", "recipe.yaml", "-o", "runs/demo").code == 0
+    for index in range(3):
+        trees.photo(Path("photos") / f"{index}.jpg", index)
+
+
+def two_runs(dmlkit) -> None:
+    Path("recipe.yaml").write_text(TINY_RECIPE.replace("classes: 12", "classes: 24"))  # folds of 3 classes
+    for seed, name in enumerate(("demo", "other")):
+        assert dmlkit("train", "recipe.yaml", "-o", f"runs/{name}", "--set", f"seed={seed}").code == 0
+
+
+def glyphs_run(dmlkit) -> None:
+    recipe = Path("recipes/glyphs/proxy_anchor.yaml")
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text(TINY_RECIPE)
+    assert dmlkit("train", recipe, "-o", "runs/demo").code == 0
+
+
+PREPARED: dict[str, Callable[..., None]] = {
+    "data": lambda _: photos_and_table(),
+    "embedding": run_and_photos,
+    "evaluation": two_runs,
+    "geometry": glyphs_run,
+}
+LEFT_BEHIND = {
+    "data": ["embeddings/catalogue/index.faiss", "runs/catalogue/classes.json"],
+    "embedding": ["embeddings/photos/embeddings.npy"],
+    "evaluation": ["classes.csv", "runs/folds/results.md"],
+    "geometry": ["runs/disk/plots/test-disk.png", "runs/demo/plots/test-tsne.png"],
+}
+PRINTED = {"data": "photos/", "geometry": "[[ 0"}  # an image finds itself first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PREPARED))
+def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit, capsys):
+    monkeypatch.chdir(tmp_path)
+    PREPARED[name](dmlkit)
+    blocks = blocks_of(name)
+    assert {kind for kind, _ in blocks} >= {"sh", "python"}
+    printed = ""
+    for kind, body in blocks:
+        if kind == "yaml":
+            Path(re.match(r"# (\S+)\n", body)[1]).write_text(body)
+        elif kind == "python":
+            capsys.readouterr()
+            exec(compile(body, f"docs/{name}.md", "exec"), {})
+            printed += capsys.readouterr().out
+        else:
+            for line in body.replace("\\\n", " ").splitlines():
+                _, *arguments = shlex.split(line)
+                takes_recipe = name == "data" and any(argument.endswith(".yaml") for argument in arguments)
+                tiny = [part for key in TINY_PHOTOS for part in ("--set", key)] if takes_recipe else []
+                result = dmlkit(*arguments, *tiny)
+                assert result.code == 0, f"{line}\n{result.out}{result.err}"
+    assert PRINTED.get(name, "") in printed
+    assert all(Path(path).exists() for path in LEFT_BEHIND[name])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "docs").glob("*.md")))
+def test_every_command_is_understood(name: str):
+    text = page(name).replace("\\\n", " ")
+    found = re.findall(r"^(?:    )?(?:[^`|\n]*-m |\.venv/bin/)?(?<!\w)dmlkit ([a-z].*)$", text, re.MULTILINE)
+    for command in found:
+        subcommand, *rest = shlex.split(command.split("  #")[0])
+        get_command(app).commands[subcommand].make_context(subcommand, rest)  # pyright: ignore
+    assert found or name not in (*PREPARED, "scale")
+
+
+def test_scale_tells_how_ranks_are_restarted():
+    assert f"{OWN_STORE}=1 torchrun" in page("scale")
+
+
+@pytest.mark.parametrize("loss", sorted(LossConfig.variants))
+def test_the_losses_that_scale_names_share_proxies_out_and_sample(loss: str):
+    text = page("scale")
+    named = f"`{loss}`" in text.partition("Both go with")[2].partition("need the proxies")[0]
+    sets = ["training.shard_proxies=true"]
+    if not named:
+        with pytest.raises(Exception, match="cannot share out its proxies"):
+            parse_recipe(TINY_RECIPE.replace("proxy_anchor", loss), "tiny.yaml", sets)
+        return
+    for key in re.findall(r"`((?:loss|training)\.\w+=[^`]+)`", text):
+        parse_recipe(TINY_RECIPE.replace("proxy_anchor", loss), "tiny.yaml", [*sets, key] if "fp" not in key else [key])
