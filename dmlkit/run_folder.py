@@ -1,18 +1,15 @@
 """The folder of a run: what is in it, and how it is written so that a crash never leaves half a file."""
 
 import json
-import os
 import shutil
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
 import torch
 
 from dmlkit import __version__
 from dmlkit.errors import UserError
+from dmlkit.files import atomic_write, differences, write_json
 from dmlkit.recipe.file import dump_recipe, read_recipe
 from dmlkit.recipe.schema import Recipe
 
@@ -149,39 +146,6 @@ class RunFolder:
             partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-@contextmanager
-def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
-    """A path to write to; when the block ends well it is flushed to disk and renamed to ``path``.
-
-    Args:
-        path: the file.
-        scratch: for a file that several processes may write at once: a folder on the same file system, in which each
-            writes under a name of its own. By default one name beside ``path``, which the next attempt reuses.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "file.txt"
-        >>> with atomic_write(target) as partial:
-        ...     _ = partial.write_text("whole")
-        >>> target.read_text()
-        'whole'
-    """
-    partial = scratch / f".{path.name}.{uuid4().hex}.partial" if scratch else path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_json(path: Path, data: dict[str, Any], *, scratch: Path | None = None) -> None:
-    """Write JSON for people and programs, all or nothing; ``scratch`` as in `atomic_write`."""
-    with atomic_write(path, scratch=scratch) as partial:
-        partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def environment() -> dict[str, Any]:
     """What a run ran on: versions, device and command."""
     import platform
@@ -198,18 +162,3 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "command": ["dmlkit", *sys.argv[1:]],
     }
-
-
-def differences(key: str, old: Any, new: Any) -> Iterator[str]:
-    """Where two pieces of plain data differ, one key at a time; ``key`` is where they lie.
-
-    Example:
-        >>> list(differences("loss", {"margin": 0.1}, {"margin": 0.2}))
-        ['loss.margin: was 0.1, now 0.2']
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*old, *(name for name in new if name not in old)]:
-            below = f"{key}.{name}" if key else name
-            yield from differences(below, old.get(name, "nothing"), new.get(name, "nothing"))
-    elif old != new:
-        yield f"{key}: was {old}, now {new}"

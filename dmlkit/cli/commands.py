@@ -15,12 +15,14 @@ from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
 from dmlkit.embedding.embed import Engine, choose_engine, embed
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.ray import ray_compute
-from dmlkit.embedding.trained import TrainedModel, dataset_of, load_model
+from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.export.embeddings import FILE_NAMES as EMBEDDING_FILES
-from dmlkit.export.embeddings import EmbeddingFolder, export_embeddings
+from dmlkit.export.embeddings import export_embeddings
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import ModelFormat, export_model
 from dmlkit.recipe.file import dump_recipe, first_line, read_recipe

@@ -8,33 +8,29 @@ from typing import Any, Literal
 import typer
 from rich.console import Console
 
+from dmlkit.cli.console import print_table
 from dmlkit.cli.progress import TrainingProgress, image_progress
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_folder
-from dmlkit.evaluation.compare import compare_runs, evaluation_path, save_evaluation
+from dmlkit.evaluation.compare import compare_runs, evaluation_path
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.evaluation.result import Evaluation
-from dmlkit.evaluation.tables import (
-    as_latex,
-    as_markdown,
-    comparison_rows,
-    metric_rows,
-    print_table,
-    protocol_rows,
-)
-from dmlkit.export.embeddings import EmbeddingFolder
+from dmlkit.evaluation.result import Evaluation, save_evaluation
+from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows, metric_rows, protocol_rows
+from dmlkit.files import atomic_write
+from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.metrics.scoring.retrieval import DEFAULT_METRICS
 from dmlkit.recipe.file import dump_recipe, parse_recipe, read_recipe
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder import CheckpointName, RunFolder, atomic_write
+from dmlkit.run_folder import CheckpointName, RunFolder
 from dmlkit.study.protocol import ProtocolName, run_protocol
 
 
@@ -91,7 +87,7 @@ def evaluate_run_command(
         folder = FolderConfig(root=str(dataset_root), on_bad_image=recipe.dataset.on_bad_image)
         recipe = recipe.model_copy(update={"dataset": folder})
     split = split or ("all" if dataset_root is not None else "test")
-    dataset = recipe.dataset.build(split)
+    dataset = images_of_split(recipe.dataset, split)
     console = Console(stderr=scoring.as_json)
     console.quiet = not fabric.is_global_zero
     with image_progress(console, f"embedding {split}", len(dataset)) as advance:

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.trained import embed_dataset, load_model
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.export.embeddings import EmbeddingFolder
 from dmlkit.geometry.curvature import Hyperbolicity, backbone_features, hyperbolicity
 from dmlkit.geometry.plot import Kind, default_kind, plot_embeddings
 from dmlkit.loading.batches import refuse_faults
+from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.run_folder import CheckpointName, RunFolder
@@ -50,7 +52,7 @@ def _points_of(source: Path, split: Split, device: str) -> tuple[Manifold, Tenso
         return manifold, points, f"embeddings of {source}, by the distance of {folder.manifest['manifold']['name']}"
     fabric = start_fabric(device)
     trained = load_model(RunFolder(source), fabric)
-    features = backbone_features(trained, fabric, trained.recipe.dataset.build(split))
+    features = backbone_features(trained, fabric, images_of_split(trained.recipe.dataset, split))
     what = f"images of the {split} split, by the Euclidean distance of their features before the head"
     return Euclidean(features.shape[1]), features, what
 
@@ -72,7 +74,7 @@ def plot_command(
     output = output or path / "plots" / f"{split}-{kind}.png"
     if output.suffix not in (".png", ".svg"):
         raise UserError(f"{output}: expected a file name that ends in .png or .svg")
-    dataset = trained.recipe.dataset.build(split)
+    dataset = images_of_split(trained.recipe.dataset, split)
     embeddings = embed_dataset(fabric, trained.model.to(fabric.device), dataset, trained.recipe.transform)
     refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image)
     present = embeddings.labels.unique()

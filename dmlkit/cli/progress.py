@@ -57,7 +57,7 @@ class TrainingProgress:
         self.bar.stop()
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
-        """See `dmlkit.training.train.Progress`."""
+        """See `dmlkit.training.progress.Progress`."""
         now = perf_counter()
         speed: float = self.bar.tasks[0].fields["speed"]
         if self.last is not None:
@@ -67,7 +67,7 @@ class TrainingProgress:
         self.bar.update(self.task, completed=epoch + progress, epoch=epoch + 1, loss=loss, speed=speed)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """See `dmlkit.training.train.Progress`."""
+        """See `dmlkit.training.progress.Progress`."""
         metrics = format_metrics(row["validation"]) if row["validation"] else ""
         line = f"epoch {row['epoch']}/{self.epochs}  loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s"
         if row["waiting"] >= WAITING:

@@ -7,12 +7,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dmlkit.cli.console import print_table
 from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
 from dmlkit.errors import UserError
-from dmlkit.evaluation.tables import print_table
-from dmlkit.run_folder import atomic_write, differences
+from dmlkit.files import atomic_write, differences
 from dmlkit.study.config import Study
 from dmlkit.study.file import read_study
 from dmlkit.study.plot import plot_study

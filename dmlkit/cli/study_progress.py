@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from dmlkit.cli.progress import format_metrics
+from dmlkit.study.report import spoken_time
 
 
 class RunsProgress:
@@ -90,14 +91,14 @@ class RunProgress:
         self.study.start_training(self.name)
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
-        """See `dmlkit.training.train.Progress`."""
+        """See `dmlkit.training.progress.Progress`."""
         study = self.study
         study.training[self.name] = self.trained + progress
         completed = study.epochs_behind + sum(study.training.values())
         study.bar.update(study.task, completed=completed, loss=loss, left=study.time_left())
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """See `dmlkit.training.train.Progress`."""
+        """See `dmlkit.training.progress.Progress`."""
         self.trained += 1
         self.study.trained += 1
         self.study.training[self.name] = self.trained
@@ -113,18 +114,3 @@ class RunProgress:
             line = f"run {study.finished}/{study.runs}  {self.name}  {format_metrics(figures)}  {took}"
             left = study.time_left() if study.finished < study.runs else ""
             study.console.print(f"{line}, {left}" if left else line, highlight=False, soft_wrap=True)
-
-
-def spoken_time(seconds: float) -> str:
-    """A duration as people say it.
-
-    Example:
-        >>> spoken_time(41.2), spoken_time(750), spoken_time(12000)
-        ('41 s', '12 min 30 s', '3 h 20 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -10,7 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 from torch import Tensor
 
-from dmlkit.datasets.base import Dataset, DatasetConfig
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
 
 FACES = tuple(

@@ -8,9 +8,10 @@ from typing import Any, Literal
 from lightning_fabric import Fabric
 
 from dmlkit.embedding.files import assemble
+from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob
 from dmlkit.embedding.shards import PartFolder
-from dmlkit.embedding.trained import Advance, TrainedModel
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 
 Engine = Literal["local", "torchrun", "ray"]

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from dmlkit.datasets.base import Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.shards import PartFolder
-from dmlkit.run_folder import atomic_write, write_json
+from dmlkit.files import atomic_write, write_json
 
 
 def assemble(parts: PartFolder, dataset: Dataset, header: dict[str, Any], *, labelled: bool) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from dmlkit.datasets.base import Dataset
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.in_memory import Advance
+from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.shards import Part, PartFolder
-from dmlkit.embedding.trained import Advance, TrainedModel, describe
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import Draw, TransformedImages, make_loader
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
-from dmlkit.embedding.trained import Advance, load_model
+from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder import CheckpointName, RunFolder
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from dmlkit.errors import UserError
+from dmlkit.files import atomic_write, differences, write_json
 from dmlkit.loading.batches import Draw
-from dmlkit.run_folder import atomic_write, differences, write_json
 
 BATCH_IMAGES = 128
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost

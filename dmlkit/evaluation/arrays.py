@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.export.embeddings import EmbeddingFolder
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.inputs import as_embeddings

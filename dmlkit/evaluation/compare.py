@@ -13,9 +13,10 @@ from torch import Tensor
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.evaluation.result import Evaluation
+from dmlkit.evaluation.result import save_evaluation
 from dmlkit.evaluation.significance import Comparison, paired_comparison
-from dmlkit.run_folder import CheckpointName, RunFolder, write_json
+from dmlkit.loading.cache import images_of_split
+from dmlkit.run_folder import CheckpointName, RunFolder
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _result(path: Path, fabric: Fabric, checkpoint: CheckpointName | None) -> Re
     target = evaluation_path(path, "test", trained.checkpoint)
     report = _stored(target, trained)
     if report is None:
-        dataset = trained.recipe.dataset.build("test")
+        dataset = images_of_split(trained.recipe.dataset, "test")
         evaluation = evaluate(fabric, trained.model, dataset, trained.recipe, split="test")
         report = save_evaluation(target, evaluation, trained, "test", trained.recipe.dataset.model_dump(mode="json"))
     with np.load(target.with_suffix(".npz"), allow_pickle=False) as arrays:
@@ -94,29 +95,3 @@ def _stored(target: Path, trained: TrainedModel) -> dict[str, Any] | None:
 def evaluation_path(run: Path, name: str, checkpoint: CheckpointName) -> Path:
     """Where the report of an evaluation lies; the values of its queries lie beside it as ``.npz``."""
     return run / "evaluations" / f"{name}-{checkpoint}.json"
-
-
-def save_evaluation(
-    target: Path,
-    evaluation: Evaluation,
-    trained: TrainedModel,
-    split: str,
-    dataset: dict[str, Any],
-    *,
-    ties: str = "expected",
-) -> dict[str, Any]:
-    """Write the report of an evaluation and the values of its queries; returns the report."""
-    report = {
-        **evaluation.figures(split),
-        **evaluation.details(),
-        "ties": ties,
-        "checkpoint": trained.checkpoint,
-        "epoch": trained.epoch,
-        "model": trained.model.fingerprint(),
-        "images": evaluation.fingerprint(),
-        "dataset": dataset,
-    }
-    target.parent.mkdir(exist_ok=True)
-    evaluation.save_per_query(target.with_suffix(".npz"))
-    write_json(target, report)
-    return report

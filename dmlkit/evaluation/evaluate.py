@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from dmlkit.datasets.base import Dataset
-from dmlkit.embedding.trained import Advance, Embeddings, embed_dataset
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.in_memory import Advance, Embeddings, embed_dataset
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.batches import refuse_faults

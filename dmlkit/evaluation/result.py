@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.evaluation.breakdown import ClassScore, class_scores, confusions
 from dmlkit.evaluation.significance import bootstrap_intervals
+from dmlkit.files import atomic_write, write_json
 from dmlkit.metrics.scoring.retrieval import Scores
-from dmlkit.run_folder import atomic_write
 
 LISTED = 10  # classes and confusions in a report
 
@@ -101,3 +102,29 @@ class Evaluation:
             writer.writerow(["class", "queries", *self.scores.per_query])
             for score in self.class_scores():
                 writer.writerow([self.class_names[score.label], score.queries, *score.metrics.values()])
+
+
+def save_evaluation(
+    target: Path,
+    evaluation: Evaluation,
+    trained: TrainedModel,
+    split: str,
+    dataset: dict[str, Any],
+    *,
+    ties: str = "expected",
+) -> dict[str, Any]:
+    """Write the report of an evaluation and the values of its queries; returns the report."""
+    report = {
+        **evaluation.figures(split),
+        **evaluation.details(),
+        "ties": ties,
+        "checkpoint": trained.checkpoint,
+        "epoch": trained.epoch,
+        "model": trained.model.fingerprint(),
+        "images": evaluation.fingerprint(),
+        "dataset": dataset,
+    }
+    target.parent.mkdir(exist_ok=True)
+    evaluation.save_per_query(target.with_suffix(".npz"))
+    write_json(target, report)
+    return report

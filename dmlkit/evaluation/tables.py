@@ -3,28 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from dmlkit.evaluation.compare import Result
 from dmlkit.evaluation.significance import Comparison
 
 Rows = list[list[str]]
-TEXT_COLUMNS = (
-    *("run", "of", "metric", "definition", "class", "taken for"),
-    *("variant", "statement", "figure", "verdict"),
-)
 Differences = Sequence[dict[str, Comparison]]
-
-
-def print_table(rows: Rows, console: Console, title: str | None = None) -> None:
-    """A table with a header row; columns of figures are aligned to the right."""
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right")
-    for row in rows[1:]:
-        table.add_row(*row)
-    console.print(table)
 
 
 def as_markdown(rows: Rows) -> str:

@@ -1,18 +1,20 @@
 """Export a trained model to formats that other programs load, each checked against the run before it is kept."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.trained import TrainedModel, describe, without_pretrained_weights
+from dmlkit.embedding.manifest import describe
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
+from dmlkit.export.onnx import write_onnx
+from dmlkit.export.safetensors import write_safetensors
+from dmlkit.export.torch_export import write_program
+from dmlkit.files import atomic_write, write_json
 from dmlkit.loading.batches import evaluation_loader
-from dmlkit.model import EmbeddingModel, build_model
-from dmlkit.run_folder import atomic_write, write_json
+from dmlkit.loading.cache import images_of_split
 
 ModelFormat = Literal["safetensors", "onnx", "torch-export"]
 FILE_NAMES: dict[ModelFormat, str] = {
@@ -22,8 +24,6 @@ FILE_NAMES: dict[ModelFormat, str] = {
 }
 TOLERANCE = 1e-4  # of a coordinate; float32 kernels of two runtimes differ by up to 2e-6 on unit vectors
 PARITY_IMAGES = 16
-
-Runner = Callable[[Tensor], Tensor]
 
 
 def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> dict[str, Any]:  # noqa: A002
@@ -64,7 +64,7 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> di
 
 def parity_images(trained: TrainedModel) -> Tensor:
     """A few real images of the test split, evenly spread, as the model takes them."""
-    dataset = trained.recipe.dataset.build("test")
+    dataset = images_of_split(trained.recipe.dataset, "test")
     count = min(PARITY_IMAGES, len(dataset))
     indices = [index * len(dataset) // count for index in range(count)]
     loader = evaluation_loader(dataset, trained.recipe.transform, indices=indices, workers=0)
@@ -72,49 +72,3 @@ def parity_images(trained: TrainedModel) -> Tensor:
     if not len(batch.labels):
         raise UserError(f"cannot check the export against real images: {batch.faults[0]}")
     return batch.images
-
-
-def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Runner:
-    """Weights and, in the file's metadata, all that is needed to rebuild the model."""
-    from safetensors.torch import load_file, save_file
-
-    metadata = {"dmlkit": json.dumps(describe(trained)), "recipe": trained.recipe.model_dump_json()}
-    tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
-    save_file(tensors, path, metadata)
-    again: EmbeddingModel = build_model(without_pretrained_weights(trained.recipe))
-    again.load_state_dict(load_file(path))
-    return again.eval()
-
-
-def write_program(trained: TrainedModel, images: Tensor, path: Path) -> Runner:
-    """A program for ``torch.export.load``, with a free batch size."""
-    program = _program(trained, images)
-    with path.open("wb") as file:
-        torch.export.save(program, file)
-    with path.open("rb") as file:
-        return torch.export.load(file).module()
-
-
-def write_onnx(trained: TrainedModel, images: Tensor, path: Path) -> Runner:
-    """An ONNX graph with a free batch size."""
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
-    except ImportError as error:
-        raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
-    program: Any = torch.onnx.export(
-        _program(trained, images), input_names=["images"], output_names=["embeddings"], dynamo=True, verbose=False
-    )
-    program.save(path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-    def run(batch: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(["embeddings"], {"images": batch.numpy()})[0])
-
-    return run
-
-
-def _program(trained: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch", min=1)
-    example = images.expand(max(2, len(images)), -1, -1, -1)  # a single image would fix the batch size at 1
-    return torch.export.export(trained.model, (example,), dynamic_shapes={"images": {0: batch}})

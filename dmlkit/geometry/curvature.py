@@ -7,8 +7,9 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from dmlkit.datasets.base import Dataset
-from dmlkit.embedding.trained import TrainedModel, embed_dataset
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.heads.base import Head
 from dmlkit.manifolds.base import Manifold

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dmlkit.datasets.base import BadImageError, Dataset
+from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig

@@ -10,13 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.base import BadImageError, Dataset
+from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.errors import UserError
 
 PIXELS, INDEX, MANIFEST = "pixels.bin", "index.parquet", "manifest.json"
 FORMAT = 1
 AGAIN = "run dmlkit data cache again"
+
+
+def images_of_split(config: DatasetConfig, split: Split) -> Dataset:
+    """The images of a split, decoded from their files or taken from the cache that the recipe names.
+
+    Raises:
+        UserError: see `DatasetConfig.build` and `CachedImages`.
+    """
+    dataset = config.build(split)
+    return dataset if config.cache is None else CachedImages(dataset, config.cache)
 
 
 class CachedImages(Dataset):

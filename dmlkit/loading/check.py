@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from dmlkit.datasets.base import BadImageError, DatasetConfig
+from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Published, md5
+from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import PARTS, ListedImages, Listing
 from dmlkit.errors import UserError

@@ -6,7 +6,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.clustering.contingency import Contingency
-from dmlkit.metrics.clustering.kmeans import KMeansOptions
+from dmlkit.metrics.clustering.kmeans import KMeansOptions, class_clusters
 
 
 class AmiConfig(MetricConfig, frozen=True):
@@ -24,7 +24,7 @@ class AmiConfig(MetricConfig, frozen=True):
     searches: ClassVar[bool] = False
 
     def of_points(self, points: Points) -> dict[str, float]:
-        clusters = points.clusters(KMeansOptions(self.iterations, self.restarts, self.seed))
+        clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
         return {"ami": adjusted_information(Contingency.of(points.labels, clusters))}
 
 

@@ -1,16 +1,13 @@
 """The metric interface: what a ranking and a set of points hold, and what a metric makes of them."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.base import Manifold
-
-if TYPE_CHECKING:
-    from dmlkit.metrics.clustering.kmeans import KMeansOptions
 
 
 @dataclass(frozen=True)
@@ -105,21 +102,13 @@ class Points:
         embeddings: (N, D) points.
         labels: (N,) int64 in 0..C-1, every class present.
         manifold: the geometry.
+        found: what several metrics need and one of them has computed, by what it is.
     """
 
     embeddings: Tensor
     labels: Tensor
     manifold: Manifold
-    _clusters: dict["KMeansOptions", Tensor] = field(default_factory=lambda: {}, repr=False)
-
-    def clusters(self, options: "KMeansOptions") -> Tensor:
-        """The k-means cluster of each point, k = C, on its coordinates: (N,) int64; found once per options."""
-        from dmlkit.metrics.clustering.kmeans import kmeans
-
-        if options not in self._clusters:
-            classes = int(self.labels.max()) + 1
-            self._clusters[options] = kmeans(self.embeddings, classes, options).assignments
-        return self._clusters[options]
+    found: dict[object, Tensor] = field(default_factory=lambda: {}, repr=False)
 
 
 class MetricConfig(ComponentConfig, frozen=True):

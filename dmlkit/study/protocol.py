@@ -12,16 +12,20 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.datasets.base import FOLDS
-from dmlkit.embedding.trained import embed_dataset, load_model
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.significance import t_interval
+from dmlkit.files import write_json
 from dmlkit.loading.batches import refuse_faults
+from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.map_at_r import MapAtRConfig
 from dmlkit.metrics.precision import PrecisionConfig
 from dmlkit.metrics.r_precision import RPrecisionConfig
 from dmlkit.metrics.scoring.retrieval import retrieval_metrics
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder import RunFolder, write_json
-from dmlkit.training.train import Progress, train
+from dmlkit.run_folder import RunFolder
+from dmlkit.training.progress import Progress
+from dmlkit.training.train import train
 
 ProtocolName = Literal["official", "reality_check"]
 Figures = dict[str, dict[str, float]]
@@ -169,7 +173,11 @@ def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
         trained = load_model(RunFolder(path), fabric, "best")
         recipe = trained.recipe
         embeddings = embed_dataset(
-            fabric, trained.model, recipe.dataset.build("test"), recipe.transform, workers=recipe.training.workers
+            fabric,
+            trained.model,
+            images_of_split(recipe.dataset, "test"),
+            recipe.transform,
+            workers=recipe.training.workers,
         )
         refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
         parts.append(embeddings.points)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dmlkit.cli.study_progress import spoken_time
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import Rows, as_markdown
-from dmlkit.run_folder import atomic_write
+from dmlkit.files import atomic_write
 
 PLOT = "results.png"
 EXPLANATION = """\
@@ -183,3 +182,18 @@ def _interval(change: dict[str, Any]) -> str:
 
 def _p(change: dict[str, Any]) -> str:
     return f"{change['p_value']:.4f}"
+
+
+def spoken_time(seconds: float) -> str:
+    """A duration as people say it.
+
+    Example:
+        >>> spoken_time(41.2), spoken_time(750), spoken_time(12000)
+        ('41 s', '12 min 30 s', '3 h 20 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
+from dmlkit.files import differences, write_json
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder import differences, write_json
 from dmlkit.study.config import Candidate, Study, Variant
 from dmlkit.study.protocol import Figures, fold_recipe, is_complete, run_once
 from dmlkit.study.results import Choice, summarize_study
 from dmlkit.study.workers import Run, train_at_once
 from dmlkit.training.experiment import assemble
-from dmlkit.training.train import Progress
+from dmlkit.training.progress import Progress
 
 REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
 

@@ -22,7 +22,7 @@ from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.protocol import ProtocolName, run_once
-from dmlkit.training.train import Progress
+from dmlkit.training.progress import Progress
 
 LOOK = 0.2  # seconds between two looks at the processes
 TELL = 0.5  # seconds between two steps that a process tells of

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dmlkit.datasets.base import Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.errors import UserError
+from dmlkit.loading.cache import images_of_split
 from dmlkit.losses.base import Loss
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.model import EmbeddingModel, build_model
@@ -70,8 +71,8 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     Raises:
         UserError: the data is missing or does not fit the recipe.
     """
-    train = recipe.dataset.build("train")
-    validation = recipe.dataset.build("validation") if recipe.dataset.validates else None
+    train = images_of_split(recipe.dataset, "train")
+    validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
     sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe)

@@ -2,44 +2,27 @@
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dmlkit.datasets.base import Dataset
-from dmlkit.distributed.launch import gather_lists, gather_rows
+from dmlkit.distributed.gather import gather_rows
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.files import write_json
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, TransformedImages, make_loader, refuse_faults
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder import RunFolder, atomic_write, write_json
+from dmlkit.run_folder import RunFolder
 from dmlkit.training.checkpoint import State, restore, save, save_best
-from dmlkit.training.curves import plot_curves
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import average_gradients, clip_gradients
+from dmlkit.training.progress import Pace, Progress
+from dmlkit.training.summary import summarize
 
 CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
-
-
-class Pace(NamedTuple):
-    """What an epoch took."""
-
-    images: int
-    seconds: float  # without validation
-    waiting: float  # seconds of these in which there was no batch
-
-
-class Progress(Protocol):
-    """What training tells while it runs."""
-
-    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
-        """After a share ``progress`` of an epoch: the last loss, and the images since the last call."""
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """After an epoch: its row of metrics.jsonl."""
 
 
 def train(
@@ -217,44 +200,3 @@ def finish_epoch(
     if fabric.is_global_zero:
         run.append_metrics(row)
     progress.epoch(row)
-
-
-def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> dict[str, Any]:
-    """Score the last and the best checkpoint on the test classes and write ``summary.json`` and the curves."""
-    rows = run.read_metrics()
-    test = experiment.recipe.dataset.build("test")
-    summary: dict[str, Any] = {
-        "last": {
-            "epoch": state.epoch,
-            "validation": rows[-1]["validation"],
-            "test": test_metrics(experiment, fabric, test, state),
-        },
-        "best": None,
-    }
-    if state.best is not None:
-        final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
-        experiment.model.load_state_dict(run.load_checkpoint("best")["model"])
-        summary["best"] = {
-            "epoch": state.best["epoch"],
-            "validation": state.best["metrics"],
-            "test": test_metrics(experiment, fabric, test, state),
-        }
-        experiment.model.load_state_dict(final)
-    summary |= {
-        "selected_by": experiment.recipe.training.select_by if state.best else None,
-        "seconds": round(state.seconds, 1),
-        "images_per_second": rows[-1]["images_per_second"],
-        "skipped_images": sorted(set(gather_lists(fabric, state.skipped))),
-    }
-    if fabric.is_global_zero:
-        write_json(run.summary_path, summary)
-        with atomic_write(run.curves_path) as partial:
-            plot_curves(rows, partial)
-    return summary
-
-
-def test_metrics(experiment: Experiment, fabric: Fabric, test: Dataset, state: State) -> dict[str, float]:
-    """Metrics of the current weights on the test classes."""
-    evaluation = evaluate(fabric, experiment.model, test, experiment.recipe, split="test")
-    state.note_skipped(evaluation.faults)
-    return evaluation.scores.values

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dmlkit.datasets import Cars196Config, Cub200Config, InShopConfig, SopConfig
-from dmlkit.datasets.base import Dataset, DatasetConfig
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
 from tests.datasets import trees
 

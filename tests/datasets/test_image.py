@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from dmlkit.datasets.base import BadImageError
+from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import read_image
 
 RED, WHITE = [255, 0, 0], [255, 255, 255]

@@ -18,12 +18,14 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from dmlkit import embed_engines
 from dmlkit.cli.commands import embed_command
 from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding import embed as embed_engines
+from dmlkit.embedding.images import dataset_of
+from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.shards import PartFolder
-from dmlkit.embedding.trained import dataset_of, embed_dataset, load_model
+from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder import RunFolder
 from tests.conftest import ROOT, TINY_RECIPE

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.trained import embed_dataset
+from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.model import build_model
 from dmlkit.recipe.schema import Recipe

@@ -146,7 +146,7 @@ def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch):
     from dmlkit.export.model import export_model
 
     trained = load_model(RunFolder(run), start_fabric("cpu"))
-    monkeypatch.setattr("dmlkit.export.model.write_onnx", lambda *_: lambda batch: torch.zeros(len(batch), 8))
+    monkeypatch.setattr("dmlkit.export.onnx.write_onnx", lambda *_: lambda batch: torch.zeros(len(batch), 8))
     with pytest.raises(UserError, match="differs from the run"):
         export_model(trained, "onnx", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import torch
 
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import TransformedImages
-from dmlkit.loading.cache import CachedImages
+from dmlkit.loading.cache import CachedImages, images_of_split
 from dmlkit.loading.cache_writer import images_to_cache, write_cache
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
@@ -37,8 +37,8 @@ def test_evaluation_from_a_cache_is_exact(transform: str, tmp_path: Path):
     recipe = recipe_of(trees.cub(tmp_path / "cub"), transform)
     from_cache = cached(recipe, tmp_path / "cache")
     for split in ("train", "test"):
-        decoded = TransformedImages(recipe.dataset.build(split), recipe.transform, training=False)
-        stored = TransformedImages(from_cache.dataset.build(split), recipe.transform, training=False)
+        decoded = TransformedImages(images_of_split(recipe.dataset, split), recipe.transform, training=False)
+        stored = TransformedImages(images_of_split(from_cache.dataset, split), recipe.transform, training=False)
         assert isinstance(stored.dataset, CachedImages)
         for index in range(len(decoded.dataset)):
             first, second = decoded[index, 0], stored[index, 0]
@@ -49,39 +49,39 @@ def test_a_cache_of_another_transform_is_refused(tmp_path: Path):
     recipe = cached(recipe_of(trees.cub(tmp_path / "cub"), "imagenet"), tmp_path / "cache")
     other = TransformConfig.variants["imagenet"](size=16, resize=24)
     with pytest.raises(UserError, match=r"shorter side of 20 pixels, bilinear, but .* 24 pixels"):
-        TransformedImages(recipe.dataset.build("train"), other, training=True)
+        TransformedImages(images_of_split(recipe.dataset, "train"), other, training=True)
 
 
 def test_changed_added_and_missing_files_are_told(tmp_path: Path):
     root = trees.cub(tmp_path / "cub")
     recipe = cached(recipe_of(root, "plain"), tmp_path / "cache")
-    changed = Path(recipe.dataset.build("test").paths[0])
+    changed = Path(images_of_split(recipe.dataset, "test").paths[0])
     status = changed.stat()
     trees.photo(changed, 99)
     os.utime(changed, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
     with pytest.raises(UserError, match=f"{changed.name} has changed since"):
-        recipe.dataset.build("test")
+        images_of_split(recipe.dataset, "test")
     recipe = cached(recipe_of(trees.cub_images_only(tmp_path / "more"), "plain"), tmp_path / "cache")
     new = trees.photo(tmp_path / "more" / "CUB_200_2011" / "images" / trees.CUB[1] / "new.jpg", 5)
     with pytest.raises(UserError, match=f"has no image .*{new.name}"):
-        recipe.dataset.build("train")
+        images_of_split(recipe.dataset, "train")
     (tmp_path / "cache" / "pixels.bin").write_bytes(b"short")
     with pytest.raises(UserError, match=r"has 5 bytes, expected \d+"):
-        recipe.dataset.build("train")
+        images_of_split(recipe.dataset, "train")
     (tmp_path / "cache" / "manifest.json").unlink()
     with pytest.raises(UserError, match="missing; write it with dmlkit data cache"):
-        recipe.dataset.build("train")
+        images_of_split(recipe.dataset, "train")
 
 
 def test_unreadable_images_stop_or_are_skipped(tmp_path: Path):
     root = trees.cub(tmp_path / "cub")
     recipe = recipe_of(root, "plain")
-    broken = Path(recipe.dataset.build("train").paths[2])
+    broken = Path(images_of_split(recipe.dataset, "train").paths[2])
     broken.write_bytes(b"")
     with pytest.raises(UserError, match="the file is empty"):
         cached(recipe, tmp_path / "cache")
     assert not (tmp_path / "cache" / "manifest.json").exists()
-    images = cached(recipe_of(root, "plain", on_bad_image="skip"), tmp_path / "cache").dataset.build("train")
+    images = images_of_split(cached(recipe_of(root, "plain", on_bad_image="skip"), tmp_path / "cache").dataset, "train")
     with pytest.raises(UserError, match="could not be read when the cache was written"):
         images.image(2)
     assert images.image(3).shape == (3, 16, 16)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmlkit.manifolds import Euclidean, Sphere
-from dmlkit.metrics import MapAtKConfig, PrecisionConfig, cpu_search, rankings, retrieval_metrics, score_retrieval
+from dmlkit.metrics import MapAtKConfig, PrecisionConfig, retrieval_metrics, score_retrieval
+from dmlkit.metrics.ranking import cpu_search, rankings
 from tests.metrics.naive import expected, pessimistic
 
 CASES = [

@@ -14,7 +14,8 @@ from scipy import stats
 
 from dmlkit.datasets.base import class_fold
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.trained import embed_dataset, load_model
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.trained import load_model
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder import RunFolder

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from dmlkit.datasets.base import Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.loading.batches import TransformedImages, make_loader
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.cropping.windows import (

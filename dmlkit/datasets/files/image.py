@@ -7,7 +7,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from dmlkit.datasets.base import BadImageError
+from dmlkit.datasets.files.dataset import BadImageError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 MAX_PIXELS = 80_000_000  # just below the 89 M at which Pillow warns of a decompression bomb

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.base import Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import Box, read_image
 from dmlkit.datasets.files.paths import Selection, inside, leaves_root, raise_faults
 from dmlkit.errors import UserError

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dmlkit.metrics.base import Points
 from dmlkit.metrics.clustering.seeding import kmeans_plus_plus, nearest_centroids
 
 
@@ -45,6 +46,13 @@ def kmeans(points: Tensor, clusters: int, options: KMeansOptions) -> Clustering:
     generator = torch.Generator().manual_seed(options.seed)
     runs = [_lloyd(points, clusters, options.iterations, generator) for _ in range(options.restarts)]
     return min(runs, key=lambda run: run.inertia)
+
+
+def class_clusters(points: Points, options: KMeansOptions) -> Tensor:
+    """The k-means cluster of each point, k = C, on its coordinates: (N,) int64; computed once per options."""
+    if options not in points.found:
+        points.found[options] = kmeans(points.embeddings, int(points.labels.max()) + 1, options).assignments
+    return points.found[options]
 
 
 def _lloyd(points: Tensor, clusters: int, iterations: int, generator: torch.Generator) -> Clustering:

@@ -1,0 +1,106 @@
+"""The interface of a dataset: labelled images of one split."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.paths import Selection
+from dmlkit.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+class Dataset(ABC):
+    """Labelled images.
+
+    Args:
+        labels: (N,) int64 in 0..C-1.
+        class_names: C names; ``labels`` index them.
+        paths: N names that identify the images, for files their paths.
+        query: (N,) bool, the images to search with; None, with ``gallery``, where each image searches all others.
+        gallery: (N,) bool, the images to find.
+        super_classes: (C,) int64 in 0..S-1, a coarser label of each class, where the dataset has one.
+
+    Attributes:
+        in_memory: images cost nothing to read, so loading them needs no worker processes.
+        resizing: how images of a cache were resized, a description that equals the transform's; None: not at all.
+    """
+
+    in_memory = False
+    resizing: str | None = None
+
+    def __init__(
+        self,
+        labels: Tensor,
+        class_names: Sequence[str],
+        paths: Sequence[str],
+        *,
+        query: Tensor | None = None,
+        gallery: Tensor | None = None,
+        super_classes: Tensor | None = None,
+    ) -> None:
+        self.labels = labels
+        self.class_names = tuple(class_names)
+        self.paths = paths
+        self.query, self.gallery = query, gallery
+        self.super_classes = super_classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def image(self, index: int) -> Tensor:
+        """Image ``index`` as (3, H, W) uint8 RGB.
+
+        Raises:
+            BadImageError: the file cannot be decoded.
+        """
+
+    def key(self, index: int) -> str:
+        """What tells image ``index`` from all others, also from another box of the same file."""
+        return self.paths[index]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.image(index), int(self.labels[index])
+
+
+class BadImageError(UserError):
+    """An image file that cannot be read."""
+
+
+class ClassSubset(Dataset):
+    """The images of some classes of a dataset, relabelled 0..C'-1 in the order given.
+
+    Args:
+        dataset: the whole.
+        classes: labels to keep.
+    """
+
+    def __init__(self, dataset: Dataset, classes: Sequence[int]) -> None:
+        relabel = torch.full((len(dataset.class_names),), -1)
+        relabel[list(classes)] = torch.arange(len(classes))
+        labels = relabel[dataset.labels]
+        self.indices = (labels >= 0).nonzero()[:, 0]
+        masks = (dataset.query, dataset.gallery)
+        query, gallery = (None if mask is None else mask[self.indices] for mask in masks)
+        super_classes = dataset.super_classes
+        super().__init__(
+            labels[self.indices],
+            [dataset.class_names[label] for label in classes],
+            Selection(dataset.paths, self.indices.numpy()),
+            query=query,
+            gallery=gallery,
+            super_classes=None if super_classes is None else super_classes[list(classes)],
+        )
+        self.dataset = dataset
+        self.in_memory = dataset.in_memory
+
+    def key(self, index: int) -> str:
+        return self.dataset.key(int(self.indices[index]))
+
+    def image(self, index: int) -> Tensor:
+        return self.dataset.image(int(self.indices[index]))

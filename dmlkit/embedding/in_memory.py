@@ -1,0 +1,82 @@
+"""Embeddings in memory. Into files: `dmlkit.embedding.embed`."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.gather import gather_lists, gather_rows
+from dmlkit.loading.batches import evaluation_loader
+from dmlkit.model import EmbeddingModel
+from dmlkit.transforms.base import TransformConfig
+
+Advance = Callable[[int], None]
+"""Told how many more images are done."""
+
+
+class Embeddings(NamedTuple):
+    """Points of the images that could be read."""
+
+    points: Tensor  # (N, D) float32 on the CPU
+    labels: Tensor  # (N,) int64
+    indices: Tensor  # (N,) int64, into the dataset
+    faults: list[str]  # one message per image that could not be read
+
+
+@torch.inference_mode()
+def embed_dataset(
+    fabric: Fabric,
+    model: EmbeddingModel,
+    dataset: Dataset,
+    transform: TransformConfig,
+    *,
+    workers: int | None = None,
+    advance: Advance | None = None,
+) -> Embeddings:
+    """Embed all images in float32, each rank a part; every rank gets all points, in the order of the dataset.
+
+    Args:
+        fabric: the device, and the ranks.
+        model: on that device; its mode is restored afterwards.
+        dataset: the images.
+        transform: its evaluation part is applied.
+        workers: processes that read images; see `dmlkit.loading.batches.make_loader`.
+        advance: told of every batch.
+    """
+    was_training = model.training
+    model.eval()
+    share = -(-len(dataset) // fabric.world_size)
+    start = fabric.global_rank * share
+    loader = evaluation_loader(
+        dataset,
+        transform,
+        indices=range(start, min(start + share, len(dataset))),
+        workers=workers,
+        pin_memory=fabric.device.type == "cuda",
+    )
+    points = torch.zeros(share, model.manifold.point_dim)
+    indices = torch.full((share,), -1)
+    faults: list[str] = []
+    filled = 0
+    for batch in loader:
+        faults += batch.faults
+        if len(batch.labels):
+            into = slice(filled, filled + len(batch.labels))
+            points[into] = model(batch.images.to(fabric.device)).float().cpu()
+            indices[into] = batch.indices
+            filled = into.stop
+        if advance:
+            advance((len(batch.labels) + len(batch.faults)) * fabric.world_size)
+    model.train(was_training)
+    if fabric.world_size > 1:
+        points, indices, faults = _gather(fabric, points, indices, faults)
+    kept = indices >= 0
+    return Embeddings(points[kept], dataset.labels[indices[kept]], indices[kept], faults)
+
+
+def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
+    points, indices = (gather_rows(fabric, part.to(fabric.device)).cpu() for part in (points, indices))
+    return points, indices, gather_lists(fabric, faults)

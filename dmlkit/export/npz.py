@@ -1,0 +1,22 @@
+"""Embeddings as NumPy arrays."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.files import atomic_write
+
+
+def write_npz(folder: EmbeddingFolder, output: Path) -> list[Path]:
+    """Arrays ``embeddings ids paths labels``, readable without pickle; a missing label is an empty string."""
+    columns = {name: folder.items[name].to_pylist() for name in ("path", "label")}
+    with atomic_write(output) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            embeddings=folder.points,
+            ids=folder.items["id"].to_numpy(),
+            paths=np.array(columns["path"], dtype=np.str_),
+            labels=np.array([label or "" for label in columns["label"]], dtype=np.str_),
+        )
+    return [output]

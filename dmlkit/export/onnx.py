@@ -1,0 +1,31 @@
+"""A model as an ONNX graph."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.trained import TrainedModel
+from dmlkit.errors import UserError
+from dmlkit.export.torch_export import program_of
+
+
+def write_onnx(trained: TrainedModel, images: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+    """An ONNX graph with a free batch size."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
+    except ImportError as error:
+        raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+    program: Any = torch.onnx.export(
+        program_of(trained, images), input_names=["images"], output_names=["embeddings"], dynamo=True, verbose=False
+    )
+    program.save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(batch: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["embeddings"], {"images": batch.numpy()})[0])
+
+    return run

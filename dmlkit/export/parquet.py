@@ -1,0 +1,21 @@
+"""Embeddings as one Parquet file."""
+
+from pathlib import Path
+
+from dmlkit.embedding.folder import BLOCK, EmbeddingFolder
+from dmlkit.files import atomic_write
+
+
+def write_parquet(folder: EmbeddingFolder, output: Path) -> list[Path]:
+    """One row per image: id, path, label, and the embedding as fixed_size_list<float32>."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    column = pa.field("embedding", pa.list_(pa.float32(), folder.points.shape[1]))
+    schema = folder.items.schema.append(column).remove_metadata()
+    with atomic_write(output) as partial, parquet.ParquetWriter(partial, schema) as writer:
+        for number, block in enumerate(folder.blocks()):
+            values = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), block.shape[1])
+            rows = folder.items.slice(number * BLOCK, len(block))
+            writer.write_table(rows.append_column(column, values))
+    return [output]

@@ -1,0 +1,25 @@
+"""A model as a program for `torch.export.load`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.trained import TrainedModel
+
+
+def write_program(trained: TrainedModel, images: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+    """A program for ``torch.export.load``, with a free batch size."""
+    program = program_of(trained, images)
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+    with path.open("rb") as file:
+        return torch.export.load(file).module()
+
+
+def program_of(trained: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:
+    """The model traced on images, with a free batch size."""
+    batch = torch.export.Dim("batch", min=1)
+    example = images.expand(max(2, len(images)), -1, -1, -1)  # a single image would fix the batch size at 1
+    return torch.export.export(trained.model, (example,), dynamic_shapes={"images": {0: batch}})

@@ -1,0 +1,21 @@
+"""What training tells while it runs."""
+
+from typing import Any, NamedTuple, Protocol
+
+
+class Pace(NamedTuple):
+    """What an epoch took."""
+
+    images: int
+    seconds: float  # without validation
+    waiting: float  # seconds of these in which there was no batch
+
+
+class Progress(Protocol):
+    """What training tells while it runs."""
+
+    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
+        """After a share ``progress`` of an epoch: the last loss, and the images since the last call."""
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """After an epoch: its row of metrics.jsonl."""
