@@ -32,8 +32,9 @@ class Requirement:
     reason: str
 
 
-class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Base of every family root. A direct subclass is a root, a subclass of a root is a member.
+class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+    """Base of every family root. A direct subclass is a root, a subclass of a root is a member unless it is
+    ``abstract``: what several members share.
 
     Raises:
         TypeError: a member has no ``name`` default, or a name that another member has.
@@ -51,10 +52,15 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     variants: ClassVar[dict[str, type[Any]]]
     name: str
 
+    def __init_subclass__(cls, abstract: bool = False) -> None:
+        """Take ``abstract``, which `__pydantic_init_subclass__` looks at once the fields are known."""
+
     @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+    def __pydantic_init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         if ComponentConfig in cls.__bases__:
             cls.variants = {}
+            return
+        if abstract:
             return
         name = cls.model_fields["name"].default
         if not isinstance(name, str):
@@ -63,6 +69,10 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         if known is not None and known.__module__ != cls.__module__:
             raise TypeError(f"{cls.__module__}: the name {name!r} is taken by {known.__module__}")
         cls.variants[name] = cls
+
+    def options(self, *others: str) -> dict[str, Any]:
+        """The fields as keyword arguments for what is built, without the name and ``others``."""
+        return {field: getattr(self, field) for field in type(self).model_fields if field not in ("name", *others)}
 
     def requirements(self) -> Iterable[Requirement]:
         """What this component needs of other parts of the recipe; nothing unless a member says so."""

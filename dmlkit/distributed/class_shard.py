@@ -1,9 +1,9 @@
-"""The classes that one rank computes, and how the ranks put their parts together."""
+"""The classes that one rank holds, and how the ranks put their parts together."""
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 
 class ClassShard(NamedTuple):
@@ -11,17 +11,28 @@ class ClassShard(NamedTuple):
 
     What is put together is the same on all ranks. With one rank nothing is sent.
 
+    Args:
+        num_classes: of all ranks.
+        rank: this one.
+        ranks: how many there are.
+
     Example:
-        >>> [ClassShard(rank, 3).classes(10) for rank in range(3)]
+        >>> [ClassShard(10, rank, 3).classes for rank in range(3)]
         [range(0, 3), range(3, 6), range(6, 10)]
     """
 
+    num_classes: int
     rank: int = 0
     ranks: int = 1
 
-    def classes(self, num_classes: int) -> range:
-        """The classes of this rank, out of ``num_classes``."""
-        return range(self.rank * num_classes // self.ranks, (self.rank + 1) * num_classes // self.ranks)
+    @property
+    def classes(self) -> range:
+        """The classes of this rank."""
+        return range(self.rank * self.num_classes // self.ranks, (self.rank + 1) * self.num_classes // self.ranks)
+
+    def of(self, rank: int) -> "ClassShard":
+        """The share of another rank."""
+        return self._replace(rank=rank)
 
     def sum(self, part: Tensor) -> Tensor:
         """The sum over ranks, in place."""
@@ -43,7 +54,7 @@ class ClassShard(NamedTuple):
         distributed.all_gather(parts, part)
         return torch.stack(parts).logsumexp(0)
 
-    def collect(self, rows: Tensor, num_classes: int) -> Tensor:
+    def collect(self, rows: Tensor) -> Tensor:
         """The rows of all classes (C, ...) on the CPU of the first rank, from each rank's own; elsewhere none of them.
 
         A device holds those of one more rank at a time, never all.
@@ -52,8 +63,20 @@ class ClassShard(NamedTuple):
             return rows
         parts: list[Tensor] = []
         for rank in range(self.ranks):
-            count = len(ClassShard(rank, self.ranks).classes(num_classes))
+            count = len(self.of(rank).classes)
             part = rows.detach().contiguous() if rank == self.rank else rows.new_empty(count, *rows.shape[1:])
             distributed.broadcast(part, rank)
             parts += [part.cpu()] if self.rank == 0 else []
         return torch.cat(parts) if parts else rows.new_empty(0)
+
+    def own_rows(self, whole: Tensor) -> Tensor:
+        """This rank's rows of (C, ...): a copy, for a view would keep all of them in memory."""
+        return whole[self.classes.start : self.classes.stop].clone()
+
+
+class ShardedParameter(NamedTuple):
+    """A parameter of which each rank holds the rows of its classes."""
+
+    name: str  # in the state dict of the module that was asked for it
+    values: nn.Parameter
+    shard: ClassShard

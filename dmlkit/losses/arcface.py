@@ -2,38 +2,35 @@
 
 from collections.abc import Iterable
 from math import cos, pi, sin
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import LossConfig, require_similarity
-from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss
+from dmlkit.losses.checks.similarity import require_similarity
+from dmlkit.losses.proxies.classes import Block
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold, safe_sqrt
 
 SIMILARITIES = ("cosine", "origin_cosine")
 REASON = "its margin is an angle"
 
 
-class ArcFaceConfig(LossConfig, frozen=True):
+class ArcFaceConfig(ProxyLossConfig, frozen=True):
     """ArcFace (Deng et al. 2019): cross-entropy of cosines, the own class handicapped by an angle."""
 
-    shards_proxies: ClassVar[bool] = True
     name: Literal["arcface"] = "arcface"
     margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5  # m, in radians
-    scale: PositiveFloat = 64.0  # s, inverse temperature
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
+    scale: PositiveFloat = 64.0
+    """s, inverse temperature."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
 
     def build(self, manifold: Manifold, num_classes: int) -> "ArcFace":
-        return ArcFace(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        return ArcFace(manifold, num_classes, **self.options())
 
 
 class ArcFace(ProxyLoss):
@@ -49,8 +46,8 @@ class ArcFace(ProxyLoss):
         num_classes: C, one proxy each.
         margin: m in [0, pi), in radians.
         scale: s > 0, inverse temperature.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
+        chunk_size: see `ProxyLoss`, as the next.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
@@ -77,9 +74,11 @@ class ArcFace(ProxyLoss):
         require_similarity("ArcFace", manifold, SIMILARITIES, REASON)
         self.margin, self.scale = margin, scale
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        others, own = logsumexp_over_classes(self.select(embeddings, labels), embeddings, self.scale)
-        return softplus(others - self.scale * turn(own, self.margin)).mean()
+    def logits(self, block: Block) -> Tensor:
+        return self.scale * block.similarity
+
+    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
+        return super().row_losses(others, self.scale * turn(own / self.scale, self.margin))
 
 
 def turn(cosine: Tensor, margin: float) -> Tensor:

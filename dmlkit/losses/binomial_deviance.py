@@ -6,15 +6,13 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs, masked_mean
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
 
 
-class BinomialDevianceConfig(LossConfig, frozen=True):
+class BinomialDevianceConfig(PairLossConfig, frozen=True):
     """Binomial deviance (Yi et al. 2014): a logistic loss of each pair's similarity, harder on negatives."""
 
-    over_pairs = True
     name: Literal["binomial_deviance"] = "binomial_deviance"
     scale: PositiveFloat = 2.0  # alpha
     threshold: float = 0.5  # beta, in similarity units (cosine on the sphere)

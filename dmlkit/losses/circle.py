@@ -8,17 +8,15 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs, masked_logsumexp, masked_mean
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
 from dmlkit.manifolds.base import Manifold
 
 REASON = "its optima 1 + m and -m are those of a similarity that ends at 1 and is 0 between unrelated points"
 
 
-class CircleConfig(LossConfig, frozen=True):
+class CircleConfig(PairLossConfig, frozen=True):
     """Circle (Sun et al. 2020): each pair is weighed by its distance from the optimal similarity."""
 
-    over_pairs = True
     name: Literal["circle"] = "circle"
     margin: PositiveFloat = 0.4  # m, relaxation, in cosine units
     scale: PositiveFloat = 80.0  # gamma

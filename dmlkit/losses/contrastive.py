@@ -6,15 +6,13 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs
 from dmlkit.manifolds.base import Manifold
 
 
-class ContrastiveConfig(LossConfig, frozen=True):
+class ContrastiveConfig(PairLossConfig, frozen=True):
     """Contrastive (Hadsell et al. 2006): pulls positives together, pushes negatives out of a margin."""
 
-    over_pairs = True
     name: Literal["contrastive"] = "contrastive"
     positive_margin: NonNegativeFloat = 0.0  # distance within which positives rest
     negative_margin: PositiveFloat = 1.0  # m, distance beyond which negatives rest

@@ -1,37 +1,35 @@
 """CosFace loss: a softmax over cosines, with a margin taken off the cosine of the own class."""
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import LossConfig, require_similarity
-from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss
+from dmlkit.losses.checks.similarity import require_similarity
+from dmlkit.losses.proxies.classes import Block
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine")
 REASON = "its margin is a difference of cosines"
 
 
-class CosFaceConfig(LossConfig, frozen=True):
+class CosFaceConfig(ProxyLossConfig, frozen=True):
     """CosFace (Wang et al. 2018): cross-entropy of cosines, the own class handicapped by a margin."""
 
-    shards_proxies: ClassVar[bool] = True
     name: Literal["cosface"] = "cosface"
-    margin: NonNegativeFloat = 0.35  # m, in units of the cosine
-    scale: PositiveFloat = 64.0  # s, inverse temperature
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
+    margin: NonNegativeFloat = 0.35
+    """m, in units of the cosine."""
+    scale: PositiveFloat = 64.0
+    """s, inverse temperature."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
 
     def build(self, manifold: Manifold, num_classes: int) -> "CosFace":
-        return CosFace(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        return CosFace(manifold, num_classes, **self.options())
 
 
 class CosFace(ProxyLoss):
@@ -45,8 +43,8 @@ class CosFace(ProxyLoss):
         num_classes: C, one proxy each.
         margin: m >= 0, in units of the cosine.
         scale: s > 0, inverse temperature.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
+        chunk_size: see `ProxyLoss`, as the next.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
@@ -74,6 +72,8 @@ class CosFace(ProxyLoss):
         require_similarity("CosFace", manifold, SIMILARITIES, REASON)
         self.margin, self.scale = margin, scale
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        others, own = logsumexp_over_classes(self.select(embeddings, labels), embeddings, self.scale)
-        return softplus(others - self.scale * (own - self.margin)).mean()
+    def logits(self, block: Block) -> Tensor:
+        return self.scale * block.similarity
+
+    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
+        return super().row_losses(others, own - self.scale * self.margin)

@@ -9,7 +9,7 @@ from torch import Tensor
 from dmlkit.component import one_of
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.contrastive import Contrastive, ContrastiveConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, make_pairs
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, make_pairs
 from dmlkit.manifolds.base import Manifold
 
 
@@ -27,7 +27,7 @@ class CrossBatchMemoryConfig(LossConfig, frozen=True):
     @field_validator("loss")
     @classmethod
     def _compares_pairs(cls, loss: LossConfig) -> LossConfig:
-        if not loss.over_pairs:
+        if not isinstance(loss, PairLossConfig):
             raise ValueError(refusal(loss.name))
         return loss
 
@@ -107,5 +107,5 @@ class CrossBatchMemory(Loss):
 
 def refusal(name: str) -> str:
     """Why the loss ``name`` has no use for a memory of embeddings."""
-    over_pairs = sorted(key for key, variant in LossConfig.variants.items() if variant.over_pairs)
+    over_pairs = sorted(key for key, variant in LossConfig.variants.items() if issubclass(variant, PairLossConfig))
     return f"{name} does not compare pairs of a batch and a memory; expected one of {', '.join(over_pairs)}"

@@ -1,24 +1,26 @@
 """Grouplet loss: Proxy-Anchor on small random groups, weighted by the optimal transport of images to proxies."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.component import one_of
-from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.proxies.anchor_terms import Anchors, number_of_classes_in
-from dmlkit.losses.proxies.class_chunks import Walk, plan_walk
-from dmlkit.losses.proxies.class_sum import sum_over_classes
+from dmlkit.component import Requirement, one_of
+from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
+from dmlkit.losses.proxies.closed_form import with_gradient
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import (
+    ALL_CLASSES,
     EXACT,
     Grouplets,
     TransportWeights,
     gain,
-    log_one_plus_sum_exp,
-    on_pairs,
+    pairs,
 )
+from dmlkit.losses.proxy_anchor import ProxyAnchor
 from dmlkit.manifolds.base import Manifold
 from dmlkit.transport.base import TransportConfig, TransportSolver
 from dmlkit.transport.exact import ExactConfig
@@ -26,24 +28,38 @@ from dmlkit.transport.exact import ExactConfig
 Scope = Literal["grouplet", "batch"]
 
 
-class GroupletConfig(LossConfig, frozen=True):
+class GroupletConfig(ProxyLossConfig, frozen=True):
     """Grouplet (Zhang et al. 2022): Proxy-Anchor on random groups, weighted by their optimal transport plans."""
 
+    shares_classes: ClassVar[bool] = False
     name: Literal["grouplet"] = "grouplet"
-    group_size: PositiveInt = 4  # k
-    scope: Scope = "grouplet"  # which images share a term
-    solver: Annotated[TransportConfig, one_of] = ExactConfig()  # of the plans x; the paper's is quadratic
-    margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
-    scale: PositiveFloat = 32.0  # alpha, inverse temperature
-    seed: NonNegativeInt = 0  # of the grouping
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    group_size: PositiveInt = 4
+    """k, images in a grouplet."""
+    scope: Scope = "grouplet"
+    """Which images share a term, where the paper is silent: those of a grouplet, or, as ``proxy_anchor`` with
+    ``transport`` has it, the whole batch."""
+    solver: Annotated[TransportConfig, one_of] = ExactConfig()
+    """Of the plans x; the paper's is quadratic."""
+    margin: NonNegativeFloat = 0.1
+    """delta, in similarity units (cosine on the sphere)."""
+    scale: PositiveFloat = 32.0
+    """alpha, inverse temperature."""
+    seed: NonNegativeInt = 0
+    """Of the grouping."""
 
-    def build(self, manifold: Manifold, num_classes: int) -> "Grouplet":
-        options = self.model_dump(exclude={"name", "solver"})
-        return Grouplet(manifold, num_classes, solver=self.solver.build(), **options)
+    def requirements(self) -> Iterable[Requirement]:
+        return ALL_CLASSES
+
+    def build(self, manifold: Manifold, num_classes: int) -> "Grouplet | ProxyAnchor":
+        if self.scope == "grouplet":
+            options = self.options("scope", "solver")
+            return Grouplet(manifold, num_classes, solver=self.solver.build(), **options)
+        transport = TransportWeights(self.solver.build(), group_size=self.group_size, seed=self.seed)
+        options = self.options("scope", "solver", "group_size", "seed")
+        return ProxyAnchor(manifold, num_classes, transport=transport, **options)
 
 
-class Grouplet(Loss):
+class Grouplet(ProxyLoss):
     r"""Zhang et al., CVPR 2022, eq. 1 and 2; s = manifold similarity, t_i = label, x = plan of the grouplet of i.
 
     .. math:: \frac{1}{|P^+|} \sum_{j \in P^+} \log(1 + \sum_{t_i = j} (1 + x_{ij}) e^{-\alpha (s_{ij} - \delta)})
@@ -53,25 +69,25 @@ class Grouplet(Loss):
     `TransportWeights` for its problem, the grouping, resuming, and the smaller last grouplet where k does not divide
     the batch. D: the set printed in the paper's f_0 for the negative term is t_i != j.
 
-    The paper does not say over which i a term runs. D: with ``scope="grouplet"`` over the images of one grouplet, P+
-    its classes, and the loss is the mean over grouplets, the smaller one counting as much as the others;
-    ``scope="batch"`` keeps Proxy-Anchor's terms over the whole batch and inserts the plans, which
-    ``ProxyAnchor(transport=...)`` is, too.
+    The paper does not say over which i a term runs. D: here over the images of one grouplet, P+ its classes, and the
+    loss is the mean over grouplets, the smaller one counting as much as the others. The other reading, Proxy-Anchor's
+    terms over the whole batch with the plans inserted, is ``ProxyAnchor(transport=...)``; ``scope`` in a recipe
+    chooses.
 
     Args:
         manifold: the geometry of embeddings and proxies.
         num_classes: C, one proxy each.
         group_size: k >= 1.
-        scope: ``"grouplet"`` or ``"batch"``.
         solver: of the plans. `Exact` has no gradient through x. The paper's quadratic programme with eps = 1e-4
             gives the same plan and zero gradient unless costs tie within 1e-4 per unit.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
         seed: of the grouping.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        chunk_size: see `ProxyLoss`.
+        negative_fraction: 1.
 
     Raises:
-        ValueError: an unknown scope or a group size below 1; see `Loss.forward`.
+        ValueError: a group size below 1; see `Loss.forward`.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -87,58 +103,54 @@ class Grouplet(Loss):
         num_classes: int,
         *,
         group_size: int = 4,
-        scope: Scope = "grouplet",
         solver: TransportSolver = EXACT,
         margin: float = 0.1,
         scale: float = 32.0,
         seed: int = 0,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
-        if scope not in ("grouplet", "batch"):
-            raise ValueError(f"Grouplet: expected scope grouplet or batch, got {scope!r}")
-        self.scope: Scope = scope
-        self.margin, self.scale, self.chunk_size = margin, scale, chunk_size
+        super().__init__(
+            manifold,
+            num_classes,
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )
+        self.margin, self.scale = margin, scale
         self.transport = TransportWeights(solver, group_size=group_size, seed=seed)
-        self.proxies = manifold.new_proxies(num_classes)  # (C, d)
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size)
-        if self.scope == "grouplet":
-            return self._mean_over_grouplets(walk, embeddings, labels)
-        present = number_of_classes_in(labels, len(self.proxies), like=embeddings)
-        anchors = Anchors(labels, self.scale, self.margin, 1 / present, present.new_full((), 1 / len(self.proxies)))
-        plain = sum_over_classes(walk, anchors.score, embeddings, self.proxies)
-        return plain + self.transport(walk, embeddings, self.proxies, anchors)
-
-    def _mean_over_grouplets(self, walk: Walk, embeddings: Tensor, labels: Tensor) -> Tensor:
-        grouping = self.transport.regroup(labels)
+    def over(self, classes: Classes) -> Tensor:
+        labels, grouping = classes.labels, self.transport.regroup(classes.labels)
         factor = 1 / sum(len(images) for images in grouping)
-        per_class = factor / len(self.proxies)
 
-        def plain_push(similarity: Tensor, first: int) -> tuple[Tensor, Tensor]:
-            exponent = self.scale * (similarity + self.margin)
-            classes = torch.arange(first, first + exponent.shape[1], device=labels.device)
-            exponent.masked_fill_(labels[:, None] == classes, -torch.inf)
-            value, gradient = exponent.new_zeros(()), torch.empty_like(exponent)
-            for images in grouping:
-                of_group = exponent[images]  # (G, k, w)
-                total = log_one_plus_sum_exp(of_group)
-                value += total.sum()
-                gradient[images] = (of_group - total).exp()
-            return value * per_class, gradient * (self.scale * per_class)
+        def push(block: Block) -> Tensor:
+            exponent, others = self.scale * (block.similarity + self.margin), ~block.own
+            if self.closed_form:
+                return self._push_with_gradient(block, exponent.detach(), others, grouping) * (factor / classes.total)
+            totals = [log_one_plus_sum_exp(exponent[images], others[images]).sum(0) for images in grouping]
+            return torch.stack(totals).sum(0) * (factor / classes.total)
 
-        def weighted(similarity: Tensor) -> Tensor:
-            groups = [self.transport.solve(images, similarity, labels) for images in grouping]
+        def pull_and_gains(block: Block) -> Tensor:
+            groups = [self.transport.solve(images, block.similarity, labels) for images in grouping]
             return factor * torch.stack([self._terms_of_present_classes(group) for group in groups]).sum()
 
-        terms = on_pairs(walk, weighted, embeddings, self.proxies, labels)
-        return terms + sum_over_classes(walk, plain_push, embeddings, self.proxies)
+        return sum_over_classes(pairs(classes), pull_and_gains) + sum_over_classes(classes, push)
+
+    def _push_with_gradient(self, block: Block, exponent: Tensor, others: Tensor, grouping: list[Tensor]) -> Tensor:
+        """The sum over grouplets of the plain negative terms (w,), without the graph of every grouplet."""
+        exponent.masked_fill_(~others, -torch.inf)
+        terms, gradient = exponent.new_zeros(exponent.shape[1]), torch.empty_like(exponent)
+        for images in grouping:
+            of_group = exponent[images]  # (G, k, w)
+            total = torch.logaddexp(of_group.logsumexp(1), of_group.new_zeros(()))
+            terms += total.sum(0)
+            gradient[images] = (of_group - total[:, None]).exp_()
+        return with_gradient(terms, block.similarity, gradient.mul_(self.scale))
 
     def _terms_of_present_classes(self, group: Grouplets) -> Tensor:
         """The weighted positive terms of a stack of grouplets, and the gain of the weights on the negative ones."""
         positive = -self.scale * (group.similarity - self.margin) + torch.log1p(group.plan)
-        pull = log_one_plus_sum_exp(positive.masked_fill(~group.own, -torch.inf))[:, 0]  # (G, k)
+        pull = log_one_plus_sum_exp(positive, group.own)  # (G, k)
         push = gain(self.scale * (group.similarity + self.margin), group.plan, ~group.own)
         mean_pull = (pull * group.has_column).sum(1) / group.has_column.sum(1)
-        return mean_pull.sum() + push.sum() / len(self.proxies)
+        return mean_pull.sum() + push.sum() / self.shard.num_classes

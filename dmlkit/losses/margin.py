@@ -7,17 +7,15 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
 from dmlkit.component import one_of
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners.base import Miner, MinerConfig, Triplets
 from dmlkit.miners.distance_weighted import DistanceWeighted, DistanceWeightedConfig
 
 
-class MarginConfig(LossConfig, frozen=True):
+class MarginConfig(PairLossConfig, frozen=True):
     """Margin (Wu et al. 2017): positives inside and negatives outside a boundary that each class learns."""
 
-    over_pairs = True
     name: Literal["margin"] = "margin"
     margin: NonNegativeFloat = 0.2  # alpha, a distance
     beta: PositiveFloat = 1.2  # beta_0, a distance: the boundary at the start

@@ -1,45 +1,49 @@
 """Multi-Proxies Anchor loss: Proxy-Anchor with several proxies per class."""
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.proxies.anchor_loss import TRANSPORT_REQUIREMENTS, AnchorLoss
-from dmlkit.losses.proxies.centers import Pooling, mean_center_distance, pool_centers
-from dmlkit.losses.proxies.proxy_loss import NegativeFraction
-from dmlkit.losses.proxies.transport_weights import TransportWeights, TransportWeightsConfig
+from dmlkit.losses.proxies.centers import CenterPooling, mean_center_distance, pool_centers
+from dmlkit.losses.proxies.classes import Block, Classes
+from dmlkit.losses.proxies.closed_form import anchor_terms
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
+from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
 
 
-class MPAConfig(LossConfig, frozen=True):
+class MPAConfig(ProxyLossConfig, frozen=True):
     """Multi-Proxies Anchor (Saeki et al. 2022): Proxy-Anchor for classes with several local centers."""
 
-    shards_proxies: ClassVar[bool] = True
     name: Literal["mpa"] = "mpa"
-    proxies_per_class: PositiveInt = 10  # K; 10 on CUB and Cars, 2 on SOP
-    class_similarity: Pooling = "softmax"  # of a point to the K proxies of a class
-    margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
-    scale: PositiveFloat = 32.0  # alpha, inverse temperature
-    gamma: PositiveFloat = 0.1  # temperature of the choice between the proxies of a class, in similarity units
-    regularizer_weight: NonNegativeFloat = 0.2  # tau
-    transport: TransportWeightsConfig | None = None  # weights (1 + x) from transport plans of grouplets
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
+    proxies_per_class: PositiveInt = 10
+    """K; 10 on CUB and Cars, 2 on SOP."""
+    class_similarity: CenterPooling = "softmax"
+    """Of a point to the K proxies of a class."""
+    margin: NonNegativeFloat = 0.1
+    """delta, in similarity units (cosine on the sphere)."""
+    scale: PositiveFloat = 32.0
+    """alpha, inverse temperature."""
+    gamma: PositiveFloat = 0.1
+    """Temperature of the choice between the proxies of a class, in similarity units."""
+    regularizer_weight: NonNegativeFloat = 0.2
+    """tau."""
+    transport: TransportWeightsConfig | None = None
+    """Weights (1 + x) from transport plans of grouplets."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return () if self.transport is None else TRANSPORT_REQUIREMENTS
+        return () if self.transport is None else ALL_CLASSES
 
     def build(self, manifold: Manifold, num_classes: int) -> "MPA":
         transport = None if self.transport is None else self.transport.build()
-        options = self.model_dump(exclude={"name", "transport"})
-        return MPA(manifold, num_classes, transport=transport, **options)
+        return MPA(manifold, num_classes, transport=transport, **self.options("transport"))
 
 
-class MPA(AnchorLoss):
+class MPA(ProxyLoss):
     r"""Saeki et al. 2022 (arXiv:2110.03997), eq. 1, 3, 6 and 7, with any similarity s and distance d.
 
     .. math:: S(x, c) &= \sum_k \frac{e^{s(x, w_{ck}) / \gamma}}{\sum_l e^{s(x, w_{cl}) / \gamma}} s(x, w_{ck}) \\
@@ -61,8 +65,8 @@ class MPA(AnchorLoss):
         gamma: > 0, temperature of the softmax between the proxies of a class, in similarity units.
         regularizer_weight: tau >= 0, how much the distances between the proxies of a class count.
         transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
+        chunk_size: see `ProxyLoss`, as the next.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -82,7 +86,7 @@ class MPA(AnchorLoss):
         num_classes: int,
         *,
         proxies_per_class: int = 10,
-        class_similarity: Pooling = "softmax",
+        class_similarity: CenterPooling = "softmax",
         margin: float = 0.1,
         scale: float = 32.0,
         gamma: float = 0.1,
@@ -94,19 +98,25 @@ class MPA(AnchorLoss):
         super().__init__(
             manifold,
             num_classes,
-            margin=margin,
-            scale=scale,
-            transport=transport,
             proxies_per_class=proxies_per_class,
             pool=pool_centers(class_similarity, gamma),
             chunk_size=chunk_size,
             negative_fraction=negative_fraction,
         )
+        self.margin, self.scale, self.transport = margin, scale, transport
         self.regularizer_weight = regularizer_weight
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        selection = self.select(embeddings, labels)
-        loss = self.anchor_terms(selection, embeddings, labels)
+    def class_terms(self, block: Block) -> Tensor:
+        if self.closed_form:
+            return anchor_terms(block, self.scale, self.margin)
+        pull = log_one_plus_sum_exp(-self.scale * (block.similarity - self.margin), where=block.own)
+        push = log_one_plus_sum_exp(self.scale * (block.similarity + self.margin), where=~block.own)
+        return pull / block.classes.in_batch + push / block.classes.total
+
+    def over(self, classes: Classes) -> Tensor:
+        loss = super().over(classes)
+        if self.transport is not None:
+            loss = loss + self.transport(classes, self.scale, self.margin)
         if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
             return loss
-        return loss + self.regularizer_weight * mean_center_distance(self.manifold, selection)
+        return loss + self.regularizer_weight * mean_center_distance(self.manifold, classes)

@@ -7,15 +7,13 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs, masked_logsumexp
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp
 from dmlkit.manifolds.base import Manifold
 
 
-class MultiSimilarityConfig(LossConfig, frozen=True):
+class MultiSimilarityConfig(PairLossConfig, frozen=True):
     """Multi-similarity (Wang et al. 2019): mines the pairs near the class boundary and weighs them softly."""
 
-    over_pairs = True
     name: Literal["multi_similarity"] = "multi_similarity"
     positive_scale: PositiveFloat = 2.0  # alpha
     negative_scale: PositiveFloat = 50.0  # beta

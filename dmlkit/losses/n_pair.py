@@ -6,15 +6,13 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs, masked_logsumexp, masked_mean
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
 from dmlkit.manifolds.base import Manifold
 
 
-class NPairConfig(LossConfig, frozen=True):
+class NPairConfig(PairLossConfig, frozen=True):
     """N-pair (Sohn 2016): a softmax of each positive against all the negatives of its anchor."""
 
-    over_pairs = True
     name: Literal["n_pair"] = "n_pair"
     scale: PositiveFloat = 1.0  # inverse temperature; 1 in the paper, which does not normalise
 

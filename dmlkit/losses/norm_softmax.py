@@ -1,28 +1,24 @@
 """Normalised softmax loss: cross-entropy over similarities to one learnable proxy per class."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss
+from dmlkit.losses.proxies.classes import Block
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold
 
 
-class NormSoftmaxConfig(LossConfig, frozen=True):
+class NormSoftmaxConfig(ProxyLossConfig, frozen=True):
     """Normalised softmax (Zhai & Wu 2019): cross-entropy with cosines to the proxies as logits."""
 
-    shards_proxies: ClassVar[bool] = True
     name: Literal["norm_softmax"] = "norm_softmax"
-    temperature: PositiveFloat = 0.05  # sigma, in similarity units
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
+    temperature: PositiveFloat = 0.05
+    """sigma, in similarity units."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "NormSoftmax":
-        return NormSoftmax(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        return NormSoftmax(manifold, num_classes, **self.options())
 
 
 class NormSoftmax(ProxyLoss):
@@ -34,8 +30,8 @@ class NormSoftmax(ProxyLoss):
         manifold: the geometry of embeddings and proxies.
         num_classes: C, one proxy each.
         temperature: sigma > 0, in similarity units.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
+        chunk_size: see `ProxyLoss`, as the next.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -61,6 +57,5 @@ class NormSoftmax(ProxyLoss):
         super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
         self.temperature = temperature
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        others, own = logsumexp_over_classes(self.select(embeddings, labels), embeddings, 1 / self.temperature)
-        return softplus(others - own / self.temperature).mean()
+    def logits(self, block: Block) -> Tensor:
+        return block.similarity / self.temperature

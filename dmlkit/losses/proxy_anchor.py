@@ -1,64 +1,56 @@
 """Proxy-Anchor loss: one learnable proxy per class pulls its class and pushes the others."""
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.proxies.anchor_loss import TRANSPORT_REQUIREMENTS, AnchorLoss
-from dmlkit.losses.proxies.proxy_loss import NegativeFraction
-from dmlkit.losses.proxies.transport_weights import TransportWeights, TransportWeightsConfig
+from dmlkit.losses.proxies.classes import Block, Classes
+from dmlkit.losses.proxies.closed_form import anchor_terms
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
+from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
 
 
-class ProxyAnchorConfig(LossConfig, frozen=True):
+class ProxyAnchorConfig(ProxyLossConfig, frozen=True):
     """Proxy-Anchor (Kim et al. 2020): each class proxy weighs the batch by how hard it is."""
 
-    shards_proxies: ClassVar[bool] = True
     name: Literal["proxy_anchor"] = "proxy_anchor"
-    margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
-    scale: PositiveFloat = 32.0  # alpha, inverse temperature
-    transport: TransportWeightsConfig | None = None  # weights (1 + x) from transport plans of grouplets
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
+    margin: NonNegativeFloat = 0.1
+    """delta, in similarity units (cosine on the sphere)."""
+    scale: PositiveFloat = 32.0
+    """alpha, inverse temperature."""
+    transport: TransportWeightsConfig | None = None
+    """Weights (1 + x) from transport plans of grouplets; null for none."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return () if self.transport is None else TRANSPORT_REQUIREMENTS
+        return () if self.transport is None else ALL_CLASSES
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyAnchor":
         transport = None if self.transport is None else self.transport.build()
-        options = self.model_dump(exclude={"name", "transport"})
-        return ProxyAnchor(manifold, num_classes, transport=transport, **options)
+        return ProxyAnchor(manifold, num_classes, transport=transport, **self.options("transport"))
 
 
-class ProxyAnchor(AnchorLoss):
+class ProxyAnchor(ProxyLoss):
     r"""Kim et al., CVPR 2020 (arXiv:2003.13911), eq. 4; s = manifold similarity, P+ = classes in the batch.
 
     .. math:: \frac{1}{|P^+|} \sum_{p \in P^+} \log(1 + \sum_{y_x = p} e^{-\alpha (s(x,p) - \delta)})
             + \frac{1}{|P|} \sum_{p \in P} \log(1 + \sum_{y_x \ne p} e^{\alpha (s(x,p) + \delta)})
 
     Args:
-        manifold: the geometry of embeddings and proxies.
-        num_classes: C, one proxy each.
+        manifold, num_classes: see `Loss`; a class has one proxy.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
         transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
-
-    Raises:
-        ValueError: see `Loss.forward`; or embeddings and proxies differ in dtype.
+        chunk_size, negative_fraction: see `ProxyLoss`; the latter is 1 with ``transport``.
 
     Example:
         >>> import torch
         >>> from dmlkit.manifolds import Sphere
-        >>> sphere = Sphere(64)
-        >>> loss = ProxyAnchor(sphere, num_classes=10)
-        >>> embeddings = sphere.from_features(torch.randn(8, 64))
-        >>> loss(embeddings, torch.arange(8)).shape
+        >>> ProxyAnchor(Sphere(2), num_classes=10)(torch.eye(2), torch.tensor([3, 7])).shape
         torch.Size([])
     """
 
@@ -73,15 +65,16 @@ class ProxyAnchor(AnchorLoss):
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(
-            manifold,
-            num_classes,
-            margin=margin,
-            scale=scale,
-            transport=transport,
-            chunk_size=chunk_size,
-            negative_fraction=negative_fraction,
-        )
+        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
+        self.margin, self.scale, self.transport = margin, scale, transport
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        return self.anchor_terms(self.select(embeddings, labels), embeddings, labels)
+    def class_terms(self, block: Block) -> Tensor:
+        if self.closed_form:
+            return anchor_terms(block, self.scale, self.margin)
+        pull = log_one_plus_sum_exp(-self.scale * (block.similarity - self.margin), where=block.own)
+        push = log_one_plus_sum_exp(self.scale * (block.similarity + self.margin), where=~block.own)
+        return pull / block.classes.in_batch + push / block.classes.total
+
+    def over(self, classes: Classes) -> Tensor:
+        loss = super().over(classes)
+        return loss if self.transport is None else loss + self.transport(classes, self.scale, self.margin)

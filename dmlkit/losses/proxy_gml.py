@@ -3,45 +3,55 @@
 import warnings
 from collections.abc import Iterable
 from math import ceil
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import Loss, LossConfig, require_similarity
-from dmlkit.losses.proxies.class_chunks import Pool, Walk, automatic_chunk_size, own_columns, plan_walk, similarities
-from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.proxies.class_sum import sum_over_classes
-from dmlkit.losses.proxies.proxy_loss import Selection
+from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.losses.checks.similarity import require_similarity
+from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.sampling import require_all
+from dmlkit.losses.proxies.similarity import automatic_block_size
+from dmlkit.losses.proxies.softmax import others_and_own
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine", "dot")
 REASON = "it adds similarities up, so a proxy must count for its class: positive where alike, not a negative distance"
+ALL_CLASSES_REASON = "the k most alike are chosen among the proxies of all classes"
 
 
-class ProxyGMLConfig(LossConfig, frozen=True):
+class ProxyGMLConfig(ProxyLossConfig, frozen=True):
     """ProxyGML (Zhu et al. 2020): a graph of the few proxies nearest to each point, classified as a whole."""
 
+    shares_classes: ClassVar[bool] = False
     name: Literal["proxy_gml"] = "proxy_gml"
-    proxies_per_class: PositiveInt = 12  # N; 1 on SOP
+    proxies_per_class: PositiveInt = 12
+    """N; 1 on SOP."""
     ratio: Annotated[float, Field(gt=0, le=1)] = 0.05  # r, the part of all proxies that a point is linked to
-    scale: PositiveFloat = 1.0  # inverse temperature; 20 on SOP
-    regularizer_weight: NonNegativeFloat = 0.3  # lambda; 0 on SOP
-    positive_mask: bool = True  # always link a point to all proxies of its class
-    mask_softmax: bool = True  # leave classes without a linked proxy out of the softmax
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
+    scale: PositiveFloat = 1.0
+    """inverse temperature; 20 on SOP."""
+    regularizer_weight: NonNegativeFloat = 0.3
+    """lambda; 0 on SOP."""
+    positive_mask: bool = True
+    """always link a point to all proxies of its class."""
+    mask_softmax: bool = True
+    """leave classes without a linked proxy out of the softmax."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
+        return (
+            Requirement("manifold.similarity", SIMILARITIES, REASON),
+            Requirement("loss.negative_fraction", (1.0,), ALL_CLASSES_REASON),
+        )
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyGML":
-        return ProxyGML(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        return ProxyGML(manifold, num_classes, **self.options())
 
 
-class ProxyGML(Loss):
+class ProxyGML(ProxyLoss):
     r"""Zhu et al., NeurIPS 2020 (arXiv:2010.13636), eq. 2-12, with s a cosine or the inner product.
 
     .. math:: Z_{ic} &= \sum_{p \in P_c \cap I_i} s(x_i, p), \quad M_{ic} = [P_c \cap I_i \ne \emptyset] \\
@@ -66,7 +76,8 @@ class ProxyGML(Loss):
         regularizer_weight: lambda >= 0.
         positive_mask: always link a point to all proxies of its class (S^pos of Table 1).
         mask_softmax: leave classes without a linked proxy out of the softmax (M of Table 1), instead of Z = 0.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
+        chunk_size: see `ProxyLoss`.
+        negative_fraction: 1.
 
     Raises:
         ValueError: the manifold has another similarity, or r C N < 1; see also `Loss.forward`.
@@ -91,24 +102,47 @@ class ProxyGML(Loss):
         positive_mask: bool = True,
         mask_softmax: bool = True,
         chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes)
+        super().__init__(
+            manifold,
+            num_classes,
+            proxies_per_class=proxies_per_class,
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )
         require_similarity("ProxyGML", manifold, SIMILARITIES, REASON)
         self.linked = _linked_proxies(num_classes, proxies_per_class, ratio, positive_mask)
-        self.scale, self.regularizer_weight, self.chunk_size = scale, regularizer_weight, chunk_size
+        self.scale, self.regularizer_weight = scale, regularizer_weight
         self.positive_mask, self.mask_softmax = positive_mask, mask_softmax
-        self.proxies = manifold.new_proxies(num_classes, proxies_per_class)  # (C, N, d)
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        threshold = self._threshold(embeddings, labels)
-        pool = self._linked_sum(labels, threshold)
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size, pool)
-        selection = Selection(walk, self.proxies, labels, len(self.proxies))
-        others, own = logsumexp_over_classes(selection, embeddings, self.scale)
+    def over(self, classes: Classes) -> Tensor:
+        require_all(classes, ALL_CLASSES_REASON)
+        threshold = self._threshold(classes)
+
+        def logits(block: Block) -> Tensor:
+            return self.scale * self.linked_sum(block, threshold)
+
+        loss = self.row_losses(*others_and_own(classes, logits)).mean()
+        return loss + self.regularizer_weight * self.regularizer() if self.regularizer_weight else loss
+
+    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
         has_own = own.isfinite()
         own = torch.where(has_own, own, 0)
-        loss = torch.where(has_own, softplus(others - self.scale * own), 0).mean()
-        return loss + self.regularizer_weight * self.regularizer() if self.regularizer_weight else loss
+        return torch.where(has_own, super().row_losses(others, own), 0)
+
+    def linked_sum(self, block: Block, threshold: Tensor) -> Tensor:
+        """Z of eq. 5 (B, w), -inf where the softmax leaves a class out.
+
+        Args:
+            block: similarities (B, N, w) to every proxy.
+            threshold: (B, 1, 1), the least similarity of a linked proxy.
+        """
+        linked = block.similarity.detach() >= threshold
+        if self.positive_mask:
+            linked |= block.own[:, None]
+        total = (block.similarity * linked).sum(1)
+        return total.masked_fill(~linked.any(1), -torch.inf) if self.mask_softmax else total
 
     def regularizer(self) -> Tensor:
         """L^p of eq. 11: the cross-entropy of every proxy, classified by all proxies."""
@@ -117,47 +151,42 @@ class ProxyGML(Loss):
         vectors = self.manifold.index_vectors(points, "gallery")  # (CN, d), with the similarity as inner product
         sums = vectors.view(num_classes, per_class, -1).sum(1)  # (C, d)
 
-        def score(logits: Tensor, first: int) -> tuple[Tensor, Tensor]:  # (C, w): a column for each proxy
-            own = torch.arange(first, first + logits.shape[1], device=logits.device)[None] // per_class
-            factor = 1 / len(vectors)
-            gradient = logits.softmax(0).mul_(factor)
-            gradient.scatter_add_(0, own, gradient.new_full((1, 1), -factor).expand_as(own))
-            return (logits.logsumexp(0) - logits.gather(0, own)[0]).sum() * factor, gradient
+        def terms(block: Block) -> Tensor:  # of similarities (C, w), a column for each proxy
+            logits = block.similarity
+            proxies = torch.arange(block.first, block.first + logits.shape[1], device=logits.device)
+            return (logits.logsumexp(0) - logits.gather(0, proxies[None] // per_class)[0]) / len(vectors)
 
-        walk = Walk(_inner_product, (), automatic_chunk_size(sums, vectors))
-        return sum_over_classes(walk, score, sums, vectors)
+        against_sums = Classes(
+            embeddings=sums,
+            proxies=vectors,
+            labels=torch.zeros(len(sums), dtype=torch.int64, device=sums.device),
+            measure=_inner_products,
+            parameters=(),
+            block_size=automatic_block_size(sums, vectors),
+            total=len(vectors),
+            in_batch=sums.new_full((), num_classes),
+            shard=ClassShard(len(vectors)),
+        )
+        return sum_over_classes(against_sums, terms)
 
-    def _threshold(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    @torch.no_grad()
+    def _threshold(self, classes: Classes) -> Tensor:
         """The least similarity (B, 1, 1) of a linked proxy; with ``positive_mask``, of one of another class."""
         count = self.linked - (self.proxies.shape[1] if self.positive_mask else 0)
-        best = embeddings.new_empty(len(embeddings), 0)
-        walk = plan_walk(self.manifold, embeddings, self.proxies, self.chunk_size, lambda similarity, _: similarity)
-        for first, similarity in similarities(walk, embeddings, self.proxies) if count else ():  # (B, N, w)
+        rows = len(classes.embeddings)
+        best = classes.embeddings.new_empty(rows, 0)
+        if not count:
+            return best.new_full((rows, 1, 1), torch.inf)
+        for block, _ in classes.blocks():  # (B, N, w)
+            similarity = block.similarity
             if self.positive_mask:
-                column, inside = own_columns(labels, first, similarity.shape[2])
-                own = column[:, None].expand(-1, similarity.shape[1], 1)
-                kept = torch.where(inside[:, None], -torch.inf, similarity.gather(2, own))
-                similarity = similarity.scatter(2, own, kept)
+                similarity = similarity.masked_fill(block.own[:, None], -torch.inf)
             best = torch.cat([best, similarity.flatten(1)], 1)
             best = best.topk(min(count, best.shape[1]), sorted=False).values
-        return best.amin(1)[:, None, None] if count else best.new_full((len(embeddings), 1, 1), torch.inf)
-
-    def _linked_sum(self, labels: Tensor, threshold: Tensor) -> Pool:
-        """Z of eq. 5 (B, w), -inf where the softmax leaves a class out."""
-
-        def pool(similarity: Tensor, first: int) -> Tensor:  # (B, N, w) -> (B, w)
-            linked = similarity.detach() >= threshold
-            if self.positive_mask:
-                column, inside = own_columns(labels, first, similarity.shape[2])
-                own = column[:, None].expand(-1, similarity.shape[1], 1)
-                linked.scatter_(2, own, linked.gather(2, own) | inside[:, None])
-            total = (similarity * linked).sum(1)
-            return total.masked_fill(~linked.any(1), -torch.inf) if self.mask_softmax else total
-
-        return pool
+        return best.amin(1)[:, None, None]
 
 
-def _inner_product(x: Tensor, y: Tensor, _: int) -> Tensor:
+def _inner_products(x: Tensor, y: Tensor) -> Tensor:
     return x @ y.T
 
 

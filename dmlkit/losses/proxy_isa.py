@@ -1,18 +1,17 @@
 """Proxy-ISA loss: Proxy-Anchor that listens to informative samples, by what each class has learned so far."""
 
 from math import exp
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.proxies.anchor_terms import Anchors, number_of_classes_in
-from dmlkit.losses.proxies.class_chunks import own_columns, similarities
 from dmlkit.losses.proxies.class_memory import ClassMemory
-from dmlkit.losses.proxies.class_sum import sum_over_classes
-from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss, Selection
+from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
+from dmlkit.losses.proxies.closed_form import anchor_terms
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.manifolds.base import Manifold
 
 PositivePenalty = Literal["none", "1/E", "v", "sigma"]
@@ -21,26 +20,31 @@ MEMORY_EPOCH = 1  # embeddings are remembered from the second epoch on: before, 
 FILTER_EPOCH = 2  # and one epoch later the outliers among the positives are filtered
 
 
-class ProxyISAConfig(LossConfig, frozen=True):
+class ProxyISAConfig(ProxyLossConfig, frozen=True):
     """Proxy-ISA (Li et al. 2022): Proxy-Anchor that weighs samples by how informative they are for their class."""
 
-    shards_proxies: ClassVar[bool] = True
     name: Literal["proxy_isa"] = "proxy_isa"
-    margin: NonNegativeFloat = 0.1  # delta, in similarity units (cosine on the sphere)
-    scale: PositiveFloat = 32.0  # alpha, inverse temperature
+    margin: NonNegativeFloat = 0.1
+    """delta, in similarity units (cosine on the sphere)."""
+    scale: PositiveFloat = 32.0
+    """alpha, inverse temperature."""
     volume: Annotated[float, Field(ge=1)] = 100.0  # V, samples that fill the space of a class
-    hardness: PositiveFloat = 0.15  # h, learned threshold / mean similarity
-    sensitivity: PositiveFloat = 0.9  # k, of the search length to the class's hardness
+    hardness: PositiveFloat = 0.15
+    """h, learned threshold / mean similarity."""
+    sensitivity: PositiveFloat = 0.9
+    """k, of the search length to the class's hardness."""
     search_margin: Annotated[float, Field(ge=0, le=1)] = 0.1  # lambda, least search length, in similarity units
-    delay: PositiveFloat = 1.5  # tau, when the decay sets in
-    positive_penalty: PositivePenalty = "sigma"  # for w+; "none" is 1
-    negative_penalty: NegativePenalty = "1/E"  # for w-; "none" is 1
-    memory_size: PositiveInt = 1024  # T, embeddings
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
+    delay: PositiveFloat = 1.5
+    """tau, when the decay sets in."""
+    positive_penalty: PositivePenalty = "sigma"
+    """for w+; "none" is 1."""
+    negative_penalty: NegativePenalty = "1/E"
+    """for w-; "none" is 1."""
+    memory_size: PositiveInt = 1024
+    """T, embeddings."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyISA":
-        return ProxyISA(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        return ProxyISA(manifold, num_classes, **self.options())
 
 
 class ProxyISA(ProxyLoss):
@@ -80,8 +84,8 @@ class ProxyISA(ProxyLoss):
         positive_penalty: for w+: ``none``, ``1/E``, ``v`` or ``sigma``.
         negative_penalty: for w-: ``none`` or ``1/E``.
         memory_size: T, in embeddings.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
+        chunk_size: see `ProxyLoss`, as the next.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -131,42 +135,56 @@ class ProxyISA(ProxyLoss):
         self.epoch.fill_(epoch)
         self.known_epoch = epoch
 
+    def class_terms(self, block: Block) -> Tensor:
+        if self.closed_form:
+            return anchor_terms(block, self.scale, self.margin)
+        ones = torch.ones_like(block.similarity)
+        return self._plain_terms(block, ones, ones, block.classes.in_batch, block.classes.total)
+
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        selection = self.select(embeddings, labels)
-        present = number_of_classes_in(labels, self.all_classes, like=embeddings)
-        push_factor = present.new_full((), 1 / selection.num_classes)
-        anchors = Anchors(selection.labels, self.scale, self.margin, 1 / present, push_factor)
+        classes = self.classes(embeddings, labels)
         if self.known_epoch < MEMORY_EPOCH:
-            return sum_over_classes(selection.walk, anchors.score, embeddings, selection.proxies)
+            return self.over(classes)
         with torch.no_grad():
-            weights = self._weights(selection, embeddings, labels)
-        anchors = anchors._replace(pull_factor=1 / weights.own_total, push_factor=1 / weights.others_total)
+            weights = self._weights(classes, labels)
 
-        def score(similarity: Tensor, first: int) -> tuple[Tensor, Tensor]:
-            return anchors.score(similarity, first, weights.own, weights.of_others(similarity, first))
+        def weighted_terms(block: Block) -> Tensor:
+            others, pull, push = weights.of_others(block), 1 / weights.own_total, 1 / weights.others_total
+            if self.closed_form:
+                return anchor_terms(block, self.scale, self.margin, pull, push, weights.own, others)
+            return self._plain_terms(block, weights.own[:, None], others, weights.own_total, weights.others_total)
 
-        loss = sum_over_classes(selection.walk, score, embeddings, selection.proxies)
+        loss = sum_over_classes(classes, weighted_terms)
         if self.training:
             self.memory.remember(embeddings.detach(), labels, weights.clean)
         return loss
 
-    def _weights(self, selection: Selection, embeddings: Tensor, labels: Tensor) -> "_Weights":
-        """The weights of a batch, from the memory as the batch before left it."""
-        first = self.shard.classes(self.all_classes).start
+    def _plain_terms(
+        self, block: Block, own: Tensor, others: Tensor, own_total: Tensor, others_total: Tensor | int
+    ) -> Tensor:
+        """Eq. 17 of a block with weights w+ (B, 1) or (B, w) and w- (B, w), divided by their sums over classes."""
+        pull = log_one_plus_sum_exp(-self.scale * own * (block.similarity - self.margin), where=block.own)
+        push = log_one_plus_sum_exp(self.scale * others * (block.similarity + self.margin), where=~block.own)
+        return pull / own_total + push / others_total
+
+    def _weights(self, classes: Classes, labels: Tensor) -> "_Weights":
+        """The weights of a batch with labels (B,) among all classes, from the memory as the batch before left it."""
+        first = self.shard.classes.start
         average, known = self.memory.mean_similarity(self.manifold, self.proxies, first)
         seen = self.memory.seen[first : first + len(self.proxies)]
-        average, known, seen = selection.part(average), selection.part(known), selection.part(seen)
-        effective = self.effective_number(seen.to(embeddings.dtype))
+        if classes.chosen is not None:
+            average, known, seen = (per_class[classes.chosen] for per_class in (average, known, seen))
+        effective = self.effective_number(seen.to(average.dtype))
         learned = self.hardness * average  # eq. 10, (n,)
         bound = 1 / (1 + torch.log1p(effective))  # v of eq. 14
         length = (1 + self.sensitivity * (1 - learned)) * bound + self.search_margin  # eta of eq. 15
         outlier = torch.where(known, learned - length, -torch.inf)
         inverse = 1 / effective.clamp(min=1)
-        own, below = _own_and_below(selection, embeddings, outlier)
+        own, below = _own_and_below(classes, outlier)
 
-        count = len(selection.proxies)
-        has_class = (selection.labels >= 0) & (selection.labels < count)  # the others' classes are with other ranks
-        row = selection.labels.clamp(0, count - 1)
+        count = len(classes.proxies)
+        has_class = (classes.labels >= 0) & (classes.labels < count)  # the others' classes are with other ranks
+        row = classes.labels.clamp(0, count - 1)
         own_weights = torch.ones_like(own)
         clean = torch.ones_like(has_class)
         if self.known_epoch >= FILTER_EPOCH:
@@ -178,7 +196,7 @@ class ProxyISA(ProxyLoss):
             own_weights = torch.where(known[row], penalty + informative, 1)  # eq. 16
         own_weights, is_clean = self.shard.sum(torch.stack([own_weights, clean.to(own)]) * has_class)
 
-        in_batch = own.new_zeros(self.all_classes).index_add_(0, labels, torch.ones_like(own))
+        in_batch = own.new_zeros(self.shard.num_classes).index_add_(0, labels, torch.ones_like(own))
         others = len(labels) - own.new_zeros(count).index_add_(0, row, has_class.to(own))
         penalty = inverse if self.negative_penalty == "1/E" else torch.ones_like(inverse)
         return _Weights(
@@ -203,23 +221,21 @@ class _Weights(NamedTuple):
     outlier: Tensor  # h a - eta of this rank's classes (n,)
     penalty: Tensor  # w- below it (n,)
 
-    def of_others(self, similarity: Tensor, first: int) -> Tensor:
+    def of_others(self, block: Block) -> Tensor:
         """w- (B, w)."""
-        classes = slice(first, first + similarity.shape[1])
+        similarity = block.similarity.detach()
+        classes = slice(block.first, block.first + similarity.shape[1])
         return torch.where(similarity < self.outlier[classes], self.penalty[classes], 1)
 
 
-def _own_and_below(selection: Selection, embeddings: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+def _own_and_below(classes: Classes, threshold: Tensor) -> tuple[Tensor, Tensor]:
     """The similarity of each row to its class (B,), and how many other rows lie below each class's threshold (n,)."""
-    own = embeddings.new_zeros(len(embeddings), 1)
+    own = classes.embeddings.new_zeros(len(classes.embeddings), 1)
     below: list[Tensor] = []
-    for first, similarity in similarities(selection.walk, embeddings, selection.proxies):
-        column, inside = own_columns(selection.labels, first, similarity.shape[1])
-        of_class = similarity.gather(1, column)
-        own = torch.where(inside, of_class, own)
-        is_below = similarity < threshold[first : first + similarity.shape[1]]
-        is_below.scatter_(1, column, is_below.gather(1, column) & ~inside)
-        below.append(is_below.sum(0))
+    for block, _ in classes.blocks():
+        own = torch.where(block.inside, block.similarity.gather(1, block.column), own)
+        is_below = block.similarity < threshold[block.first : block.first + block.similarity.shape[1]]
+        below.append((is_below & ~block.own).sum(0))
     return own[:, 0], torch.cat(below)
 
 

@@ -1,29 +1,26 @@
 """ProxyNCA loss: neighbourhood components analysis with one learnable proxy per class."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss
+from dmlkit.losses.proxies.classes import Block
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold
 
 
-class ProxyNCAConfig(LossConfig, frozen=True):
+class ProxyNCAConfig(ProxyLossConfig, frozen=True):
     """ProxyNCA (Movshovitz-Attias et al. 2017): a point prefers the proxy of its class to all others."""
 
-    shards_proxies: ClassVar[bool] = True
     name: Literal["proxy_nca"] = "proxy_nca"
-    scale: PositiveFloat = 18.0  # inverse temperature, in 1 / similarity
-    positive_in_denominator: bool = True  # False: negatives only, as printed in the paper
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
+    scale: PositiveFloat = 18.0
+    """Inverse temperature, in 1 / similarity."""
+    positive_in_denominator: bool = True
+    """False: negatives only, as printed in the paper."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyNCA":
-        return ProxyNCA(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        return ProxyNCA(manifold, num_classes, **self.options())
 
 
 class ProxyNCA(ProxyLoss):
@@ -40,8 +37,8 @@ class ProxyNCA(ProxyLoss):
         num_classes: C, one proxy each.
         scale: sigma > 0, inverse temperature.
         positive_in_denominator: whether Z_i holds the class of x_i.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
+        chunk_size: see `ProxyLoss`, as the next.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: a single class and nothing but negatives in the denominator; see also `Loss.forward`.
@@ -70,7 +67,8 @@ class ProxyNCA(ProxyLoss):
             raise ValueError("ProxyNCA: expected at least 2 classes, so that there are negatives; got 1")
         self.scale, self.positive_in_denominator = scale, positive_in_denominator
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        others, own = logsumexp_over_classes(self.select(embeddings, labels), embeddings, self.scale)
-        log_odds = others - self.scale * own  # (B,)
-        return (softplus(log_odds) if self.positive_in_denominator else log_odds).mean()
+    def logits(self, block: Block) -> Tensor:
+        return self.scale * block.similarity
+
+    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
+        return super().row_losses(others, own) if self.positive_in_denominator else others - own

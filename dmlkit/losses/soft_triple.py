@@ -1,33 +1,33 @@
 """SoftTriple loss: a softmax over classes that have several centers each."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies.centers import mean_center_distance, pool_centers
-from dmlkit.losses.proxies.class_logsumexp import logsumexp_over_classes
-from dmlkit.losses.proxies.proxy_loss import NegativeFraction, ProxyLoss
+from dmlkit.losses.proxies.classes import Block, Classes
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold
 
 
-class SoftTripleConfig(LossConfig, frozen=True):
+class SoftTripleConfig(ProxyLossConfig, frozen=True):
     """SoftTriple (Qian et al. 2019): cross-entropy over classes with several centers each."""
 
-    shards_proxies: ClassVar[bool] = True
     name: Literal["soft_triple"] = "soft_triple"
-    centers_per_class: PositiveInt = 10  # K
-    scale: PositiveFloat = 20.0  # lambda, inverse temperature
-    gamma: PositiveFloat = 0.1  # temperature of the choice between the centers of a class, in similarity units
-    margin: NonNegativeFloat = 0.01  # delta, in similarity units
-    regularizer_weight: NonNegativeFloat = 0.2  # tau
-    chunk_size: PositiveInt | None = None  # classes computed at a time; None chooses by size
-    negative_fraction: NegativeFraction = 1.0  # of the classes: a step computes the batch's own and random others
+    centers_per_class: PositiveInt = 10
+    """K."""
+    scale: PositiveFloat = 20.0
+    """lambda, inverse temperature."""
+    gamma: PositiveFloat = 0.1
+    """Temperature of the choice between the centers of a class, in similarity units."""
+    margin: NonNegativeFloat = 0.01
+    """delta, in similarity units."""
+    regularizer_weight: NonNegativeFloat = 0.2
+    """tau."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "SoftTriple":
-        return SoftTriple(manifold, num_classes, **self.model_dump(exclude={"name"}))
+        return SoftTriple(manifold, num_classes, **self.options())
 
 
 class SoftTriple(ProxyLoss):
@@ -48,8 +48,8 @@ class SoftTriple(ProxyLoss):
         gamma: > 0, temperature of the choice between the centers of a class, in similarity units.
         margin: delta >= 0, in similarity units.
         regularizer_weight: tau >= 0, how much the distances between the centers of a class count.
-        chunk_size: how many classes to compute at a time; None chooses by size. The value does not depend on it.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1], see `ProxyLoss`.
+        chunk_size: see `ProxyLoss`, as the next.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -87,10 +87,14 @@ class SoftTriple(ProxyLoss):
         self.scale, self.margin = scale, margin
         self.regularizer_weight = regularizer_weight
 
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        selection = self.select(embeddings, labels)
-        others, own = logsumexp_over_classes(selection, embeddings, self.scale)
-        loss = softplus(others - self.scale * (own - self.margin)).mean()
+    def logits(self, block: Block) -> Tensor:
+        return self.scale * block.similarity
+
+    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
+        return super().row_losses(others, own - self.scale * self.margin)
+
+    def over(self, classes: Classes) -> Tensor:
+        loss = super().over(classes)
         if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
             return loss
-        return loss + self.regularizer_weight * mean_center_distance(self.manifold, selection)
+        return loss + self.regularizer_weight * mean_center_distance(self.manifold, classes)

@@ -9,8 +9,7 @@ from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
 from dmlkit.component import one_of
-from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, Pairs, masked_mean
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners.all import All, AllConfig
 from dmlkit.miners.base import Miner, MinerConfig, Triplets
@@ -18,10 +17,9 @@ from dmlkit.miners.base import Miner, MinerConfig, Triplets
 CHUNK = 2**21  # triplets computed at once by the smooth form: 8 MB a float32 matrix
 
 
-class TripletConfig(LossConfig, frozen=True):
+class TripletConfig(PairLossConfig, frozen=True):
     """Triplet (Weinberger & Saul 2009, Schroff et al. 2015): mean over the triplets that violate the margin."""
 
-    over_pairs = True
     name: Literal["triplet"] = "triplet"
     margin: NonNegativeFloat = 0.1  # alpha, in units of the squared distance
     squared: bool = True  # compare squared distances

@@ -133,8 +133,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
         if not self.training.shard_proxies:
             return
         key = ("training", "shard_proxies")
-        if not self.loss.shards_proxies:
-            able = [name for name, variant in sorted(LossConfig.variants.items()) if variant.shards_proxies]
+        if not self.loss.shares_classes:
+            able = [name for name, variant in sorted(LossConfig.variants.items()) if variant.shares_classes]
             yield key, f"{self.loss.name} cannot share out its proxies; these can: {', '.join(able)}"
         if self.training.precision == "fp16":
             yield (key, "got precision fp16, expected fp32 or bf16: its scaler skips a step by what one rank sees")

@@ -10,8 +10,6 @@ from torch import nn
 from dmlkit.run_folder import RunFolder
 from dmlkit.training.experiment import Experiment
 
-PROXIES = "loss.proxies"  # in the objective's state
-
 
 @dataclass
 class State:
@@ -61,15 +59,13 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
     if not run.checkpoint_path("last").exists():
         return State()
     saved = run.load_checkpoint("last")
-    loss = experiment.sharded_loss
-    if loss is not None:
-        classes = loss.shard.classes(loss.all_classes)
-        proxies = saved["objective"][PROXIES]
-        saved["objective"][PROXIES] = proxies[classes.start : classes.stop]
-        moments = saved["optimizer"]["state"].get(_index(experiment, loss.proxies), {})
-        for name, value in moments.items():
-            if value.shape == proxies.shape:
-                moments[name] = value[classes.start : classes.stop].clone()  # not a view, which keeps all in memory
+    for part in experiment.objective.sharded_parameters():
+        whole = saved["objective"][part.name]
+        saved["objective"][part.name] = part.shard.own_rows(whole)
+        moments = saved["optimizer"]["state"].get(_index(experiment, part.values), {})
+        moments.update(
+            {name: part.shard.own_rows(value) for name, value in moments.items() if value.shape == whole.shape}
+        )
     experiment.model.load_state_dict(saved["model"])
     experiment.objective.load_state_dict(saved["objective"])
     experiment.optimizer.load_state_dict(saved["optimizer"])
@@ -81,18 +77,18 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
 
 
 def _weights(experiment: Experiment) -> dict[str, Any]:
-    objective, loss = experiment.objective.state_dict(), experiment.sharded_loss
-    if loss is not None:
-        objective[PROXIES] = loss.shard.collect(loss.proxies, loss.all_classes)
+    objective = experiment.objective.state_dict()
+    for part in experiment.objective.sharded_parameters():
+        objective[part.name] = part.shard.collect(part.values)
     return {"model": experiment.model.state_dict(), "objective": objective}
 
 
 def _optimizer_state(experiment: Experiment) -> dict[str, Any]:
-    state, loss = experiment.optimizer.state_dict(), experiment.sharded_loss
-    if loss is not None:
-        index = _index(experiment, loss.proxies)
+    state = experiment.optimizer.state_dict()
+    for part in experiment.objective.sharded_parameters():
+        index = _index(experiment, part.values)
         state["state"][index] = {
-            name: loss.shard.collect(value, loss.all_classes) if value.shape == loss.proxies.shape else value
+            name: part.shard.collect(value) if value.shape == part.values.shape else value
             for name, value in state["state"].get(index, {}).items()
         }
     return state

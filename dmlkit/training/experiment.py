@@ -7,11 +7,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.distributed.class_shard import ShardedParameter
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.losses.base import Loss
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers.base import Regularizer
@@ -40,6 +39,10 @@ class Objective(nn.Module):
             total = total + weight * regularizer(embeddings, labels)
         return total
 
+    def sharded_parameters(self) -> list[ShardedParameter]:
+        """The parameters of which this rank holds a part, by their names in this state dict."""
+        return [part._replace(name=f"loss.{part.name}") for part in self.loss.sharded_parameters()]
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -52,12 +55,6 @@ class Experiment:
     sampler: Sampler
     train: Dataset
     validation: Dataset | None
-
-    @property
-    def sharded_loss(self) -> ProxyLoss | None:
-        """The loss, if this rank holds a part of its proxies only."""
-        loss = self.objective.loss
-        return loss if isinstance(loss, ProxyLoss) and loss.shard.ranks > 1 else None
 
 
 def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
@@ -81,10 +78,11 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         [regularizer.build(model.manifold) for regularizer in recipe.regularizers],
         [regularizer.weight for regularizer in recipe.regularizers],
     )
-    if recipe.training.shard_proxies and isinstance(objective.loss, ProxyLoss):
-        if len(train.class_names) < ranks:
-            raise UserError(f"training.shard_proxies: {len(train.class_names)} classes are too few for {ranks} ranks")
-        objective.loss.keep_shard(ClassShard(rank, ranks))
+    if recipe.training.shard_proxies:
+        try:
+            objective.loss.keep_shard(rank, ranks)
+        except ValueError as error:
+            raise UserError(f"training.shard_proxies: {error}") from error
     shared = {id(parameter) for parameter in model.parameters()}
     parts = {
         "backbone": list(model.backbone.parameters()),

@@ -15,9 +15,9 @@ def average_gradients(fabric: Fabric, experiment: Experiment) -> None:
     """
     if fabric.world_size == 1:
         return
-    loss = experiment.sharded_loss
+    alone = {id(part.values) for part in experiment.objective.sharded_parameters()}
     for parameter in experiment.objective.parameters():
-        if parameter.grad is not None and (loss is None or parameter is not loss.proxies):
+        if parameter.grad is not None and id(parameter) not in alone:
             parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -26,13 +26,17 @@ def clip_gradients(fabric: Fabric, experiment: Experiment, optimizer: torch.opti
     settings = experiment.recipe.training
     everything = nn.ModuleList([experiment.model, experiment.objective])
     if settings.clip_grad_norm is not None:
-        loss = experiment.sharded_loss
-        if loss is None or loss.proxies.grad is None:
+        parts = [part for part in experiment.objective.sharded_parameters() if part.values.grad is not None]
+        if not parts:
             # the trainer looks for what is not finite itself, seldom: each look stalls a GPU
             fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm, error_if_nonfinite=False)
-        else:  # the norm over the proxies of all ranks
-            rest = [p.grad for p in everything.parameters() if p.grad is not None and p is not loss.proxies]
-            total = get_total_norm(rest).square() + loss.shard.sum(loss.proxies.grad.norm().square())
+        else:  # the norm over the rows of all ranks
+            alone = {id(part.values) for part in parts}
+            rest = [p.grad for p in everything.parameters() if p.grad is not None and id(p) not in alone]
+            total = get_total_norm(rest).square()
+            for part in parts:
+                assert part.values.grad is not None
+                total = total + part.shard.sum(part.values.grad.norm().square())
             clip_grads_with_norm_(everything.parameters(), settings.clip_grad_norm, total.sqrt())
     if settings.clip_grad_value is not None:
         fabric.clip_gradients(everything, optimizer, clip_val=settings.clip_grad_value)

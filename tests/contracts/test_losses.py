@@ -290,6 +290,7 @@ def test_constructor_and_config_have_the_same_defaults(name: str):
     config = LossConfig.variants[name]()
     values = {field: getattr(config, field) for field in type(config).model_fields if field != "name"}
     parts = {field for field, value in values.items() if isinstance(value, ComponentConfig)}  # built, often positional
+    parts |= {"scope"}  # chooses what is built
     parameters = inspect.signature(type(build(name))).parameters.values()
     options = {
         parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss
+from dmlkit.losses.proxies.sampling import Selection, positions_among
 from dmlkit.losses.proxy_isa import ProxyISA
 from dmlkit.manifolds import Sphere
 
@@ -29,10 +29,14 @@ class WarmSphere(Sphere):
         return super().similarity(x, y) / self.temperature
 
 
-def gradients(loss: Any, points: Tensor, labels: Tensor, chosen: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+def gradients(
+    loss: Any, points: Tensor, labels: Tensor, chosen: Tensor | None, total: int = 0
+) -> tuple[Tensor, list[Tensor]]:
     """Value, and the gradients of points, proxies and temperature; ``chosen`` is what a step samples."""
     if chosen is not None:
-        loss.sample = lambda _: chosen
+        own = labels - loss.shard.classes.start
+        at = positions_among(chosen, own, len(loss.shard.classes))
+        loss.select = lambda _: Selection(at, total, loss.shard, chosen)
     leaf = points.clone().requires_grad_()
     value = loss(leaf, labels)
     return value.detach(), list(torch.autograd.grad(value * 3, (leaf, loss.proxies, loss.manifold.temperature)))
@@ -58,23 +62,22 @@ def distance(name: str, fraction: float, rank: int, ranks: int) -> float:
     points = nn.functional.normalize(torch.randn(BATCH, DIM, dtype=torch.float64), dim=1)
     labels = torch.arange(BATCH) // 3 * 13 % CLASSES
     whole, part = build(name, fraction), build(name, fraction)
-    part.keep_shard(ClassShard(rank, ranks))
-    mine = part.shard.classes(CLASSES)
-    chosen = own = None
+    part.keep_shard(rank, ranks)
+    mine = part.shard.classes
+    chosen, own, total = None, None, CLASSES
     if fraction < 1:
         torch.manual_seed(7)
         drawn = [build(name, fraction) for _ in range(ranks)]
         samples = []
         for other, loss in enumerate(drawn):
-            loss.keep_shard(ClassShard(other, ranks))
-            start = loss.shard.classes(CLASSES).start
+            loss.keep_shard(other, ranks)
+            start = loss.shard.classes.start
             torch.manual_seed(7 + other)
-            samples.append(loss.sample(labels - start) + start)
+            samples.append(loss.select(labels).chosen + start)
         chosen, own = torch.cat(samples), samples[rank] - mine.start
-        # the whole loss takes as many classes as it is told of
-        whole._sample_size = lambda *_: len(chosen)  # pyright: ignore[reportAttributeAccessIssue]
-    expected, (to_points, to_proxies, to_temperature) = gradients(whole, points, labels, chosen)
-    value, found = gradients(part, points, labels, own)
+        total = len(chosen)
+    expected, (to_points, to_proxies, to_temperature) = gradients(whole, points, labels, chosen, total)
+    value, found = gradients(part, points, labels, own, total)
     wanted = [expected, to_points, to_proxies[mine.start : mine.stop], to_temperature]
     # what a loss remembers of the batch is the same on all ranks
     pairs = zip([value, *found, *part.buffers()], [*wanted, *whole.buffers()], strict=True)
@@ -85,7 +88,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    names = sorted(name for name, variant in LossConfig.variants.items() if variant.shards_proxies)
+    names = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
     result: dict[str, float] = {}
     for name in names:
         for fraction in (1.0, 0.6):

@@ -64,7 +64,7 @@ if __name__ == "__main__":
     if not output.exists():
         for name, variant in sorted(LossConfig.variants.items()):
             train(recipe_of(name), output / name, fabric, Silent())
-            if variant.shards_proxies and fabric.world_size > 1:
+            if variant.shares_classes and fabric.world_size > 1:
                 train(recipe_of(name, SHARDED), output / f"{name} sharded", fabric, Silent())
         train(recipe_of("mpa", RESUMED), output / "unbroken", fabric, Silent())
         with suppress(TrainingStoppedError):

@@ -11,7 +11,7 @@ import pytest
 from dmlkit.losses.base import LossConfig
 
 SCRIPT = Path(__file__).parent / "class_shard_script.py"
-SHARDED = sorted(name for name, variant in LossConfig.variants.items() if variant.shards_proxies)
+SHARDED = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
 
 
 @pytest.fixture(scope="module")

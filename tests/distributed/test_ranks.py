@@ -52,7 +52,7 @@ def test_two_ranks_equal_one(runs: Path, loss: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "loss", sorted(name for name, variant in LossConfig.variants.items() if variant.shards_proxies)
+    "loss", sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
 )
 def test_two_ranks_that_share_the_proxies_out_equal_one_that_holds_them_all(runs: Path, loss: str):
     assert_same_weights(runs / "two" / f"{loss} sharded", runs / "one" / loss)

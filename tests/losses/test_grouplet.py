@@ -9,7 +9,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from dmlkit.losses import MPA, Grouplet, GroupletConfig, ProxyAnchor, ProxyAnchorConfig, TransportWeights
+from dmlkit.losses import MPA, Grouplet, GroupletConfig, ProxyAnchor, ProxyAnchorConfig
+from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.transport import Exact, Quadratic, Sinkhorn
@@ -28,9 +29,14 @@ def draw(batch: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return features, torch.randint(CLASSES, (batch,), generator=generator)
 
 
-def grouplet(manifold: Manifold | None = None, **options: Any) -> Grouplet:
+def grouplet(manifold: Manifold | None = None, *, scope: str = "grouplet", **options: Any) -> Grouplet | ProxyAnchor:
+    """The loss that ``scope`` of a recipe stands for."""
     torch.manual_seed(1)
-    return Grouplet(manifold or Sphere(DIM), CLASSES, **options).double()
+    if scope == "grouplet":
+        return Grouplet(manifold or Sphere(DIM), CLASSES, **options).double()
+    own = {name: options.pop(name) for name in ("group_size", "seed") if name in options}
+    transport = TransportWeights(options.pop("solver", Exact()), **own)
+    return ProxyAnchor(manifold or Sphere(DIM), CLASSES, transport=transport, **options).double()
 
 
 def groups_of(loss: torch.nn.Module, batch: int) -> list[list[int]]:
@@ -102,7 +108,8 @@ def test_gradient_flows_through_the_plan(scope: str, solver: Quadratic | Sinkhor
 
 def test_scope_batch_is_proxy_anchor_with_transport():
     features, labels = draw(11)
-    first = grouplet(scope="batch", group_size=3, seed=5)
+    torch.manual_seed(1)
+    first = GroupletConfig(scope="batch", group_size=3, seed=5).build(Sphere(DIM), CLASSES).double()
     torch.manual_seed(1)
     second = ProxyAnchor(Sphere(DIM), CLASSES, transport=TransportWeights(group_size=3, seed=5)).double()
     points = first.manifold.from_features(features)
@@ -208,8 +215,6 @@ def test_recipe_options():
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match="Grouplet: expected scope grouplet or batch, got 'class'"):
-        grouplet(scope="class")
     with pytest.raises(ValueError, match="group_size must be at least 1, got 0"):
         grouplet(group_size=0)
     with pytest.raises(ValueError, match="seed must not be negative, got -1"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dmlkit.losses.base import Loss
+from dmlkit.losses.base import Loss, LossConfig
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,14 @@ def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Ten
     return Pairs(rows, columns, labels, alike.fill_diagonal_(False), negative)
 
 
+class PairLossConfig(LossConfig, frozen=True, abstract=True):
+    """A configuration of a `PairLoss`: a memory of embeddings may stand beside the batch."""
+
+
 class PairLoss(Loss):
     """A loss whose rows are the batch and whose columns are the batch too, or a memory beside it.
 
-    A member implements `compute_pairs` alone, and says ``over_pairs = True`` in its configuration.
+    A member implements `compute_pairs` alone.
     """
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -1,33 +1,34 @@
 """Several proxies (centers) a class: one similarity from K of them, and a pull between them."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from dmlkit.losses.proxies.class_chunks import Pool, Walk, refuse_gradient_of_gradient
-from dmlkit.losses.proxies.class_sum import sum_over_classes
-from dmlkit.losses.proxies.proxy_loss import Selection
+from dmlkit.losses.proxies.classes import Classes, sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
-Pooling = Literal["softmax", "max", "mean"]
+CenterPooling = Literal["softmax", "max", "mean"]
 # Distances within classes are the diagonal blocks of those of this many proxies: few enough that the rest of the
 # square costs little, enough that the calls do.
 BLOCK_PROXIES = {"cpu": 64, "cuda": 2048}
 
 
-def pool_centers(kind: Pooling, gamma: float) -> Pool:
+def pool_centers(kind: CenterPooling, gamma: float) -> Callable[[Tensor], Tensor]:
     r"""The similarity of a row to a class with K proxies, from the similarities s_k to each.
 
     ``softmax`` :math:`\sum_k \frac{e^{s_k / \gamma}}{\sum_l e^{s_l / \gamma}} s_k`, ``max`` or ``mean``.
 
     Example:
         >>> similarity = torch.tensor([0.2, 0.6]).view(1, 2, 1)  # one row, K = 2, one class
-        >>> [round(pool_centers(kind, 0.1)(similarity, 0).item(), 3) for kind in ("softmax", "max", "mean")]
+        >>> [round(pool_centers(kind, 0.1)(similarity).item(), 3) for kind in ("softmax", "max", "mean")]
         [0.593, 0.6, 0.4]
     """
 
-    def pool(similarity: Tensor, _: int) -> Tensor:  # (B, K, w) -> (B, w)
+    def pool(similarity: Tensor) -> Tensor:  # (B, K, w) -> (B, w)
         match kind:
             case "softmax":
                 return _SoftPool.apply(similarity, gamma) if similarity.shape[1] > 1 else similarity[:, 0]
@@ -53,8 +54,8 @@ class _SoftPool(torch.autograd.Function):
         return pooled
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        refuse_gradient_of_gradient()
         (grad,) = grad_outputs
         similarity, weights, pooled = ctx.saved_tensors
         slope = grad / ctx.gamma
@@ -62,7 +63,7 @@ class _SoftPool(torch.autograd.Function):
         return torch.addcmul(offset[:, None], slope[:, None], similarity).mul_(weights), None
 
 
-def mean_center_distance(manifold: Manifold, selection: Selection) -> Tensor:
+def mean_center_distance(manifold: Manifold, classes: Classes) -> Tensor:
     r"""Half the mean distance between two proxies of a class: MPA eq. 3, which is SoftTriple's regularizer.
 
     .. math:: \frac{1}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
@@ -71,20 +72,17 @@ def mean_center_distance(manifold: Manifold, selection: Selection) -> Tensor:
 
     Args:
         manifold: the geometry whose distance d is.
-        selection: with proxies (C, K, d), K > 1.
+        classes: of a step, with proxies (n, K, d), K > 1.
     """
-    proxies = selection.proxies
+    proxies = classes.proxies
     per_class = proxies.shape[1]
-    factor = 0.5 / (selection.num_classes * per_class * (per_class - 1))  # each pair is met twice
+    factor = 0.5 / (classes.total * per_class * (per_class - 1))  # each pair is met twice
 
-    def distances(_: Tensor, chunk: Tensor, __: int) -> Tensor:
-        points = manifold.proxy_points(chunk).flatten(0, 1)
-        of_all = manifold.distance(points, points).view(len(chunk), per_class, len(chunk), per_class)
+    def distances(_: Tensor, some: Tensor) -> Tensor:
+        points = manifold.proxy_points(some).flatten(0, 1)
+        of_all = manifold.distance(points, points).view(len(some), per_class, len(some), per_class)
         return of_all.diagonal(dim1=0, dim2=2)  # (K, K, w): those within a class
 
-    def score(distance: Tensor, _: int) -> tuple[Tensor, Tensor]:
-        return distance.sum() * factor, torch.full_like(distance, factor)
-
-    classes = max(1, BLOCK_PROXIES.get(proxies.device.type, 64) // per_class)
-    walk = Walk(distances, tuple(manifold.parameters()), classes, shard=selection.walk.shard)
-    return sum_over_classes(walk, score, proxies.new_empty(0), proxies)
+    block_size = max(1, BLOCK_PROXIES.get(proxies.device.type, 64) // per_class)
+    within = replace(classes, embeddings=proxies.new_empty(0), measure=distances, block_size=block_size)
+    return sum_over_classes(within, lambda block: block.similarity.sum() * factor)

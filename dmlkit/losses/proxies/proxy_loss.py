@@ -1,62 +1,46 @@
-"""What losses over learnable proxies share: which classes a step computes, all of them or a part."""
+"""Losses over learnable proxies: which classes a step computes, and what is made of a block of similarities."""
 
-from math import ceil
-from typing import Annotated, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, ClassVar
 
-import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
-from dmlkit.distributed.class_shard import ClassShard
-from dmlkit.losses.base import Loss
-from dmlkit.losses.proxies.class_chunks import Pool, Walk, plan_walk
+from dmlkit.distributed.class_shard import ClassShard, ShardedParameter
+from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
+from dmlkit.losses.proxies.sampling import Selection, classes_of, select
+from dmlkit.losses.proxies.similarity import similarity_to
+from dmlkit.losses.proxies.softmax import others_and_own
 from dmlkit.manifolds.base import Manifold
 
-NegativeFraction = Annotated[float, Field(gt=0, le=1)]
 
+class ProxyLossConfig(LossConfig, frozen=True, abstract=True):
+    """What recipes say of every loss over proxies."""
 
-class Selection(NamedTuple):
-    """The classes of a step.
-
-    Args:
-        walk: over their proxies.
-        proxies: of this rank's (n, d) or (n, K, d).
-        labels: (B,) where the own class of each row is among these; outside 0..n-1 where another rank has it.
-        num_classes: of all ranks.
-        chosen: (n,) which of this rank's proxies these are; None for all of them.
-    """
-
-    walk: Walk
-    proxies: Tensor
-    labels: Tensor
-    num_classes: int
-    chosen: Tensor | None = None
-
-    def part(self, per_class: Tensor) -> Tensor:
-        """Of a tensor (C_r, ...) with a row for each of this rank's classes, the rows of these (n, ...)."""
-        return per_class if self.chosen is None else per_class[self.chosen]
+    shares_classes: ClassVar[bool] = True
+    chunk_size: PositiveInt | None = None
+    """Classes computed at a time; null chooses by size. The value does not depend on it."""
+    negative_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Part of the classes that a training step computes: the batch's own, and others drawn anew each step until the
+    part is complete (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
 
 
 class ProxyLoss(Loss):
-    """A loss over learnable proxies whose classes may be shared out over ranks, or sampled.
-
-    With ``negative_fraction`` < 1 a training step is the loss of a part of the classes: those in the batch, and
-    others drawn anew each step until the part is complete (Partial FC: An et al., CVPR 2022, arXiv:2203.15565). In
-    evaluation mode it is the loss of all.
+    """A loss over proxies: a member implements `class_terms` or `logits`, and the engine walks over the classes.
 
     Args:
-        manifold: the geometry of embeddings and proxies.
-        num_classes: C.
+        manifold, num_classes: see `Loss`.
         proxies_per_class: K, or None for proxies (C, d).
-        pool: makes one similarity of K.
+        pool: makes one similarity (B, w) of K (B, K, w); None leaves them to the loss.
         chunk_size: how many classes to compute at a time; None chooses by size.
-        negative_fraction: the part of the classes that a step computes, in (0, 1].
-
-    Raises:
-        ValueError: a fraction out of range.
+        negative_fraction: the part of the classes that a training step computes, in (0, 1]; evaluation computes all.
     """
 
     proxies: nn.Parameter
+    closed_form = True
+    """Take gradients in closed form where the loss brings one; without it autograd gives the same numbers."""
 
     def __init__(
         self,
@@ -64,58 +48,53 @@ class ProxyLoss(Loss):
         num_classes: int,
         *,
         proxies_per_class: int | None = None,
-        pool: Pool | None = None,
+        pool: Callable[[Tensor], Tensor] | None = None,
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,
     ) -> None:
         super().__init__(manifold, num_classes)
         if not 0 < negative_fraction <= 1:
             raise ValueError(f"{type(self).__name__}: expected negative_fraction in (0, 1], got {negative_fraction}")
-        self.all_classes = num_classes
-        self.pool, self.chunk_size, self.negative_fraction = pool, chunk_size, negative_fraction
-        self.shard = ClassShard()
-        self.proxies = manifold.new_proxies(num_classes, *(() if proxies_per_class is None else (proxies_per_class,)))
+        self.measure, self.chunk_size = similarity_to(manifold, pool), chunk_size
+        self.negative_fraction, self.shard = negative_fraction, ClassShard(num_classes)
+        self.proxies = manifold.new_proxies(num_classes, *([] if proxies_per_class is None else [proxies_per_class]))
 
-    def keep_shard(self, shard: ClassShard) -> None:
-        """Keep the proxies of this rank's classes only; to be called once, before an optimizer is built.
+    def class_terms(self, block: Block) -> Tensor:
+        """Of a loss that is a sum over classes: the terms (w,) of the classes of a block."""
+        raise NotImplementedError
 
-        Raises:
-            ValueError: there are fewer classes than ranks.
-        """
-        if self.all_classes < shard.ranks:
-            raise ValueError(f"expected at least one class for each of {shard.ranks} ranks, got {self.all_classes}")
-        self.shard = shard
-        classes = shard.classes(self.all_classes)
-        self.proxies.data = self.proxies.data[classes.start : classes.stop].clone()
+    def logits(self, block: Block) -> Tensor:
+        """Of a loss with a softmax over the classes of each row: the logits (B, w) of a block."""
+        raise NotImplementedError
 
-    def select(self, embeddings: Tensor, labels: Tensor) -> Selection:
+    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
+        """The cross-entropy (B,) of log sum_{c != y} exp(z_c) and z_y, both (B,)."""
+        return softplus(others - own)
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return self.over(self.classes(embeddings, labels))
+
+    def over(self, classes: Classes) -> Tensor:
+        """The loss over the classes of a step."""
+        if type(self).class_terms is not ProxyLoss.class_terms:
+            return sum_over_classes(classes, self.class_terms)
+        return self.row_losses(*others_and_own(classes, self.logits)).mean()
+
+    def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
         """The classes of this step: all of this rank's, or the sampled ones."""
-        own, proxies, num_classes = labels - self.shard.classes(self.all_classes).start, self.proxies, self.all_classes
-        chosen = None
-        if self.training and self.negative_fraction < 1:
-            chosen = self.sample(own)
-            positions = own.new_full((len(proxies) + 1,), -1)  # the last one stands for the classes of other ranks
-            positions[chosen] = torch.arange(len(chosen), device=own.device)
-            own = positions[own.where((own >= 0) & (own < len(proxies)), len(proxies))]
-            proxies = proxies.index_select(0, chosen)
-            num_classes = sum(
-                self._sample_size(len(ClassShard(rank, self.shard.ranks).classes(self.all_classes)), len(labels))
-                for rank in range(self.shard.ranks)
-            )
-        walk = plan_walk(self.manifold, embeddings, proxies, self.chunk_size, self.pool)
-        return Selection(walk._replace(shard=self.shard), proxies, own, num_classes, chosen)
+        parameters = [parameter for parameter in self.manifold.parameters() if parameter.requires_grad]
+        selection = self.select(labels)
+        return classes_of(selection, self.proxies, embeddings, labels, self.measure, parameters, self.chunk_size)
 
-    def sample(self, own: Tensor) -> Tensor:
-        """This rank's classes of a step, ascending: those in the batch and random others.
+    def select(self, labels: Tensor) -> Selection:
+        """Which classes a step computes for a batch with labels (B,)."""
+        return select(self.shard, labels, self.negative_fraction if self.training else 1)
 
-        Args:
-            own: (B,) positions of the batch's classes among this rank's; outside where another rank has them.
-        """
-        count = len(self.proxies)
-        score = torch.rand(count + 1, device=own.device)
-        score[own.where((own >= 0) & (own < count), count)] = 2.0  # above every random number
-        return score[:count].topk(self._sample_size(count, len(own)), sorted=False).indices.sort().values
+    def keep_shard(self, rank: int, ranks: int) -> None:
+        if self.shard.num_classes < ranks:
+            raise ValueError(f"expected at least one class for each of {ranks} ranks, got {self.shard.num_classes}")
+        self.shard = ClassShard(self.shard.num_classes, rank, ranks)
+        self.proxies.data = self.shard.own_rows(self.proxies.data)
 
-    def _sample_size(self, count: int, batch: int) -> int:
-        """Of ``count`` classes of a rank; at least as many as a batch may hold, so that it needs no look at them."""
-        return max(ceil(self.negative_fraction * count - 1e-9), min(batch, count))
+    def sharded_parameters(self) -> list[ShardedParameter]:
+        return [ShardedParameter("proxies", self.proxies, self.shard)] if self.shard.ranks > 1 else []

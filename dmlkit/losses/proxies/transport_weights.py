@@ -1,21 +1,25 @@
 """Transport weights for anchor losses: a batch is split into grouplets, and their plans weigh its exponentials."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from dmlkit.component import one_of
-from dmlkit.losses.proxies.anchor_terms import Anchors
-from dmlkit.losses.proxies.class_chunks import Walk
-from dmlkit.losses.proxies.class_sum import sum_over_classes
+from dmlkit.component import Requirement, one_of
+from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
+from dmlkit.losses.proxies.sampling import require_all
+from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.transport.base import TransportConfig, TransportSolver
 from dmlkit.transport.exact import Exact, ExactConfig
 
 EXACT = Exact()
+ALL_CLASSES_REASON = "transport plans of grouplets need the proxies of all classes"
+ALL_CLASSES = (
+    Requirement("training.shard_proxies", (False,), ALL_CLASSES_REASON),
+    Requirement("loss.negative_fraction", (1.0,), ALL_CLASSES_REASON),
+)
 
 
 class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -82,29 +86,29 @@ class TransportWeights(nn.Module):
         self.known_step = 0  # the buffer's value, where the device cannot be asked without a stall
         self.register_load_state_dict_post_hook(_read_step)
 
-    def forward(self, walk: Walk, embeddings: Tensor, proxies: Tensor, anchors: Anchors) -> Tensor:
-        """What the weights add to the terms of a whole batch: a scalar.
+    def forward(self, classes: Classes, scale: float, margin: float) -> Tensor:
+        """What the weights add to the anchor terms of a whole batch: a scalar.
 
         Args:
-            walk: the similarity of the loss.
-            embeddings: (B, D).
-            proxies: (C, ...).
-            anchors: labels, scale, margin and factors of the terms.
+            classes: of the step.
+            scale: alpha of the terms.
+            margin: delta of the terms.
         """
-        labels, grouping = anchors.labels, self.regroup(anchors.labels)
+        labels, grouping = classes.labels, self.regroup(classes.labels)
         own = labels[:, None] == labels
         column = own.byte().argmax(1)  # (B,): the first image of each image's class has its column
 
-        def gains(similarity: Tensor) -> Tensor:
+        def gains(block: Block) -> Tensor:
+            similarity = block.similarity
             plan = torch.zeros_like(similarity)
             for images in grouping:
                 entries = images[:, :, None], column[images][:, None]
                 plan = plan.index_put(entries, self.solve(images, similarity, labels).plan, accumulate=True)
-            pull = gain(-anchors.scale * (similarity - anchors.margin), plan, own)
-            push = gain(anchors.scale * (similarity + anchors.margin), plan, ~own)
-            return anchors.pull_factor * pull.sum() + anchors.push_factor * push.sum()
+            pull = gain(-scale * (similarity - margin), plan, own)
+            push = gain(scale * (similarity + margin), plan, ~own)
+            return pull / classes.in_batch + push / classes.total
 
-        return on_pairs(walk, gains, embeddings, proxies, labels)
+        return sum_over_classes(pairs(classes), gains)
 
     def regroup(self, labels: Tensor) -> list[Tensor]:
         """Indices (G, k) of the images of the grouplets of a batch, and (1, rest) where k does not divide it.
@@ -140,24 +144,10 @@ def _read_step(module: TransportWeights, _: Any) -> None:
     module.known_step = int(module.step)
 
 
-def on_pairs(
-    walk: Walk, terms: Callable[[Tensor], Tensor], embeddings: Tensor, proxies: Tensor, labels: Tensor
-) -> Tensor:
-    """``terms`` of the similarity (B, B) of image i to the class of image j: a scalar.
-
-    Like `sum_over_classes` it takes the gradient at once, in the precision of the forward pass: a backward pass
-    under autocast would multiply matrices in half precision.
-    """
-
-    def score(similarity: Tensor, _: int) -> tuple[Tensor, Tensor]:
-        if torch.is_inference_mode_enabled():
-            return terms(similarity), similarity
-        with torch.enable_grad():
-            leaf = similarity.detach().requires_grad_()
-            value = terms(leaf)
-            return value.detach(), torch.autograd.grad(value, leaf)[0]
-
-    return sum_over_classes(walk._replace(chunk_size=len(labels)), score, embeddings, proxies[labels])
+def pairs(classes: Classes) -> Classes:
+    """The batch against the classes of its own labels, in one block (B, B): of image i to the class of image j."""
+    require_all(classes, ALL_CLASSES_REASON)
+    return replace(classes, proxies=classes.proxies[classes.labels], block_size=len(classes.labels))
 
 
 def gain(exponent: Tensor, plan: Tensor, kept: Tensor) -> Tensor:
@@ -169,12 +159,5 @@ def gain(exponent: Tensor, plan: Tensor, kept: Tensor) -> Tensor:
         >>> bool(torch.allclose(gain(z, x, torch.ones(2, 1, dtype=torch.bool)), difference))
         True
     """
-    exponent = exponent.masked_fill(~kept, -torch.inf)
-    share = (exponent - log_one_plus_sum_exp(exponent)).exp()
+    share = (exponent.masked_fill(~kept, -torch.inf) - log_one_plus_sum_exp(exponent, kept)[..., None, :]).exp()
     return torch.log1p((plan * share).sum(-2))
-
-
-def log_one_plus_sum_exp(exponent: Tensor) -> Tensor:
-    """log(1 + sum_i e^z_ij) over the rows of z (..., i, j): (..., 1, j), also where every z is -inf."""
-    one = exponent.new_zeros(*exponent.shape[:-2], 1, exponent.shape[-1])
-    return torch.cat([exponent, one], -2).logsumexp(-2, keepdim=True)

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from dmlkit.losses import MPA, ProxyAnchor, ProxyGML, ProxyNCA, SoftTriple
 from dmlkit.losses.base import Loss
-from dmlkit.losses.proxies.class_chunks import KEPT_NUMBERS, plan_walk
+from dmlkit.losses.proxies.similarity import KEPT_NUMBERS, may_wait
 from dmlkit.manifolds import Sphere
 
 
@@ -68,9 +68,10 @@ def test_similarities_are_kept_only_where_they_are_small():
     sphere = Sphere(8)
     points = torch.randn(12, 8)
     few, many = torch.empty(30, 8), torch.empty(1, 8).expand(KEPT_NUMBERS // 8, 8)
-    assert plan_walk(sphere, points, few, None).keep
-    assert not plan_walk(sphere, points, many, None).keep
-    assert not plan_walk(sphere, points, few, 7).keep  # who asks for chunks wants little memory
+    assert may_wait(points, few) and not may_wait(points, many)
+    labels = torch.zeros(12, dtype=torch.int64)
+    assert ProxyAnchor(sphere, 30).classes(points, labels).keep
+    assert not ProxyAnchor(sphere, 30, chunk_size=7).classes(points, labels).keep  # who asks for it wants little memory
 
 
 def test_gradients_of_the_gradient_are_refused():

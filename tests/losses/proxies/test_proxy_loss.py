@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.distributed.class_shard import ClassShard
-from dmlkit.losses import MPA, ProxyAnchor
+from dmlkit.losses import MPA, ProxyAnchor, ProxyGML
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.losses.proxies.transport_weights import TransportWeights
@@ -16,7 +15,7 @@ from tests.conftest import TINY_RECIPE
 
 CLASSES = 40
 LABELS = torch.tensor([3, 3, 17, 39, 17, 0])
-SAMPLED = sorted(name for name, variant in LossConfig.variants.items() if variant.shards_proxies)
+SAMPLED = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
 
 
 def build(name: str, num_classes: int = CLASSES, **options: float) -> ProxyLoss:
@@ -29,7 +28,7 @@ def test_a_step_is_the_loss_of_the_sampled_classes_alone(name: str):
     sampled = build(name, negative_fraction=0.25)
     points = normalize(torch.randn(len(LABELS), 8, dtype=torch.float64), dim=1).requires_grad_()
     torch.manual_seed(5)
-    classes = sampled.sample(LABELS)
+    classes = sampled.select(LABELS).chosen
     assert len(classes) == 10 and set(LABELS.tolist()) <= set(classes.tolist())
     alone = build(name, num_classes=10)
     alone.proxies.data.copy_(sampled.proxies.data[classes])
@@ -59,7 +58,7 @@ def test_every_other_class_is_drawn_equally_often():
     loss = build("norm_softmax", negative_fraction=0.25)
     counts, draws = torch.zeros(CLASSES), 3000
     for _ in range(draws):
-        counts[loss.sample(LABELS)] += 1
+        counts[loss.select(LABELS).chosen] += 1
     own = LABELS.unique()
     assert (counts[own] == draws).all()
     others = counts[torch.ones(CLASSES, dtype=torch.bool).index_fill(0, own, False)] / draws
@@ -70,7 +69,7 @@ def test_every_other_class_is_drawn_equally_often():
 def test_a_batch_with_more_classes_than_the_fraction_is_kept_whole():
     loss = build("norm_softmax", negative_fraction=0.05)
     labels = torch.arange(12)
-    assert loss.sample(labels).tolist() == labels.tolist()
+    assert loss.select(labels).chosen.tolist() == labels.tolist()
 
 
 def test_shards_hold_all_classes_once():
@@ -80,7 +79,7 @@ def test_shards_hold_all_classes_once():
     for rank in range(3):
         torch.manual_seed(0)
         part = build("mpa", num_classes=11)
-        part.keep_shard(ClassShard(rank, 3))
+        part.keep_shard(rank, 3)
         parts.append(part.proxies)
     assert [len(part) for part in parts] == [3, 4, 4]
     torch.testing.assert_close(torch.cat(parts), whole.proxies, rtol=0, atol=0)
@@ -88,14 +87,15 @@ def test_shards_hold_all_classes_once():
 
 def test_what_cannot_be_shared_out_or_sampled_is_refused():
     with pytest.raises(ValueError, match=r"at least one class for each of 5 ranks, got 4"):
-        build("cosface", num_classes=4).keep_shard(ClassShard(0, 5))
+        build("cosface", num_classes=4).keep_shard(0, 5)
     with pytest.raises(ValueError, match=r"ProxyAnchor: expected negative_fraction in \(0, 1\], got 0"):
         ProxyAnchor(Sphere(8), 4, negative_fraction=0)
     transport = TransportWeights(Exact(), group_size=4, seed=0)
-    with pytest.raises(ValueError, match=r"MPA: expected negative_fraction 1 with transport, got 0.5"):
-        MPA(Sphere(8), 4, transport=transport, negative_fraction=0.5)
-    with pytest.raises(ValueError, match=r"MPA: cannot be shared out over ranks: transport plans"):
-        MPA(Sphere(8), 4, transport=transport).keep_shard(ClassShard(0, 2))
+    points, labels = torch.eye(8)[:4], torch.arange(4)
+    with pytest.raises(ValueError, match=r"cannot compute a part of the classes: transport plans"):
+        MPA(Sphere(8), 40, transport=transport, negative_fraction=0.5)(points, labels)
+    with pytest.raises(ValueError, match=r"cannot compute a part of the classes: the k most alike"):
+        ProxyGML(Sphere(8), 40, negative_fraction=0.5)(points, labels)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""The classes of a step, a block at a time: value and gradient of a proxy loss without its B x C matrices.
+
+The engine takes the gradient of each block at once by autograd, adds it up and drops the block: O(B block + C d) memory.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.losses.proxies.gradient_sums import GradientSums, in_full_precision, refuse_gradient_of_gradient
+from dmlkit.losses.proxies.similarity import Measure
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A batch, and the n classes that this rank holds it against: all, its share of them, or a sample."""
+
+    embeddings: Tensor  # (B, D)
+    proxies: Tensor  # (n, d) or (n, K, d)
+    labels: Tensor  # (B,) the own class of each row among the n; outside 0..n-1 where another rank has it
+    measure: Measure
+    parameters: tuple[Tensor, ...]  # learnable tensors of the measure
+    block_size: int  # classes in a block
+    total: int  # classes of the step, over all ranks
+    in_batch: Tensor  # |P+|, how many classes occur in the batch, a scalar
+    shard: ClassShard  # where the other classes are
+    keep: bool = False  # blocks may wait for the backward pass where a loss would compute them twice
+    chosen: Tensor | None = None  # (n,) which of this rank's classes these are; None for all
+
+    def blocks(self, *, with_graph: bool = False) -> "Iterator[tuple[Block, tuple[Tensor, ...]]]":
+        """All blocks, each with the leaves of its graph: embeddings, its proxies, parameters."""
+        rows = self.embeddings.detach().requires_grad_(with_graph)
+        for first in range(0, len(self.proxies), self.block_size):
+            proxies = self.proxies[first : first + self.block_size].detach().requires_grad_(with_graph)
+            with torch.set_grad_enabled(with_graph):
+                similarity = self.measure(rows, proxies)
+            yield Block(similarity, first, self), (rows, proxies, *self.parameters)
+
+
+@dataclass
+class Block:
+    """Similarities of a batch to w neighbouring classes."""
+
+    similarity: Tensor  # (B, w); (B, K, w) where the loss makes one of K itself
+    first: int  # position of the first class
+    classes: Classes
+
+    @cached_property
+    def column(self) -> Tensor:
+        """(B, 1) of the own class of each row, clamped into the block: a mask as index would stall a GPU."""
+        return (self.classes.labels - self.first)[:, None].clamp(0, self.similarity.shape[-1] - 1)
+
+    @cached_property
+    def inside(self) -> Tensor:
+        """(B, 1) bool: the own class of the row is in the block at all."""
+        return (self.classes.labels - self.first)[:, None] == self.column
+
+    @cached_property
+    def own(self) -> Tensor:
+        """(B, w) bool: the class is the row's own."""
+        mask = torch.zeros(len(self.column), self.similarity.shape[-1], dtype=torch.bool, device=self.column.device)
+        return mask.scatter_(1, self.column, self.inside)
+
+
+def sum_over_classes(classes: Classes, terms: Callable[[Block], Tensor]) -> Tensor:
+    """The sum of the terms (w,) of all blocks, or of their sums; those of a block depend on it alone."""
+    if not torch.is_grad_enabled():
+        return classes.shard.sum(torch.stack([terms(block).sum() for block, _ in classes.blocks()]).sum())
+    return _SumOverClasses.apply(classes, terms, classes.embeddings, classes.proxies, *classes.parameters)
+
+
+class _SumOverClasses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, classes: Classes, terms: Callable[[Block], Tensor], *tensors: Tensor) -> Tensor:
+        ctx.arguments = classes, terms
+        ctx.save_for_backward(*tensors)
+        value, ctx.gradients = _value_and_gradients(classes, terms)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_gradient_of_gradient()
+        (grad,), gradients = grad_outputs, ctx.gradients
+        ctx.gradients = None  # let go, so that autograd need not copy C x d numbers
+        if gradients is None and ctx.saved_tensors:  # a second backward pass; torch refuses tensors changed since
+            gradients = _value_and_gradients(*ctx.arguments)[1]
+        is_one = grad.is_cpu and grad.item() == 1  # a look at it would stall a GPU
+        return None, None, *(gradients if is_one else (gradient.mul_(grad) for gradient in gradients))
+
+
+def _value_and_gradients(classes: Classes, terms: Callable[[Block], Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    gradients, value = GradientSums(classes.proxies, classes.shard), classes.embeddings.new_zeros(())
+    with in_full_precision(value):
+        for block, leaves in classes.blocks(with_graph=True):
+            total = terms(block).sum()
+            gradients.add(block.first, torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
+            value += total.detach()
+    return classes.shard.sum(value), gradients.over_ranks()

@@ -1,0 +1,101 @@
+"""Gradients in closed form, for losses that bring one: the numbers of autograd, sooner."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dmlkit.losses.proxies.classes import Block
+
+
+def with_gradient(terms: Tensor, similarity: Tensor, gradient: Tensor) -> Tensor:
+    """Terms (w,) whose gradient with respect to the similarity (B, w) is known: each column is its term's.
+
+    Example:
+        >>> x = torch.tensor([[3.0]], requires_grad=True)
+        >>> torch.autograd.grad(with_gradient(x.detach().square()[0], x, 2 * x.detach()), x)
+        (tensor([[6.]]),)
+    """
+    return _WithGradient.apply(similarity, terms, gradient)
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        _, terms, ctx.gradient = tensors
+        return terms.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.gradient.mul_(grad_outputs[0]), None, None
+
+
+def anchor_terms(
+    block: Block,
+    scale: float,
+    margin: float,
+    pull_factor: Tensor | None = None,
+    push_factor: Tensor | None = None,
+    own_weights: Tensor | None = None,
+    other_weights: Tensor | None = None,
+) -> Tensor:
+    r"""The terms (w,) of the classes p of a block.
+
+    .. math:: a \log(1 + \sum_{y_x = p} e^{-\alpha \omega (s(x,p) - \delta)})
+            + b \log(1 + \sum_{y_x \ne p} e^{\alpha \omega (s(x,p) + \delta)})
+
+    Args:
+        block: similarities s (B, w).
+        scale: alpha > 0.
+        margin: delta, in similarity units.
+        pull_factor: a, a scalar; 1 / |P+| if not given.
+        push_factor: b, a scalar; 1 / |P| if not given.
+        own_weights: omega (B,) of each row and its own class; 1 if not given.
+        other_weights: omega (B, w) of each row and every other class; 1 if not given.
+    """
+    classes = block.classes
+    pull_factor = 1 / classes.in_batch if pull_factor is None else pull_factor
+    push_factor = classes.in_batch.new_full((), 1 / classes.total) if push_factor is None else push_factor
+    similarity = block.similarity.detach()
+    own = similarity.gather(1, block.column)
+    mask = torch.zeros_like(own).masked_fill_(block.inside, -torch.inf)
+    push, gradient = _push(similarity, mask, block.column, scale, margin, push_factor, other_weights)
+    pull, own_gradient = _pull(own, block, scale, margin, pull_factor, own_weights)
+    return with_gradient(pull + push, block.similarity, gradient.scatter_add_(1, block.column, own_gradient))
+
+
+def _push(
+    similarity: Tensor,
+    own_mask: Tensor,
+    column: Tensor,
+    scale: float,
+    margin: float,
+    factor: Tensor,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    exponent = torch.add(similarity.new_full((), scale * margin), similarity, alpha=scale)
+    if weights is not None:
+        exponent *= weights
+    exponent.scatter_add_(1, column, own_mask)
+    shift = exponent.amax(0).clamp_(min=0)  # (w,); 0 is the exponent of the 1 in log(1 + ...)
+    gradient = exponent.sub_(shift).exp_()
+    total = gradient.sum(0) + torch.exp(-shift)
+    gradient *= scale * factor / total
+    if weights is not None:
+        gradient *= weights
+    return (shift + total.log()) * factor, gradient
+
+
+def _pull(
+    own: Tensor, block: Block, scale: float, margin: float, factor: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    column = block.column[:, 0]
+    slope = -scale if weights is None else -scale * weights[:, None]
+    exponent = torch.where(block.inside, slope * (own - margin), -torch.inf)[:, 0]  # (B,)
+    shift = own.new_zeros(block.similarity.shape[1]).scatter_reduce_(0, column, exponent, "amax")
+    exponential = torch.exp(exponent - shift[column])
+    total = torch.exp(-shift).index_add_(0, column, exponential)
+    gradient = (exponential / total[column])[:, None] * slope * factor
+    return (shift + total.log()) * factor, gradient
