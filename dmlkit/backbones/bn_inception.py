@@ -25,8 +25,10 @@ class BNInceptionConfig(BackboneConfig, frozen=True):
     """
 
     name: Literal["bn_inception"] = "bn_inception"
-    weights: str | None = None  # a file; null trains from scratch
+    weights: str | None = None
+    """A file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    """How the backbone's map of features becomes one vector."""
     batchnorm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of a new batch in the running statistics; Proxy-Anchor's code has 0.9, ProxyGML's and SoftTriple's 0.1."""
 

@@ -19,8 +19,11 @@ class ConvNeXtConfig(BackboneConfig, frozen=True):
 
     name: Literal["convnext"] = "convnext"
     size: Size = "tiny"
-    weights: str | None = None  # imagenet, the name of torchvision weights, a file; null trains from scratch
+    """Width and depth."""
+    weights: str | None = None
+    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    """How the backbone's map of features becomes one vector."""
 
     def create(self) -> "ConvNeXt":
         return ConvNeXt(size=self.size, weights=self.weights, pooling=self.pooling.build())

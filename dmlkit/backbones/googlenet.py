@@ -16,8 +16,10 @@ class GoogLeNetConfig(BackboneConfig, frozen=True):
     """GoogLeNet with batch norm (Szegedy et al. 2015, as in torchvision), 1 024 features."""
 
     name: Literal["googlenet"] = "googlenet"
-    weights: str | None = None  # imagenet, the name of torchvision weights, a file; null trains from scratch
+    weights: str | None = None
+    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    """How the backbone's map of features becomes one vector."""
 
     def create(self) -> "GoogLeNet":
         return GoogLeNet(weights=self.weights, pooling=self.pooling.build())

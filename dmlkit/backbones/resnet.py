@@ -16,8 +16,10 @@ class ResNet18Config(BackboneConfig, frozen=True):
     """ResNet-18 (He et al. 2016), 512 features."""
 
     name: Literal["resnet18"] = "resnet18"
-    weights: str | None = None  # imagenet, the name of torchvision weights, a file; null trains from scratch
+    weights: str | None = None
+    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    """How the backbone's map of features becomes one vector."""
 
     def create(self) -> "ResNet":
         return ResNet(18, weights=self.weights, pooling=self.pooling.build())
@@ -31,7 +33,9 @@ class ResNet50Config(BackboneConfig, frozen=True):
 
     name: Literal["resnet50"] = "resnet50"
     weights: str | None = None
+    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    """How the backbone's map of features becomes one vector."""
 
     def create(self) -> "ResNet":
         return ResNet(50, weights=self.weights, pooling=self.pooling.build())
@@ -45,7 +49,9 @@ class ResNet101Config(BackboneConfig, frozen=True):
 
     name: Literal["resnet101"] = "resnet101"
     weights: str | None = None
+    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    """How the backbone's map of features becomes one vector."""
 
     def create(self) -> "ResNet":
         return ResNet(101, weights=self.weights, pooling=self.pooling.build())

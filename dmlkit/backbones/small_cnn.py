@@ -12,7 +12,8 @@ class SmallCNNConfig(BackboneConfig, frozen=True):
     """Six 3x3 convolutions with batch norm for images of about 32 pixels, from scratch."""
 
     name: Literal["small_cnn"] = "small_cnn"
-    width: PositiveInt = 32  # channels of the first pair of layers; the next pairs have 2x and 4x
+    width: PositiveInt = 32
+    """Channels of the first pair of layers; the next pairs have twice and four times as many."""
 
     def create(self) -> "SmallCNN":
         return SmallCNN(width=self.width)

@@ -19,8 +19,11 @@ class TimmConfig(BackboneConfig, frozen=True):
 
     name: Literal["timm"] = "timm"
     model: str = Field(min_length=1)
-    weights: str | None = None  # pretrained, or a file; null trains from scratch
-    pooling: Annotated[PoolingConfig, one_of] | None = None  # null: the model's own
+    """Name in timm, e.g. ``vit_small_patch16_224``."""
+    weights: str | None = None
+    """``pretrained``, or a file; null trains from scratch."""
+    pooling: Annotated[PoolingConfig, one_of] | None = None
+    """How the backbone's map of features becomes one vector; null takes the model's own."""
 
     def create(self) -> "Timm":
         return Timm(self.model, weights=self.weights, pooling=self.pooling.build() if self.pooling else None)

@@ -20,10 +20,14 @@ class ViTConfig(BackboneConfig, frozen=True):
     """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); see timm for ViT-S."""
 
     name: Literal["vit"] = "vit"
-    variant: Variant = "b_16"  # width and side of a patch, pixels
-    image_size: Annotated[int, Field(ge=14)] = 224  # of the position embeddings; the transform's size
-    weights: str | None = None  # imagenet, the name of torchvision weights, a file; null trains from scratch
+    variant: Variant = "b_16"
+    """Width, and the side of a patch in pixels."""
+    image_size: Annotated[int, Field(ge=14)] = 224
+    """Of the position embeddings; must be the transform's size."""
+    weights: str | None = None
+    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = ClsConfig()
+    """How the backbone's map of features becomes one vector."""
 
     def create(self) -> "ViT":
         return ViT(variant=self.variant, image_size=self.image_size, weights=self.weights, pooling=self.pooling.build())

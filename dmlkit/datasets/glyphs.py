@@ -35,9 +35,13 @@ class GlyphsConfig(DatasetConfig, frozen=True):
 
     name: Literal["glyphs"] = "glyphs"
     classes: Annotated[int, Field(ge=4, le=1800)] = 200
+    """Characters, the first half of which trains."""
     images_per_class: Annotated[int, Field(ge=2, le=1000)] = 24
-    size: Annotated[int, Field(ge=16, le=128)] = 32  # side, pixels
-    seed: int = 0  # of the images, apart from the training's
+    """Images of a character, drawn in turn from 12 faces."""
+    size: Annotated[int, Field(ge=16, le=128)] = 32
+    """Side of an image, in pixels."""
+    seed: int = 0
+    """Decides the images; the recipe's own seed does not."""
 
     def load(self, split: Literal["train", "test", "all"]) -> "Glyphs":
         half = self.classes // 2

@@ -13,6 +13,7 @@ class LinearConfig(HeadConfig, frozen=True):
 
     name: Literal["linear"] = "linear"
     bias: bool = True
+    """Add a learnable bias."""
 
     def build(self, num_features: int, manifold: Manifold) -> "Linear":
         return Linear(num_features, manifold, bias=self.bias)

@@ -17,6 +17,7 @@ class MobiusLinearConfig(HeadConfig, frozen=True):
 
     name: Literal["mobius_linear"] = "mobius_linear"
     bias: bool = True
+    """Add a learnable bias."""
 
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("manifold.name", ("poincare",), "Möbius operations are those of the ball")

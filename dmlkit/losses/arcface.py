@@ -22,7 +22,8 @@ class ArcFaceConfig(ProxyLossConfig, frozen=True):
     """ArcFace (Deng et al. 2019): cross-entropy of cosines, the own class handicapped by an angle."""
 
     name: Literal["arcface"] = "arcface"
-    margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5  # m, in radians
+    margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5
+    """m, in radians."""
     scale: PositiveFloat = 64.0
     """s, inverse temperature."""
 

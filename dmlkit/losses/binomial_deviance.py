@@ -14,10 +14,14 @@ class BinomialDevianceConfig(PairLossConfig, frozen=True):
     """Binomial deviance (Yi et al. 2014): a logistic loss of each pair's similarity, harder on negatives."""
 
     name: Literal["binomial_deviance"] = "binomial_deviance"
-    scale: PositiveFloat = 2.0  # alpha
-    threshold: float = 0.5  # beta, in similarity units (cosine on the sphere)
-    positive_cost: PositiveFloat = 1.0  # eta of positive pairs
-    negative_cost: PositiveFloat = 25.0  # eta of negative pairs
+    scale: PositiveFloat = 2.0
+    """alpha, inverse temperature."""
+    threshold: float = 0.5
+    """beta, in similarity units (cosine on the sphere)."""
+    positive_cost: PositiveFloat = 1.0
+    """eta of positive pairs."""
+    negative_cost: PositiveFloat = 25.0
+    """eta of negative pairs."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "BinomialDeviance":
         return BinomialDeviance(

@@ -18,8 +18,10 @@ class CircleConfig(PairLossConfig, frozen=True):
     """Circle (Sun et al. 2020): each pair is weighed by its distance from the optimal similarity."""
 
     name: Literal["circle"] = "circle"
-    margin: PositiveFloat = 0.4  # m, relaxation, in cosine units
-    scale: PositiveFloat = 80.0  # gamma
+    margin: PositiveFloat = 0.4
+    """m, relaxation, in cosine units."""
+    scale: PositiveFloat = 80.0
+    """gamma, inverse temperature."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Circle":
         return Circle(manifold, margin=self.margin, scale=self.scale)

@@ -14,9 +14,12 @@ class ContrastiveConfig(PairLossConfig, frozen=True):
     """Contrastive (Hadsell et al. 2006): pulls positives together, pushes negatives out of a margin."""
 
     name: Literal["contrastive"] = "contrastive"
-    positive_margin: NonNegativeFloat = 0.0  # distance within which positives rest
-    negative_margin: PositiveFloat = 1.0  # m, distance beyond which negatives rest
-    squared: bool = True  # square each violation, as the paper does
+    positive_margin: NonNegativeFloat = 0.0
+    """Distance within which positives rest."""
+    negative_margin: PositiveFloat = 1.0
+    """m, distance beyond which negatives rest."""
+    squared: bool = True
+    """Square each violation, as the paper does."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Contrastive":
         return Contrastive(

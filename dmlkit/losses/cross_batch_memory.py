@@ -20,9 +20,12 @@ class CrossBatchMemoryConfig(LossConfig, frozen=True):
     model_config = ConfigDict(defer_build=True)
 
     name: Literal["cross_batch_memory"] = "cross_batch_memory"
-    loss: Annotated[LossConfig, one_of] = ContrastiveConfig()  # one that compares pairs
-    size: PositiveInt = 1024  # embeddings remembered
-    start_epoch: NonNegativeInt = 0  # epochs of the bare loss, until embeddings drift slowly
+    loss: Annotated[LossConfig, one_of] = ContrastiveConfig()
+    """One that compares pairs."""
+    size: PositiveInt = 1024
+    """Embeddings remembered."""
+    start_epoch: NonNegativeInt = 0
+    """Epochs of the bare loss, until embeddings drift slowly."""
 
     @field_validator("loss")
     @classmethod

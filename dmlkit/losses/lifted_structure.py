@@ -15,7 +15,8 @@ class LiftedStructureConfig(LossConfig, frozen=True):
     """Lifted structure (Song et al. 2016): each positive pair against all the negatives of both its ends."""
 
     name: Literal["lifted_structure"] = "lifted_structure"
-    margin: NonNegativeFloat = 1.0  # alpha, a distance
+    margin: NonNegativeFloat = 1.0
+    """alpha, a distance."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "LiftedStructure":
         return LiftedStructure(manifold, margin=self.margin)

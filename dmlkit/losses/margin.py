@@ -17,10 +17,14 @@ class MarginConfig(PairLossConfig, frozen=True):
     """Margin (Wu et al. 2017): positives inside and negatives outside a boundary that each class learns."""
 
     name: Literal["margin"] = "margin"
-    margin: NonNegativeFloat = 0.2  # alpha, a distance
-    beta: PositiveFloat = 1.2  # beta_0, a distance: the boundary at the start
+    margin: NonNegativeFloat = 0.2
+    """alpha, a distance."""
+    beta: PositiveFloat = 1.2
+    """beta_0, a distance: the boundary between positives and negatives at the start."""
     learn_beta: bool = True
+    """Train a boundary for each class."""
     miner: Annotated[MinerConfig, one_of] = DistanceWeightedConfig()
+    """Which triplets count."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Margin":
         return Margin(

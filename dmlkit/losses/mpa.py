@@ -31,7 +31,7 @@ class MPAConfig(ProxyLossConfig, frozen=True):
     gamma: PositiveFloat = 0.1
     """Temperature of the choice between the proxies of a class, in similarity units."""
     regularizer_weight: NonNegativeFloat = 0.2
-    """tau."""
+    """tau, weight of the distances between the proxies of a class."""
     transport: TransportWeightsConfig | None = None
     """Weights (1 + x) from transport plans of grouplets."""
 

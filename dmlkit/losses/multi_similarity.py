@@ -15,10 +15,14 @@ class MultiSimilarityConfig(PairLossConfig, frozen=True):
     """Multi-similarity (Wang et al. 2019): mines the pairs near the class boundary and weighs them softly."""
 
     name: Literal["multi_similarity"] = "multi_similarity"
-    positive_scale: PositiveFloat = 2.0  # alpha
-    negative_scale: PositiveFloat = 50.0  # beta
-    threshold: float = 0.5  # lambda, in similarity units (cosine on the sphere)
-    mining_margin: NonNegativeFloat | None = 0.1  # epsilon; null: no mining
+    positive_scale: PositiveFloat = 2.0
+    """alpha, inverse temperature of positives."""
+    negative_scale: PositiveFloat = 50.0
+    """beta, inverse temperature of negatives."""
+    threshold: float = 0.5
+    """lambda, in similarity units (cosine on the sphere)."""
+    mining_margin: NonNegativeFloat | None = 0.1
+    """epsilon, in similarity units; null takes all pairs."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "MultiSimilarity":
         return MultiSimilarity(

@@ -14,7 +14,8 @@ class NPairConfig(PairLossConfig, frozen=True):
     """N-pair (Sohn 2016): a softmax of each positive against all the negatives of its anchor."""
 
     name: Literal["n_pair"] = "n_pair"
-    scale: PositiveFloat = 1.0  # inverse temperature; 1 in the paper, which does not normalise
+    scale: PositiveFloat = 1.0
+    """Inverse temperature; 1 in the paper, which does not normalise."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "NPair":
         return NPair(manifold, scale=self.scale)

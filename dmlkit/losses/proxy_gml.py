@@ -31,15 +31,16 @@ class ProxyGMLConfig(ProxyLossConfig, frozen=True):
     name: Literal["proxy_gml"] = "proxy_gml"
     proxies_per_class: PositiveInt = 12
     """N; 1 on SOP."""
-    ratio: Annotated[float, Field(gt=0, le=1)] = 0.05  # r, the part of all proxies that a point is linked to
+    ratio: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """r, the part of all proxies that a point is linked to."""
     scale: PositiveFloat = 1.0
-    """inverse temperature; 20 on SOP."""
+    """Inverse temperature; 20 on SOP."""
     regularizer_weight: NonNegativeFloat = 0.3
     """lambda; 0 on SOP."""
     positive_mask: bool = True
-    """always link a point to all proxies of its class."""
+    """Always link a point to all proxies of its class."""
     mask_softmax: bool = True
-    """leave classes without a linked proxy out of the softmax."""
+    """Leave classes without a linked proxy out of the softmax."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (

@@ -28,20 +28,22 @@ class ProxyISAConfig(ProxyLossConfig, frozen=True):
     """delta, in similarity units (cosine on the sphere)."""
     scale: PositiveFloat = 32.0
     """alpha, inverse temperature."""
-    volume: Annotated[float, Field(ge=1)] = 100.0  # V, samples that fill the space of a class
+    volume: Annotated[float, Field(ge=1)] = 100.0
+    """V, samples that fill the space of a class."""
     hardness: PositiveFloat = 0.15
     """h, learned threshold / mean similarity."""
     sensitivity: PositiveFloat = 0.9
     """k, of the search length to the class's hardness."""
-    search_margin: Annotated[float, Field(ge=0, le=1)] = 0.1  # lambda, least search length, in similarity units
+    search_margin: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """lambda, least search length, in similarity units."""
     delay: PositiveFloat = 1.5
-    """tau, when the decay sets in."""
+    """tau, when the decay sets in, in samples."""
     positive_penalty: PositivePenalty = "sigma"
-    """for w+; "none" is 1."""
+    """For w+; ``none`` is 1."""
     negative_penalty: NegativePenalty = "1/E"
-    """for w-; "none" is 1."""
+    """For w-; ``none`` is 1."""
     memory_size: PositiveInt = 1024
-    """T, embeddings."""
+    """T, embeddings remembered."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyISA":
         return ProxyISA(manifold, num_classes, **self.options())

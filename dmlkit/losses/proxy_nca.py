@@ -17,7 +17,7 @@ class ProxyNCAConfig(ProxyLossConfig, frozen=True):
     scale: PositiveFloat = 18.0
     """Inverse temperature, in 1 / similarity."""
     positive_in_denominator: bool = True
-    """False: negatives only, as printed in the paper."""
+    """False takes negatives only, as printed in the paper."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyNCA":
         return ProxyNCA(manifold, num_classes, **self.options())

@@ -18,13 +18,13 @@ class SoftTripleConfig(ProxyLossConfig, frozen=True):
     centers_per_class: PositiveInt = 10
     """K."""
     scale: PositiveFloat = 20.0
-    """lambda, inverse temperature."""
+    """lambda, inverse temperature of the softmax."""
     gamma: PositiveFloat = 0.1
     """Temperature of the choice between the centers of a class, in similarity units."""
     margin: NonNegativeFloat = 0.01
     """delta, in similarity units."""
     regularizer_weight: NonNegativeFloat = 0.2
-    """tau."""
+    """tau, weight of the distances between the proxies of a class."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "SoftTriple":
         return SoftTriple(manifold, num_classes, **self.options())

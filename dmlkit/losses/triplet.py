@@ -21,10 +21,14 @@ class TripletConfig(PairLossConfig, frozen=True):
     """Triplet (Weinberger & Saul 2009, Schroff et al. 2015): mean over the triplets that violate the margin."""
 
     name: Literal["triplet"] = "triplet"
-    margin: NonNegativeFloat = 0.1  # alpha, in units of the squared distance
-    squared: bool = True  # compare squared distances
-    smooth: bool = False  # log(1 + e^x) in place of max(0, x)
+    margin: NonNegativeFloat = 0.1
+    """alpha, in units of the squared distance, or of the distance."""
+    squared: bool = True
+    """Compare squared distances."""
+    smooth: bool = False
+    """log(1 + e^x) in place of max(0, x)."""
     miner: Annotated[MinerConfig, one_of] = AllConfig()
+    """Which triplets count."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Triplet":
         return Triplet(

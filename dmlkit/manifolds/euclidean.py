@@ -16,6 +16,7 @@ class EuclideanConfig(ManifoldConfig, frozen=True):
 
     name: Literal["euclidean"] = "euclidean"
     similarity: Literal["negative_distance", "negative_squared_distance", "dot", "cosine"] = "negative_distance"
+    """What orders neighbours, and what losses compare."""
 
     def build(self, dim: int) -> "Euclidean":
         return Euclidean(dim, similarity=self.similarity, proxies=self.proxies)

@@ -26,10 +26,14 @@ class LorentzConfig(ManifoldConfig, frozen=True):
     """Hyperbolic space as a hyperboloid; the same geometry as the ball, with one more coordinate."""
 
     name: Literal["lorentz"] = "lorentz"
-    curvature: NegativeFloat = -1.0  # K, sectional
+    curvature: NegativeFloat = -1.0
+    """K < 0, the sectional curvature."""
     learnable_curvature: bool = False
-    clip_radius: PositiveFloat | None = 2.3  # longest feature before the exponential map; null = no clipping
+    """Train K with the head."""
+    clip_radius: PositiveFloat | None = 2.3
+    """Longest feature before the exponential map; null does not clip."""
     similarity: HyperbolicSimilarity = "negative_distance"
+    """What orders neighbours, and what losses compare."""
 
     def build(self, dim: int) -> "Lorentz":
         return Lorentz(

@@ -27,10 +27,14 @@ class PoincareConfig(ManifoldConfig, frozen=True):
     """Hyperbolic space as a ball; room grows exponentially towards its boundary, as in a tree."""
 
     name: Literal["poincare"] = "poincare"
-    curvature: NegativeFloat = -1.0  # K, sectional; the ball has radius 1 / sqrt(-K)
+    curvature: NegativeFloat = -1.0
+    """K < 0, the sectional curvature; the ball has radius 1 / sqrt(-K)."""
     learnable_curvature: bool = False
-    clip_radius: PositiveFloat | None = 2.3  # longest feature before the exponential map; null = no clipping
+    """Train K with the head."""
+    clip_radius: PositiveFloat | None = 2.3
+    """Longest feature before the exponential map; null does not clip."""
     similarity: HyperbolicSimilarity = "negative_distance"
+    """What orders neighbours, and what losses compare."""
 
     def build(self, dim: int) -> "Poincare":
         return Poincare(

@@ -17,6 +17,7 @@ class SphereConfig(ManifoldConfig, frozen=True):
 
     name: Literal["sphere"] = "sphere"
     similarity: Literal["cosine", "negative_distance", "negative_squared_distance"] = "cosine"
+    """What orders neighbours, and what losses compare."""
     metric: Literal["chord", "arc"] = "chord"
     """``chord`` is |x - y|, what the metric-learning literature means on unit vectors; ``arc`` is the angle."""
 

@@ -16,9 +16,12 @@ class AmiConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["ami"] = "ami"
-    iterations: PositiveInt = 20  # of Lloyd's algorithm, fewer where it settles
-    restarts: PositiveInt = 1  # the clustering with the least squared distance counts
+    iterations: PositiveInt = 20
+    """Of Lloyd's algorithm; fewer where it settles."""
+    restarts: PositiveInt = 1
+    """Clusterings, of which the one with the least squared distance counts."""
     seed: NonNegativeInt = 0
+    """Of the clustering."""
     key: ClassVar[str] = "ami"
     definition: ClassVar[str] = "ami: nmi adjusted for chance; 0 for random clusters"
     searches: ClassVar[bool] = False

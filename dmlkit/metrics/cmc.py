@@ -13,6 +13,7 @@ class CmcConfig(MetricConfig, frozen=True):
 
     name: Literal["cmc"] = "cmc"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 10, 20, 30, 40, 50)
+    """Cut-offs, each a figure."""
     key: ClassVar[str] = "cmc@k"
     definition: ClassVar[str] = "cmc@k: any hit in the k nearest of the gallery; equals recall@k"
     first_only: ClassVar[bool] = True

@@ -16,9 +16,12 @@ class F1Config(MetricConfig, frozen=True):
     """
 
     name: Literal["f1"] = "f1"
-    iterations: PositiveInt = 20  # of Lloyd's algorithm, fewer where it settles
-    restarts: PositiveInt = 1  # the clustering with the least squared distance counts
+    iterations: PositiveInt = 20
+    """Of Lloyd's algorithm; fewer where it settles."""
+    restarts: PositiveInt = 1
+    """Clusterings, of which the one with the least squared distance counts."""
     seed: NonNegativeInt = 0
+    """Of the clustering."""
     key: ClassVar[str] = "f1"
     definition: ClassVar[str] = "f1: F1 over pairs of points, same k-means cluster against same class"
     searches: ClassVar[bool] = False

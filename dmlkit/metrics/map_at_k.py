@@ -20,7 +20,9 @@ class MapAtKConfig(MetricConfig, frozen=True):
 
     name: Literal["map_at_k"] = "map_at_k"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
+    """Cut-offs, each a figure."""
     compat: Literal["pml", "oml", "mpa"] | None = None
+    """Divide as others do: ``pml`` by R, ``oml`` by the hits found, ``mpa`` by k."""
     key: ClassVar[str] = "map@k"
     definition: ClassVar[str] = (
         "map@k: (1/min(R, k)) sum over i <= k of precision(i) * hit(i) (:pml / R, :oml / hits found, :mpa / k)"

@@ -16,6 +16,7 @@ class NdcgConfig(MetricConfig, frozen=True):
 
     name: Literal["ndcg"] = "ndcg"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
+    """Cut-offs, each a figure."""
     key: ClassVar[str] = "ndcg@k"
     definition: ClassVar[str] = "ndcg@k: sum over i <= k of hit(i) / log2(i + 1), over that of min(R, k) hits in front"
 

@@ -16,9 +16,12 @@ class NmiConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["nmi"] = "nmi"
-    iterations: PositiveInt = 20  # of Lloyd's algorithm, fewer where it settles
-    restarts: PositiveInt = 1  # the clustering with the least squared distance counts
+    iterations: PositiveInt = 20
+    """Of Lloyd's algorithm; fewer where it settles."""
+    restarts: PositiveInt = 1
+    """Clusterings, of which the one with the least squared distance counts."""
     seed: NonNegativeInt = 0
+    """Of the clustering."""
     key: ClassVar[str] = "nmi"
     definition: ClassVar[str] = "nmi: mutual information of classes and k-means clusters / mean of their entropies"
     searches: ClassVar[bool] = False

@@ -16,7 +16,9 @@ class PrecisionConfig(MetricConfig, frozen=True):
 
     name: Literal["precision"] = "precision"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
+    """Cut-offs, each a figure."""
     compat: Literal["oml"] | None = None
+    """Count as open-metric-learning: divide by min(k, R)."""
     key: ClassVar[str] = "precision@k"
     definition: ClassVar[str] = "precision@k: hits in the k nearest / k (:oml / min(R, k))"
 

@@ -13,6 +13,7 @@ class RecallConfig(MetricConfig, frozen=True):
 
     name: Literal["recall"] = "recall"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 2, 4, 8)
+    """Cut-offs, each a figure."""
     key: ClassVar[str] = "recall@k"
     definition: ClassVar[str] = "recall@k: any hit in the k nearest"
     first_only: ClassVar[bool] = True

@@ -21,8 +21,10 @@ class DistanceWeightedConfig(MinerConfig, frozen=True):
     """Distance-weighted (Wu et al. 2017): a random negative for each positive, drawn evenly over the distances."""
 
     name: Literal["distance_weighted"] = "distance_weighted"
-    cutoff: Chord = 0.5  # nearer negatives are weighed as if at this distance: the paper's clipping
-    max_distance: Chord = 1.4  # farther negatives have no loss where beta + alpha is 1.4
+    cutoff: Chord = 0.5
+    """Nearer negatives are weighed as if at this distance: the paper's clipping."""
+    max_distance: Chord = 1.4
+    """Farther negatives are drawn only where all are: they have no loss where beta + alpha is 1.4."""
 
     def build(self, manifold: Manifold) -> "DistanceWeighted":
         return DistanceWeighted(manifold, cutoff=self.cutoff, max_distance=self.max_distance)

@@ -15,6 +15,7 @@ class AdamConfig(OptimizerConfig, frozen=True):
 
     name: Literal["adam"] = "adam"
     eps: PositiveFloat = 1e-8
+    """Keeps the step finite where gradients vanish."""
 
     def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         return torch.optim.Adam(

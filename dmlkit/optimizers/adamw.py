@@ -15,6 +15,7 @@ class AdamWConfig(OptimizerConfig, frozen=True):
 
     name: Literal["adamw"] = "adamw"
     eps: PositiveFloat = 1e-8
+    """Keeps the step finite where gradients vanish."""
 
     def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         return torch.optim.AdamW(

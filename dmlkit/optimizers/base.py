@@ -9,11 +9,13 @@ from torch.optim import Optimizer
 from dmlkit.component import ComponentConfig
 
 
-class LearningRateMultipliers(BaseModel, frozen=True, extra="forbid", strict=True):
+class LearningRateMultipliers(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
     """How much faster than ``lr`` each part learns."""
 
     backbone: PositiveFloat = 1.0
+    """Smaller than 1 keeps pretrained weights near where they were."""
     head: PositiveFloat = 1.0
+    """Of the layer between features and embedding."""
     loss: PositiveFloat = 1.0
     """Proxies see few gradients and need a larger step: 100 is usual."""
 
@@ -22,8 +24,11 @@ class OptimizerConfig(ComponentConfig, frozen=True):
     """Root of the optimizer family."""
 
     lr: PositiveFloat = 1e-3
+    """Learning rate, before multipliers and schedule."""
     weight_decay: NonNegativeFloat = 1e-4
+    """Share of a weight, times the learning rate, that each step takes off; proxies included."""
     lr_multipliers: LearningRateMultipliers = LearningRateMultipliers()
+    """How much faster than ``lr`` backbone, head and loss learn."""
 
     def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         """The optimizer over the parameters of ``backbone``, ``head`` and ``loss``.

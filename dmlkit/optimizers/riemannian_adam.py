@@ -15,6 +15,7 @@ class RiemannianAdamConfig(OptimizerConfig, frozen=True):
 
     name: Literal["riemannian_adam"] = "riemannian_adam"
     eps: PositiveFloat = 1e-8
+    """Keeps the step finite where gradients vanish."""
 
     def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         # stabilize: project back every 10 steps, so that rounding never adds up

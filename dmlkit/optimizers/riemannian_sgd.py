@@ -15,6 +15,7 @@ class RiemannianSGDConfig(OptimizerConfig, frozen=True):
 
     name: Literal["riemannian_sgd"] = "riemannian_sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
+    """Share of the last step that goes on."""
 
     def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         # stabilize: project back every 10 steps, so that rounding never adds up

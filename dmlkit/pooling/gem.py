@@ -15,8 +15,10 @@ class GeMConfig(PoolingConfig, frozen=True):
     """Generalised mean: p = 1 is the average, large p comes near the maximum, p = 3 is MPA's cubic GeM."""
 
     name: Literal["gem"] = "gem"
-    p: PositiveFloat = 3.0  # p_k, one for all channels
-    learn: bool = False  # train p with the backbone
+    p: PositiveFloat = 3.0
+    """Power mean's exponent, one for all channels; 1 is the mean, infinity the maximum."""
+    learn: bool = False
+    """Train p with the backbone."""
 
     def build(self) -> "GeM":
         return GeM(p=self.p, learn=self.learn)

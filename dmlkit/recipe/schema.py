@@ -37,10 +37,13 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_at
     """How long and how to train."""
 
     epochs: PositiveInt = 20
+    """Passes over the training images."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """``bf16`` and ``fp16`` are mixed: weights and losses stay in float32."""
     clip_grad_norm: PositiveFloat | None = None
+    """Longest gradient of all weights together; null does not clip."""
     clip_grad_value: PositiveFloat | None = None
+    """Largest coordinate of a gradient; null does not clip."""
     validate_every: PositiveInt = 1
     """Epochs between two validations; the last epoch is always validated."""
     select_by: str = "map@r"
@@ -72,21 +75,34 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
     seed: NonNegativeInt = 0
     """Decides initial weights, batches and augmentation."""
     dataset: Annotated[DatasetConfig, one_of]
+    """Labelled images, and which of them train, validate and test."""
     transform: Annotated[TransformConfig, one_of] = PlainConfig()
+    """From an image to the pixels that the backbone takes, in training and in evaluation."""
     backbone: Annotated[BackboneConfig, one_of] = SmallCNNConfig()
+    """From pixels to features."""
     head: Annotated[HeadConfig, one_of] = LinearConfig()
+    """From features to the embedding."""
     embedding_dim: PositiveInt = 128
+    """Dimensions of an embedding, as a tangent vector."""
     manifold: Annotated[ManifoldConfig, one_of] = SphereConfig()
+    """The space that embeddings lie in, and how alike two of them are."""
     loss: Annotated[LossConfig, one_of]
+    """What training minimizes."""
     regularizers: tuple[Annotated[RegularizerConfig, one_of], ...] = ()
+    """Terms beside the loss, each with a weight."""
     sampler: Annotated[SamplerConfig, one_of] = RandomConfig()
+    """Which images share a batch."""
     optimizer: Annotated[OptimizerConfig, one_of] = AdamWConfig()
+    """How weights follow their gradients."""
     schedule: Annotated[ScheduleConfig, one_of] = ConstantConfig()
+    """How the learning rate goes on over the epochs."""
     training: TrainingConfig = TrainingConfig()
+    """How long and how to train."""
     metrics: Annotated[tuple[Annotated[MetricConfig, one_of], ...], Field(min_length=1)] = (
         RecallConfig(),
         MapAtRConfig(),
     )
+    """What validation and test classes are scored by, e.g. ``[recall@1, map@r, ndcg@8]``."""
 
     @model_validator(mode="after")
     def check_requirements(self) -> "Recipe":

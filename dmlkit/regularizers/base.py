@@ -13,7 +13,8 @@ from dmlkit.manifolds.base import Manifold
 class RegularizerConfig(ComponentConfig, frozen=True):
     """Root of the regularizer family."""
 
-    weight: PositiveFloat = 1.0  # lambda: how much the term counts beside the loss
+    weight: PositiveFloat = 1.0
+    """lambda, how much the term counts beside the loss."""
 
     def build(self, manifold: Manifold) -> "Regularizer":
         """The term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""

@@ -16,8 +16,10 @@ class GraphConsistencyConfig(RegularizerConfig, frozen=True):
     """CGML (Chen et al. 2021): two draws of the same classes propagate to the same features."""
 
     name: Literal["graph_consistency"] = "graph_consistency"
-    weight: PositiveFloat = 0.001  # lambda: 0.001 with triplet, 0.002 with n_pair and binomial_deviance
-    bandwidth: PositiveFloat = 1.0  # sigma, in units of the squared distance
+    weight: PositiveFloat = 0.001
+    """lambda: 0.001 with triplet, 0.002 with n_pair and binomial_deviance."""
+    bandwidth: PositiveFloat = 1.0
+    """sigma, in units of the squared distance."""
 
     def build(self, manifold: Manifold) -> "GraphConsistency":
         return GraphConsistency(manifold, bandwidth=self.bandwidth)

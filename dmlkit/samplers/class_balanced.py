@@ -15,8 +15,10 @@ class ClassBalancedConfig(SamplerConfig, frozen=True):
     """m classes x n images in every batch; what pair losses need."""
 
     name: Literal["class_balanced"] = "class_balanced"
-    classes_per_batch: PositiveInt = 8  # m
-    images_per_class: PositiveInt = 4  # n
+    classes_per_batch: PositiveInt = 8
+    """m, classes in a batch."""
+    images_per_class: PositiveInt = 4
+    """n, images of a class in a batch."""
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "ClassBalanced":
         return ClassBalanced(

@@ -15,9 +15,12 @@ class HierarchicalConfig(SamplerConfig, frozen=True):
     """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table)."""
 
     name: Literal["hierarchical"] = "hierarchical"
-    super_classes_per_batch: PositiveInt = 2  # s
-    classes_per_super_class: PositiveInt = 8  # m
-    images_per_class: PositiveInt = 4  # n
+    super_classes_per_batch: PositiveInt = 2
+    """s, super-classes in a batch."""
+    classes_per_super_class: PositiveInt = 8
+    """m, classes of a super-class in a batch."""
+    images_per_class: PositiveInt = 4
+    """n, images of a class in a batch."""
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Hierarchical":
         if super_classes is None:

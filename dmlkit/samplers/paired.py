@@ -13,8 +13,10 @@ class PairedConfig(SamplerConfig, frozen=True):
     """Two draws of the same m classes with n images each, for graph consistency: 2 x m x n images a batch."""
 
     name: Literal["paired"] = "paired"
-    classes_per_batch: PositiveInt = 13  # m
-    images_per_class: PositiveInt = 10  # n, in each draw
+    classes_per_batch: PositiveInt = 13
+    """m, classes in a batch."""
+    images_per_class: PositiveInt = 10
+    """n, images of a class in each of the two draws."""
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Paired":
         return Paired(labels, seed, classes_per_batch=self.classes_per_batch, images_per_class=self.images_per_class)

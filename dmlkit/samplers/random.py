@@ -14,6 +14,7 @@ class RandomConfig(SamplerConfig, frozen=True):
 
     name: Literal["random"] = "random"
     batch_size: PositiveInt = 32
+    """Images in a batch, of all ranks together."""
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Random":
         return Random(labels, seed, batch_size=self.batch_size)

@@ -15,7 +15,9 @@ class WeightedConfig(SamplerConfig, frozen=True):
 
     name: Literal["weighted"] = "weighted"
     batch_size: PositiveInt = 32
-    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # 0: every image alike; 1: every class alike
+    """Images in a batch, of all ranks together."""
+    power: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """0 draws every image alike, 1 every class alike."""
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Weighted":
         return Weighted(labels, seed, batch_size=self.batch_size, power=self.power)

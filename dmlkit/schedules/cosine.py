@@ -12,7 +12,8 @@ class CosineConfig(ScheduleConfig, frozen=True):
     """Half a cosine from the end of the warm-up to ``final`` at the end of training (Loshchilov & Hutter 2017)."""
 
     name: Literal["cosine"] = "cosine"
-    final: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the learning rate that is left at the end
+    final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the learning rate that is left at the end."""
 
     def after_warmup(self, epoch: float, epochs: int) -> float:
         progress = min(1.0, (epoch - self.warmup_epochs) / max(epochs - self.warmup_epochs, 1e-12))

@@ -19,15 +19,18 @@ FIGURES: dict[ProtocolName, tuple[str, ...]] = {
 """What is reported unless the study says otherwise; of the Reality Check there is nothing else."""
 
 
-class Expectation(BaseModel, frozen=True, extra="forbid", strict=True):
+class Expectation(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
     """One statement of a claim: a variant is better than another one, by a metric of which more is better."""
 
     better: str
+    """The variant that is said to be better."""
     than: str
+    """The variant that it is compared with."""
     metric: str
+    """Of which more is better."""
 
 
-class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True):
+class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True, use_attribute_docstrings=True):
     """One method of a study: every other key is a key of the recipe, dotted, with its value."""
 
     recipe: str | None = None
@@ -36,7 +39,7 @@ class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True):
     """Values of its own to choose from instead of the study's."""
 
 
-class MethodsConfig(BaseModel, frozen=True, strict=True):
+class MethodsConfig(BaseModel, frozen=True, strict=True, use_attribute_docstrings=True):
     """The part of a study that says what is compared."""
 
     recipe: str
@@ -58,11 +61,13 @@ class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
     claim: str
     """What is claimed, in one line; the first key of the file."""
     paper: str | None = None
+    """That makes the claim."""
     table: str | None = None
     """Of the paper, where the claim is."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
     """One run of every variant a seed. More may be added later."""
     protocol: ProtocolName = "official"
+    """How a run is split and scored."""
     metrics: tuple[str, ...] = ()
     """What is measured and reported; see `FIGURES`."""
     reference: str | None = None

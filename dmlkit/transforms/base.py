@@ -54,9 +54,12 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
     exported model takes plain pixels.
     """
 
-    size: Side  # of the square that the model sees
-    mean: Channels  # in the order of ``channels``, of pixels in 0..``pixel_max``
+    size: Side
+    """Side of the square that the model sees, in pixels."""
+    mean: Channels
+    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels
+    """Standard deviation of each channel, likewise."""
     channels: Literal["rgb", "bgr"] = "rgb"
     """The order in which the model takes the colours."""
     pixel_max: Literal[1, 255] = 1

@@ -17,13 +17,21 @@ class BNInceptionConfig(TransformConfig, frozen=True):
 
     name: Literal["bn_inception"] = "bn_inception"
     size: Side = 224
-    resize: Side = 256  # shorter side before the centre crop
-    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08  # smallest share of the area that a random crop keeps
+    """Side of the square that the model sees, in pixels."""
+    resize: Side = 256
+    """Shorter side before the centre crop, in pixels."""
+    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
+    """Smallest share of the area that a random crop keeps."""
     flip: bool = True
-    mean: Channels = (104.0, 117.0, 128.0)  # blue, green, red
+    """Mirror a training image half of the time."""
+    mean: Channels = (104.0, 117.0, 128.0)
+    """Mean of blue, green and red, of pixels in 0..255."""
     std: PositiveChannels = (1.0, 1.0, 1.0)
+    """Standard deviation of blue, green and red; 1 leaves the range of the Caffe model."""
     channels: Literal["bgr"] = "bgr"
+    """Order in which the backbone takes the colours."""
     pixel_max: Literal[255] = 255
+    """Value of white before mean and std apply."""
 
     @property
     def resizing(self) -> Resizing:

@@ -15,10 +15,15 @@ class CgmlCarsConfig(TransformConfig, frozen=True):
 
     name: Literal["cgml_cars"] = "cgml_cars"
     size: Side = 227
-    resize: Side = 256  # both sides before the crop, whatever the shape
+    """Side of the square that the model sees, in pixels."""
+    resize: Side = 256
+    """Both sides before the crop, in pixels, whatever the shape."""
     flip: bool = True
+    """Mirror a training image half of the time."""
     mean: Channels = (0.485, 0.456, 0.406)
+    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels = (0.229, 0.224, 0.225)
+    """Standard deviation of each channel, likewise."""
 
     @property
     def resizing(self) -> Resizing:

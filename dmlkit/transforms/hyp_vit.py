@@ -17,11 +17,17 @@ class HypViTConfig(TransformConfig, frozen=True):
 
     name: Literal["hyp_vit"] = "hyp_vit"
     size: Side = 224
-    resize: Side = 224  # shorter side before the centre crop
-    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.2  # smallest share of the area that a random crop keeps
+    """Side of the square that the model sees, in pixels."""
+    resize: Side = 224
+    """Shorter side before the centre crop, in pixels."""
+    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Smallest share of the area that a random crop keeps."""
     flip: bool = True
+    """Mirror a training image half of the time."""
     mean: Channels = (0.5, 0.5, 0.5)
+    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels = (0.5, 0.5, 0.5)
+    """Standard deviation of each channel, likewise."""
 
     @property
     def resizing(self) -> Resizing:

@@ -13,11 +13,17 @@ class ImageNetConfig(TransformConfig, frozen=True):
 
     name: Literal["imagenet"] = "imagenet"
     size: Side = 224
-    resize: Side = 256  # shorter side before the centre crop
-    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08  # smallest share of the area that a random crop keeps
+    """Side of the square that the model sees, in pixels."""
+    resize: Side = 256
+    """Shorter side before the centre crop, in pixels."""
+    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
+    """Smallest share of the area that a random crop keeps."""
     flip: bool = True
+    """Mirror a training image half of the time."""
     mean: Channels = (0.485, 0.456, 0.406)
+    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels = (0.229, 0.224, 0.225)
+    """Standard deviation of each channel, likewise."""
 
     @property
     def resizing(self) -> Resizing:

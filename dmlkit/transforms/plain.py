@@ -10,8 +10,11 @@ class PlainConfig(TransformConfig, frozen=True):
 
     name: Literal["plain"] = "plain"
     size: Side = 32
+    """Side of the square that the model sees, in pixels."""
     mean: Channels = (0.5, 0.5, 0.5)
+    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels = (0.5, 0.5, 0.5)
+    """Standard deviation of each channel, likewise."""
 
     @property
     def resizing(self) -> Resizing:

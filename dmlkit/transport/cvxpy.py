@@ -13,7 +13,8 @@ class CvxpyConfig(TransportConfig, frozen=True):
     """cvxpylayers (Agrawal et al. 2019): the quadratic or linear programme by a general solver, for reference."""
 
     name: Literal["cvxpy"] = "cvxpy"
-    regularization: NonNegativeFloat = 1e-4  # eps, in cost units per unit of mass; 0 is the linear programme
+    regularization: NonNegativeFloat = 1e-4
+    """eps, in cost units per unit of mass; 0 is the linear programme."""
 
     def build(self) -> "Cvxpy":
         return Cvxpy(regularization=self.regularization)

@@ -15,7 +15,8 @@ class QuadraticConfig(TransportConfig, frozen=True):
     """Quadratic transport (OptNet's form in Zhang et al. 2022): differentiable and sparse, solved natively."""
 
     name: Literal["quadratic"] = "quadratic"
-    regularization: PositiveFloat = 1e-4  # eps, in cost units per unit of mass
+    regularization: PositiveFloat = 1e-4
+    """eps, in cost units per unit of mass."""
 
     def build(self) -> "Quadratic":
         return Quadratic(regularization=self.regularization)

@@ -16,9 +16,12 @@ class SinkhornConfig(TransportConfig, frozen=True):
     """Sinkhorn (Cuturi 2013): entropic transport, dense and differentiable, by POT's batched solver."""
 
     name: Literal["sinkhorn"] = "sinkhorn"
-    regularization: PositiveFloat = 0.05  # eps, in cost units
-    max_iterations: PositiveInt = 1000  # of both marginals; it stops earlier when the rows fit
+    regularization: PositiveFloat = 0.05
+    """eps, in cost units."""
+    max_iterations: PositiveInt = 1000
+    """Of both marginals; it stops earlier when the rows fit."""
     gradient: Gradient = "implicit"
+    """``implicit`` through the optimality conditions, or ``unrolled`` through the iterations."""
 
     def build(self) -> "Sinkhorn":
         return Sinkhorn(regularization=self.regularization, max_iterations=self.max_iterations, gradient=self.gradient)

@@ -1,7 +1,4 @@
-"""The classes of a step, a block at a time: value and gradient of a proxy loss without its B x C matrices.
-
-The engine takes the gradient of each block at once by autograd, adds it up and drops the block: O(B block + C d) memory.
-"""
+"""The classes of a step, block by block: value and gradient of a proxy loss without its B x C matrices."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -22,12 +22,15 @@ ALL_CLASSES = (
 )
 
 
-class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
     """Weights (1 + x) from the transport plans x of random grouplets, on any loss that takes ``transport``."""
 
     solver: Annotated[TransportConfig, one_of] = ExactConfig()
-    group_size: PositiveInt = 4  # k
-    seed: NonNegativeInt = 0  # of the grouping
+    """Of the plans."""
+    group_size: PositiveInt = 4
+    """k, images in a grouplet."""
+    seed: NonNegativeInt = 0
+    """Of the grouping."""
 
     def build(self) -> "TransportWeights":
         return TransportWeights(self.solver.build(), group_size=self.group_size, seed=self.seed)
