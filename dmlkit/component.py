@@ -5,6 +5,7 @@ becomes a tagged union over them, so a recipe's ``loss: {name: triplet, margin: 
 class that owns the options. A new member is one new file in the family's folder.
 """
 
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -101,16 +102,34 @@ def _discriminator(value: Any) -> str | None:
 
 
 def load_family(package: str) -> None:
-    """Import every module of a family's package and re-export its public classes from the package.
+    """Import every file of a family's folder and export from the folder its base classes and its members.
 
-    ``dmlkit.losses.triplet.Triplet`` becomes ``dmlkit.losses.Triplet``; names of other packages are left out.
+    A member is a configuration and what it builds: ``dmlkit.losses.triplet.Triplet`` becomes
+    ``dmlkit.losses.Triplet``. Helpers in the same file stay there, and sub-folders hold no members.
+
+    Raises:
+        TypeError: two files export the same name.
     """
     family = sys.modules[package]
     for module_info in iter_modules(family.__path__, f"{package}."):
+        if module_info.ispkg:
+            continue
         module = import_module(module_info.name)
-        for name, member in getmembers(module, isclass):
-            if member.__module__ == module.__name__ and not name.startswith("_"):
-                setattr(family, name, member)
+        classes = {name: kind for name, kind in getmembers(module, isclass) if kind.__module__ == module.__name__}
+        wanted = set(classes) if module_info.name.endswith(".base") else _member_names(classes.values())
+        for name in wanted & set(classes):
+            taken = getattr(family, name, None)
+            if taken is not None:
+                raise TypeError(f"{module.__name__}: the name {name} is taken by {taken.__module__}")
+            if not name.startswith("_"):
+                setattr(family, name, classes[name])
+
+
+def _member_names(classes: Iterable[type[Any]]) -> set[str]:
+    """The names of configurations, and of what their ``build`` says that it returns."""
+    configs = [kind for kind in classes if issubclass(kind, ComponentConfig)]
+    built = (str(config.build.__annotations__.get("return", "")) for config in configs if hasattr(config, "build"))
+    return {config.__name__ for config in configs} | {word for text in built for word in re.findall(r"\w+", text)}
 
 
 def missing_attribute(package: str, name: str) -> AttributeError:

@@ -10,7 +10,7 @@ import torch
 from dmlkit import __version__
 from dmlkit.errors import UserError
 from dmlkit.files import atomic_write, differences, write_json
-from dmlkit.recipe.file import dump_recipe, read_recipe
+from dmlkit.recipe.file import dump_recipe, plain, read_recipe
 from dmlkit.recipe.schema import Recipe
 
 FORMAT = 1  # of checkpoints; raised when an older dmlkit could not read them
@@ -86,7 +86,7 @@ class RunFolder:
         Raises:
             UserError: lists every key that differs.
         """
-        changes = list(differences("", self.recipe().model_dump(mode="json"), recipe.model_dump(mode="json")))
+        changes = list(differences("", plain(self.recipe()), plain(recipe)))
         if changes:
             raise UserError(
                 f"{self.path}: the recipe has changed since this run began ({'; '.join(changes)}); "

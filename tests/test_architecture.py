@@ -1,13 +1,20 @@
 """The tree as it is meant: layers point down, nothing goes round in a circle, a file is named as its part."""
 
 import ast
+import importlib
+import inspect
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
+
+from dmlkit.losses.proxies.transport_weights import TransportWeightsConfig
+from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
+from dmlkit.study.config import Expectation, StudyConfig, VariantConfig
 
 PACKAGE = Path(__file__).parent.parent / "dmlkit"
 LAYERS = {
@@ -99,3 +106,47 @@ def test_start_is_without_heavy_imports(start: str, unwanted: Iterable[str]):
     code = f"import {start}, sys; print([name for name in {unwanted} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+HELPERS = {"__init__", "base"}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_file_of_a_family_is_named_as_its_member(family: str):
+    """A file may hold sizes of one member, such as resnet18 and resnet50 in resnet.py."""
+    named: dict[str, list[str]] = {}
+    for name, variant in FAMILIES[family].variants.items():
+        if variant.__module__.startswith(f"dmlkit.{family}."):
+            named.setdefault(variant.__module__.rpartition(".")[2], []).append(name)
+    assert set(named) == {path.stem for path in (PACKAGE / family).glob("*.py")} - HELPERS
+    for stem, names in named.items():
+        assert names == [stem] or all(name.removeprefix(stem).isdigit() for name in names), stem
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_family_exports_its_members_alone(family: str):
+    folder = importlib.import_module(f"dmlkit.{family}")
+    variants = FAMILIES[family].variants.values()
+    built = " ".join(str(variant.build.__annotations__["return"]) for variant in variants if hasattr(variant, "build"))
+    for name, exported in vars(folder).items():
+        if inspect.isclass(exported) and exported.__module__.startswith(f"dmlkit.{family}."):
+            assert exported.__module__.endswith(".base") or exported in variants or name in built, name
+
+
+def configs() -> Iterator[type[BaseModel]]:
+    """Every class that a recipe's or a study's keys belong to."""
+    roots = [Recipe, TrainingConfig, StudyConfig, VariantConfig, Expectation, TransportWeightsConfig]
+    yield from roots
+    for family in FAMILIES.values():
+        yield from family.variants.values()
+
+
+@pytest.mark.parametrize("config", configs(), ids=lambda config: config.__name__)
+def test_every_key_says_what_it_is(config: type[BaseModel]):
+    assert [name for name, field in config.model_fields.items() if name != "name" and not field.description] == []
+
+
+def test_modules_are_short():
+    lines = sorted(path.read_text(encoding="utf-8").count("\n") for path in MODULES.values())
+    assert lines[-1] <= 220 and lines[len(lines) // 2] <= 90
+    assert len([path for path in PACKAGE.iterdir() if path.name != "__pycache__"]) <= 32

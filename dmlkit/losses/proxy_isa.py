@@ -1,7 +1,7 @@
 """Proxy-ISA loss: Proxy-Anchor that listens to informative samples, by what each class has learned so far."""
 
 from math import exp
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -11,6 +11,7 @@ from dmlkit.losses.proxies.class_memory import ClassMemory
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.closed_form import anchor_terms
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.sample_weights import SampleWeights, own_and_below
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.manifolds.base import Manifold
 
@@ -169,7 +170,7 @@ class ProxyISA(ProxyLoss):
         push = log_one_plus_sum_exp(self.scale * others * (block.similarity + self.margin), where=~block.own)
         return pull / own_total + push / others_total
 
-    def _weights(self, classes: Classes, labels: Tensor) -> "_Weights":
+    def _weights(self, classes: Classes, labels: Tensor) -> SampleWeights:
         """The weights of a batch with labels (B,) among all classes, from the memory as the batch before left it."""
         first = self.shard.classes.start
         average, known = self.memory.mean_similarity(self.manifold, self.proxies, first)
@@ -182,7 +183,7 @@ class ProxyISA(ProxyLoss):
         length = (1 + self.sensitivity * (1 - learned)) * bound + self.search_margin  # eta of eq. 15
         outlier = torch.where(known, learned - length, -torch.inf)
         inverse = 1 / effective.clamp(min=1)
-        own, below = _own_and_below(classes, outlier)
+        own, below = own_and_below(classes, outlier)
 
         count = len(classes.proxies)
         has_class = (classes.labels >= 0) & (classes.labels < count)  # the others' classes are with other ranks
@@ -201,7 +202,7 @@ class ProxyISA(ProxyLoss):
         in_batch = own.new_zeros(self.shard.num_classes).index_add_(0, labels, torch.ones_like(own))
         others = len(labels) - own.new_zeros(count).index_add_(0, row, has_class.to(own))
         penalty = inverse if self.negative_penalty == "1/E" else torch.ones_like(inverse)
-        return _Weights(
+        return SampleWeights(
             own=own_weights,
             own_total=(own_weights / in_batch[labels]).sum(),
             others_total=self.shard.sum((1 + (penalty - 1) * below / others.clamp(min=1)).sum()),
@@ -213,32 +214,6 @@ class ProxyISA(ProxyLoss):
     def effective_number(self, seen: Tensor) -> Tensor:
         """E of eq. 8: how much of a class's space n samples fill, at most V."""
         return self.volume * (1 - (1 - 1 / self.volume) ** seen)
-
-
-class _Weights(NamedTuple):
-    own: Tensor  # w+ (B,)
-    own_total: Tensor  # sum of the mean w+ of a class over the classes of the batch
-    others_total: Tensor  # sum of the mean w- of a class over all classes of the step
-    clean: Tensor  # (B,) bool, no outlier of its class
-    outlier: Tensor  # h a - eta of this rank's classes (n,)
-    penalty: Tensor  # w- below it (n,)
-
-    def of_others(self, block: Block) -> Tensor:
-        """w- (B, w)."""
-        similarity = block.similarity.detach()
-        classes = slice(block.first, block.first + similarity.shape[1])
-        return torch.where(similarity < self.outlier[classes], self.penalty[classes], 1)
-
-
-def _own_and_below(classes: Classes, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """The similarity of each row to its class (B,), and how many other rows lie below each class's threshold (n,)."""
-    own = classes.embeddings.new_zeros(len(classes.embeddings), 1)
-    below: list[Tensor] = []
-    for block, _ in classes.blocks():
-        own = torch.where(block.inside, block.similarity.gather(1, block.column), own)
-        is_below = block.similarity < threshold[block.first : block.first + block.similarity.shape[1]]
-        below.append((is_below & ~block.own).sum(0))
-    return own[:, 0], torch.cat(below)
 
 
 def _read_epoch(module: ProxyISA, _: Any) -> None:

@@ -125,6 +125,11 @@ class MetricConfig(ComponentConfig, frozen=True):
     to_r: ClassVar[bool] = False
     """Whether it looks at the first R items."""
 
+    @classmethod
+    def names_known(cls) -> list[str]:
+        """How members are asked for, ``@k`` standing for a cut-off."""
+        return sorted(variant.key for variant in cls.variants.values())
+
     def cutoffs(self) -> tuple[int, ...]:
         """The k's it looks at."""
         return ()

@@ -30,7 +30,11 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
             name = fault["input"]["name"]
             return [fault_line(tree, (*key, "name"), f"unknown {key[0]} {name!r}; {suggest(name, known)}")]
         case "union_tag_not_found":
-            known = ", ".join(_model_at(location, model).variants)
+            family = _model_at(location, model)
+            if isinstance(fault["input"], str) and hasattr(family, "names_known"):
+                known = family.names_known()
+                return [fault_line(tree, key, f"unknown name {fault['input']!r}; {suggest(fault['input'], known)}")]
+            known = ", ".join(family.variants)
             came = "a mapping without a name" if isinstance(fault["input"], dict) else repr(fault["input"])
             text = f"got {came}; expected a mapping such as {{name: NAME}}, NAME one of {known}"
             return [fault_line(tree, key, text)]

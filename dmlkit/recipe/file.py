@@ -14,6 +14,7 @@ from dmlkit.component import ComponentConfig
 from dmlkit.errors import UserError
 from dmlkit.recipe.extends import EXTENDS, read_tree
 from dmlkit.recipe.faults import describe_faults
+from dmlkit.recipe.metrics import names_of, spell_out
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import Key, Tree, parse_yaml
 
@@ -62,6 +63,7 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override]) -> Recipe:
     if isinstance(tree.data, dict) and EXTENDS in tree.data:
         raise UserError(f"{tree.origin((EXTENDS,))}: {EXTENDS}: only a recipe file can extend another")
     _name_default_parts(tree.data)
+    spell_out(tree)
     return validate(tree)
 
 
@@ -83,7 +85,12 @@ def dump_recipe(recipe: Recipe) -> str:
         True
     """
     # PyYAML writes 1e-05 without a point, which only YAML 1.2 readers take as a number: ours is one
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=100)
+    return yaml.safe_dump(plain(recipe), sort_keys=False, default_flow_style=None, width=100)
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """The resolved recipe as plain data, as a file would have it: what two recipes are compared by."""
+    return recipe.model_dump(mode="json") | {"metrics": names_of(recipe.metrics)}
 
 
 def _name_default_parts(data: Any) -> None:
@@ -142,6 +149,9 @@ def schema() -> dict[str, Any]:
     found = Recipe.model_json_schema()
     extends = {"type": "string", "description": "A recipe file to build on, relative to this one."}
     complete = [{"required": [EXTENDS]}, {"required": found.pop("required")}]
+    name = {"type": "string", "description": "A metric by the name of its figure, e.g. recall@1, map@r, ndcg@8, nmi."}
+    metrics = found["properties"]["metrics"]
+    metrics["items"] = {"anyOf": [name, metrics["items"]]}
     found["properties"] = {EXTENDS: extends, **found["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_part(found), "anyOf": complete}
 

@@ -111,6 +111,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
             *self._unmet_requirements(),
             *self._proxies_without_riemannian_optimizer(),
             *self._selection_by_unknown_metric(),
+            *self._figures_given_twice(),
             *self._proxies_that_cannot_be_shared_out(),
         ]
         if faults:
@@ -144,6 +145,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
                 ("training", "select_by"),
                 f"got {self.training.select_by!r}, expected one of the recipe's metrics: {', '.join(names)}",
             )
+
+    def _figures_given_twice(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        seen: set[str] = set()
+        for index, metric in enumerate(self.metrics):
+            for name in metric.names():
+                if name in seen:
+                    yield ("metrics", index), f"{name} is given twice; each figure has one name"
+                seen.add(name)
 
     def _proxies_that_cannot_be_shared_out(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         if not self.training.shard_proxies:

@@ -1,0 +1,75 @@
+"""Metrics as recipes write them: by the names of their figures, ``[recall@1, map@r, ndcg@8]``."""
+
+from typing import Any
+
+from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.recipe.yaml_tree import Key, Tree
+
+
+def spell_out(tree: Tree) -> None:
+    """Turn the names under ``metrics`` of a recipe's tree into mappings; those that are unknown stay, to be told.
+
+    Names of one metric that follow each other are one part with several cut-offs: ``recall@1, recall@2`` is
+    ``{name: recall, k: [1, 2]}``, which may be written as well, for options that a name does not hold.
+
+    Example:
+        >>> from dmlkit.recipe.yaml_tree import parse_yaml
+        >>> tree = parse_yaml("metrics: [recall@1, recall@2, map@r]", "r.yaml")
+        >>> spell_out(tree)
+        >>> tree.data
+        {'metrics': [{'name': 'recall', 'k': [1, 2]}, {'name': 'map_at_r'}]}
+    """
+    items = tree.data.get("metrics") if isinstance(tree.data, dict) else None
+    if not isinstance(items, list):
+        return
+    spelled: list[Any] = []
+    origins: dict[Key, str] = {}
+    for index, item in enumerate(items):
+        part = _mapping(item)
+        if part is not None and spelled and _is_more_of(spelled[-1], part, items[index - 1]):
+            spelled[-1]["k"] += part["k"]
+            continue
+        for key, origin in tree.origins.items():
+            if key[:2] == ("metrics", index):
+                origins["metrics", len(spelled), *key[2:]] = origin
+        spelled.append(item if part is None else part)
+    tree.data["metrics"] = spelled
+    kept = {key: origin for key, origin in tree.origins.items() if key[:1] != ("metrics",) or len(key) == 1}
+    tree.origins = kept | origins
+
+
+def _mapping(item: Any) -> dict[str, Any] | None:
+    if not isinstance(item, str):
+        return None
+    try:
+        (config,) = metric_configs([item])
+    except ValueError:
+        return None
+    return {"name": config.name} | config.model_dump(mode="json", exclude_unset=True)
+
+
+def _is_more_of(last: Any, part: dict[str, Any], item: Any) -> bool:
+    """Whether a name goes on with the metric of the name before it."""
+    if not (isinstance(item, str) and isinstance(last, dict) and "k" in part):
+        return False
+    return {**last, "k": None} == {**part, "k": None}
+
+
+def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
+    """Metrics by name where names say all, else as mappings; the reverse of `spell_out`.
+
+    Example:
+        >>> from dmlkit.metrics import NmiConfig, RecallConfig
+        >>> names_of((RecallConfig(k=(1, 8)), NmiConfig(restarts=3)))
+        ['recall@1', 'recall@8', {'name': 'nmi', 'iterations': 20, 'restarts': 3, 'seed': 0}]
+    """
+    found: list[Any] = []
+    for config in metrics:
+        options = {"k": config.cutoffs()} if config.cutoffs() else {}
+        compat = getattr(config, "compat", None)
+        plain = type(config)(**options, **({"compat": compat} if compat else {}))
+        keys = [config.key.replace("@k", f"@{k}") for k in config.cutoffs()] or [config.key]
+        names = [f"{key}:{compat}" if compat else key for key in keys]
+        found += names if plain == config else [config.model_dump(mode="json")]
+    return found
