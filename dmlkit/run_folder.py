@@ -9,7 +9,8 @@ import torch
 
 from dmlkit import __version__
 from dmlkit.errors import UserError
-from dmlkit.files import atomic_write, differences, write_json
+from dmlkit.files.atomic import atomic_write, write_json
+from dmlkit.files.differences import differences
 from dmlkit.recipe.file import dump_recipe, plain, read_recipe
 from dmlkit.recipe.schema import Recipe
 

@@ -22,7 +22,7 @@ from dmlkit.evaluation.compare import compare_runs, evaluation_path
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.result import Evaluation, save_evaluation
 from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows, metric_rows, protocol_rows
-from dmlkit.files import atomic_write
+from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties

@@ -12,7 +12,8 @@ from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
 from dmlkit.errors import UserError
-from dmlkit.files import atomic_write, differences
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.differences import differences
 from dmlkit.study.config import Study
 from dmlkit.study.file import read_study
 from dmlkit.study.plot import plot_study

@@ -8,7 +8,7 @@ from numpy.lib import format as npy
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.shards import PartFolder
-from dmlkit.files import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write, write_json
 
 
 def assemble(parts: PartFolder, dataset: Dataset, header: dict[str, Any], *, labelled: bool) -> dict[str, Any]:

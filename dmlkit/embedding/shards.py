@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.files import atomic_write, differences, write_json
+from dmlkit.files.atomic import atomic_write, write_json
+from dmlkit.files.differences import differences
 from dmlkit.loading.batches import Draw
 
 BATCH_IMAGES = 128

@@ -13,7 +13,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.evaluation.breakdown import ClassScore, class_scores, confusions
 from dmlkit.evaluation.significance import bootstrap_intervals
-from dmlkit.files import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write, write_json
 from dmlkit.metrics.scoring.retrieval import Scores
 
 LISTED = 10  # classes and confusions in a report

@@ -6,7 +6,7 @@ from typing import Any
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
-from dmlkit.files import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write, write_json
 
 
 def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.onnx import write_onnx
 from dmlkit.export.safetensors import write_safetensors
 from dmlkit.export.torch_export import write_program
-from dmlkit.files import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write, write_json
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.cache import images_of_split
 

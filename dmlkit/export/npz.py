@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.files import atomic_write
+from dmlkit.files.atomic import atomic_write
 
 
 def write_npz(folder: EmbeddingFolder, output: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dmlkit.embedding.folder import BLOCK, EmbeddingFolder
-from dmlkit.files import atomic_write
+from dmlkit.files.atomic import atomic_write
 
 
 def write_parquet(folder: EmbeddingFolder, output: Path) -> list[Path]:

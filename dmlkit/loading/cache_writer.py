@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from dmlkit import __version__
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.errors import UserError
-from dmlkit.files import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write, write_json
 from dmlkit.loading.batches import refuse_faults
 from dmlkit.loading.cache import FORMAT, INDEX, MANIFEST, PIXELS, stamp
 from dmlkit.recipe.schema import Recipe

@@ -15,7 +15,7 @@ from dmlkit.datasets.base import FOLDS
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.significance import t_interval
-from dmlkit.files import write_json
+from dmlkit.files.atomic import write_json
 from dmlkit.loading.batches import refuse_faults
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.map_at_r import MapAtRConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import Rows, as_markdown
-from dmlkit.files import atomic_write
+from dmlkit.files.atomic import atomic_write
 
 PLOT = "results.png"
 EXPLANATION = """\

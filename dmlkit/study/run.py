@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
-from dmlkit.files import differences, write_json
+from dmlkit.files.atomic import write_json
+from dmlkit.files.differences import differences
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.config import Candidate, Study, Variant
 from dmlkit.study.protocol import Figures, fold_recipe, is_complete, run_once

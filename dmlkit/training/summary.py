@@ -7,7 +7,7 @@ from lightning_fabric import Fabric
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.files import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write, write_json
 from dmlkit.loading.cache import images_of_split
 from dmlkit.run_folder import RunFolder
 from dmlkit.training.checkpoint import State

@@ -12,7 +12,7 @@ from dmlkit.distributed.gather import gather_rows
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.files import write_json
+from dmlkit.files.atomic import write_json
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, TransformedImages, make_loader, refuse_faults
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder import RunFolder

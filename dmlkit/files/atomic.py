@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,18 +40,3 @@ def write_json(path: Path, data: dict[str, Any], *, scratch: Path | None = None)
     """Write JSON for people and programs, all or nothing; ``scratch`` as in `atomic_write`."""
     with atomic_write(path, scratch=scratch) as partial:
         partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def differences(key: str, old: Any, new: Any) -> Iterator[str]:
-    """Where two pieces of plain data differ, one key at a time; ``key`` is where they lie.
-
-    Example:
-        >>> list(differences("loss", {"margin": 0.1}, {"margin": 0.2}))
-        ['loss.margin: was 0.1, now 0.2']
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*old, *(name for name in new if name not in old)]:
-            below = f"{key}.{name}" if key else name
-            yield from differences(below, old.get(name, "nothing"), new.get(name, "nothing"))
-    elif old != new:
-        yield f"{key}: was {old}, now {new}"

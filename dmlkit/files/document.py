@@ -1,0 +1,87 @@
+"""Documents: JSON files of plain data, each kind with one reader, one writer and a version."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ValidationError
+
+from dmlkit import __version__
+from dmlkit.errors import UserError
+from dmlkit.files.atomic import write_json
+
+MAX_BYTES = 100_000_000  # of a document; the largest, a manifest with a million skipped images, has as many
+
+
+class Document(BaseModel, frozen=True, extra="forbid"):
+    """Base of the documents that cross rooms: frozen, and unknown keys are refused.
+
+    The file also holds ``format``, its version, and ``dmlkit``, which wrote it. A file without a ``format`` is of
+    dmlkit 0.1.0 before documents had one; it is read where its keys are the same.
+
+    Example:
+        >>> import tempfile
+        >>> class Count(Document, frozen=True):
+        ...     kind: ClassVar[str] = "count"
+        ...     images: int
+        >>> path = Path(tempfile.mkdtemp()) / "count.json"
+        >>> Count(images=3).write(path)
+        >>> Count.read(path).images
+        3
+    """
+
+    kind: ClassVar[str]
+    """What the document is, for errors."""
+    version: ClassVar[int] = 1
+    """Raised when an older dmlkit could not read it."""
+
+    def plain(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return self.model_dump(mode="json")
+
+    def write(self, path: Path, *, scratch: Path | None = None) -> None:
+        """Write the document, all or nothing; ``scratch`` as in `atomic_write`."""
+        write_json(path, {"format": self.version, "dmlkit": __version__, **self.plain()}, scratch=scratch)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the document of a file.
+
+        Raises:
+            UserError: the file is missing, damaged, or of another version of dmlkit.
+        """
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {cls.kind}")
+            return cls.parse(json.loads(path.read_text(encoding="utf-8")), str(path))
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; expected a {cls.kind} that dmlkit wrote") from None
+        except (OSError, ValueError, RecursionError) as error:  # of JSON and of UTF-8
+            raise UserError(f"{path}: cannot read this {cls.kind}: {error}") from error
+
+    @classmethod
+    def parse(cls, data: Any, source: str) -> Self:
+        """Plain data as a document.
+
+        Raises:
+            UserError: it is of another version, or lacks or exceeds the keys of this one.
+        """
+        if not isinstance(data, dict):
+            raise UserError(f"{source}: expected a {cls.kind} that dmlkit wrote, got {type(data).__name__}")
+        fields: dict[str, Any] = dict(data)
+        found, writer = fields.pop("format", cls.version), fields.pop("dmlkit", "0.1.0 or older")
+        told = f"{source}: a {cls.kind} of format {found}, written by dmlkit {writer}"
+        if found != cls.version:
+            raise UserError(
+                f"{told}; this is dmlkit {__version__}, which reads format {cls.version}: use the version that wrote "
+                "it, or let this one write it again"
+            )
+        try:
+            return cls.model_validate_json(json.dumps(fields))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise UserError(
+                f"{told}: {key}: {first['msg'].lower()}; it is damaged or of another version: let this one (dmlkit "
+                f"{__version__}) write it again"
+            ) from None

@@ -1,0 +1,220 @@
+"""The face that the engine shows to losses over proxies: closed forms against plain ones, and losses written anew."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import pytest
+import torch
+from pydantic import PositiveFloat, TypeAdapter
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from dmlkit.component import one_of
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.proxies import closed_form
+from dmlkit.losses.proxies.classes import Block
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.manifolds.base import Manifold
+from tests.conftest import ROOT
+
+CLASSES, DIM = 7, 5
+LABELS = torch.tensor([3, 3, 6, 0, 6, 0, 3, 1, 5, 3])  # 2 and 4 do not occur
+MANIFOLDS: dict[str, Callable[[], Manifold]] = {
+    "sphere": lambda: Sphere(DIM),
+    "negative distance": lambda: Euclidean(DIM, similarity="negative_distance"),
+}
+CLOSED = sorted(
+    name
+    for name, variant in LossConfig.variants.items()
+    if issubclass(variant, ProxyLossConfig) and "self.closed_form" in inspect.getsource(sys.modules[variant.__module__])
+)
+CASES: list[tuple[str, dict[str, Any], int]] = [
+    *((name, {}, epoch) for name in CLOSED for epoch in ([0, 2] if name == "proxy_isa" else [0])),
+    ("grouplet", {"group_size": 5}, 0),
+    ("grouplet", {"scope": "batch"}, 0),
+    ("mpa", {"transport": {"group_size": 3}}, 0),
+    ("proxy_anchor", {"transport": {"group_size": 3}}, 0),
+]
+
+
+class ProxyHingeConfig(ProxyLossConfig, frozen=True):
+    """A hinge on proxies: an example of a new loss."""
+
+    name: Literal["example_proxy_hinge"] = "example_proxy_hinge"
+    margin: PositiveFloat = 0.5
+    """delta, in similarity units."""
+
+    def build(self, manifold: Manifold, num_classes: int) -> "ProxyHinge":
+        return ProxyHinge(manifold, num_classes, **self.options())
+
+
+class ProxyHinge(ProxyLoss):
+    r"""Every row is as near as delta to the proxy of its class, and no nearer than 0 to any other.
+
+    .. math:: \frac{1}{B} \sum_i ( \max(0, \delta - s(x_i, p_{y_i})) + \sum_{c \ne y_i} \max(0, s(x_i, p_c)) )
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        margin: float = 0.5,
+        chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
+    ) -> None:
+        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
+        self.margin = margin
+
+    def class_terms(self, block: Block) -> Tensor:
+        gaps = torch.where(block.own, self.margin - block.similarity, block.similarity)  # (B, w)
+        return gaps.relu().sum(0) / len(gaps)
+
+
+LossConfig.variants.pop("example_proxy_hinge")  # so that no other test meets it; `registered` puts it back
+
+
+class PlainSoftmax(ProxyLoss):
+    """Cross-entropy of 20 s: an example of a loss with a softmax."""
+
+    def logits(self, block: Block) -> Tensor:
+        return 20 * block.similarity
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> type[ProxyHingeConfig]:
+    """The example as a member of the family, for one test."""
+    monkeypatch.setitem(LossConfig.variants, "example_proxy_hinge", ProxyHingeConfig)
+    return LossConfig.variants["example_proxy_hinge"]
+
+
+def draw(seed: int, manifold: Manifold, labels: Tensor = LABELS) -> Tensor:
+    """Points in float64, one for each label."""
+    generator = torch.Generator().manual_seed(seed)
+    return manifold.from_features(torch.randn(len(labels), DIM, generator=generator, dtype=torch.float64))
+
+
+def build_case(name: str, options: dict[str, Any], epoch: int, manifold: Manifold, chunk_size: int | None) -> ProxyLoss:
+    """A loss in float64, always with the same proxies and groups; from epoch 2 on with a memory of epoch 1."""
+    torch.manual_seed(0)
+    loss = LossConfig.variants[name](chunk_size=chunk_size, **options).build(manifold, CLASSES).double()
+    if epoch == 2:
+        loss.set_epoch(1)
+        with torch.no_grad():
+            for seed in range(1, 5):
+                loss(draw(seed, manifold), LABELS)
+        assert (loss.memory.labels >= 0).sum() == 4 * len(LABELS)
+        loss.set_epoch(2)
+    return loss
+
+
+def test_the_losses_with_a_closed_form_are_found():
+    assert {"grouplet", "mpa", "proxy_anchor", "proxy_isa"} <= set(CLOSED)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+@pytest.mark.parametrize("space", MANIFOLDS)
+@pytest.mark.parametrize(("name", "options", "epoch"), CASES)
+def test_closed_form_equals_plain_form(
+    name: str,
+    options: dict[str, Any],
+    epoch: int,
+    space: str,
+    chunk_size: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    manifold = MANIFOLDS[space]()
+    apply, calls = closed_form._WithGradient.apply, []
+    monkeypatch.setattr(closed_form._WithGradient, "apply", lambda *given: calls.append(1) or apply(*given))
+    results: list[tuple[Tensor, ...]] = []
+    for is_closed in (True, False):
+        loss = build_case(name, options, epoch, manifold, chunk_size)
+        loss.closed_form = is_closed
+        points = draw(0, manifold).requires_grad_()
+        calls.clear()
+        value = loss(points, LABELS)
+        assert bool(calls) == is_closed
+        results.append((value.detach(), *torch.autograd.grad(value, (points, loss.proxies))))
+        if epoch == 2:  # the weights count
+            assert not torch.isclose(value, loss.over(loss.classes(points, LABELS)), rtol=1e-6)
+    assert all(result.abs().sum() > 0 for result in results[0])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
+
+
+def hinge_in_loops(points: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+    total = points.new_zeros(())
+    for x, label in zip(points, labels.tolist(), strict=True):
+        for c, proxy in enumerate(proxies):
+            gap = 0.3 - x @ proxy if c == label else x @ proxy
+            total = total + (gap if gap > 0 else 0 * gap)
+    return total / len(points)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, None])
+def test_a_new_sum_over_classes_equals_loops(registered: type[ProxyHingeConfig], agree, batch, chunk_size: int | None):
+    torch.manual_seed(0)
+    loss = registered(margin=0.3, chunk_size=chunk_size).build(Sphere(DIM), 15).double()  # blocks of 7, 7 and 1
+    agree(loss, hinge_in_loops)
+    features, labels = batch
+    points = loss.manifold.from_features(features)
+    expected = hinge_in_loops(points, labels, normalize(loss.proxies, dim=1))
+    with torch.no_grad():
+        torch.testing.assert_close(loss(points, labels), expected)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, None])
+def test_a_new_softmax_equals_cross_entropy(agree, batch, chunk_size: int | None):
+    torch.manual_seed(0)
+    loss = PlainSoftmax(Sphere(DIM), 15, chunk_size=chunk_size).double()
+    agree(loss, lambda points, labels, proxies: cross_entropy(20 * points @ proxies.T, labels))
+    features, labels = batch
+    points = loss.manifold.from_features(features)
+    expected = cross_entropy(20 * points @ normalize(loss.proxies, dim=1).T, labels)
+    with torch.no_grad():
+        torch.testing.assert_close(loss(points, labels), expected)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, None])
+@pytest.mark.parametrize("build", [ProxyHinge, PlainSoftmax])
+def test_a_new_loss_of_sampled_classes_is_the_loss_of_these_alone(build: type[ProxyLoss], chunk_size: int | None):
+    torch.manual_seed(0)
+    sampled = build(Sphere(DIM), 40, chunk_size=chunk_size, negative_fraction=0.4).double()
+    points = draw(0, sampled.manifold).requires_grad_()
+    torch.manual_seed(5)
+    chosen = sampled.select(LABELS).chosen
+    assert len(chosen) == 16 and set(LABELS.tolist()) <= set(chosen.tolist())
+    alone = build(Sphere(DIM), 16, chunk_size=chunk_size).double()
+    alone.proxies.data.copy_(sampled.proxies.data[chosen])
+    expected = alone(points, torch.searchsorted(chosen, LABELS))
+    torch.manual_seed(5)
+    value = sampled(points, LABELS)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=0)
+    to_points, to_proxies = torch.autograd.grad(value, (points, sampled.proxies))
+    expected_gradients = torch.autograd.grad(expected, (points, alone.proxies))
+    torch.testing.assert_close((to_points, to_proxies[chosen]), expected_gradients, rtol=1e-9, atol=1e-12)
+    assert to_proxies.index_fill(0, chosen, 0).count_nonzero() == 0
+
+
+def test_a_recipe_can_name_a_new_loss(registered: type[ProxyHingeConfig]):
+    adapter: TypeAdapter[LossConfig] = TypeAdapter(Annotated[LossConfig, one_of])
+    config = adapter.validate_python({"name": "example_proxy_hinge", "margin": 0.3, "negative_fraction": 0.5})
+    assert config == registered(margin=0.3, negative_fraction=0.5) and config.shares_classes
+    assert isinstance(config.build(Sphere(DIM), CLASSES), ProxyHinge)
+
+
+def test_the_example_is_gone_where_it_was_not_asked_for():
+    assert "example_proxy_hinge" not in LossConfig.variants
+
+
+def test_a_new_loss_takes_at_most_40_lines():
+    sources = [inspect.getsource(part) for part in (ProxyHingeConfig, ProxyHinge)]
+    assert len("\n\n".join(sources).splitlines()) <= 40
+
+
+def test_proxy_anchor_is_read_in_at_most_350_lines():
+    path = ("proxy_anchor", "base", "proxies/proxy_loss", "proxies/classes")
+    files = [ROOT / "dmlkit" / "losses" / f"{name}.py" for name in path]
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 350
