@@ -26,10 +26,8 @@ import torch
 from evaluation import EVERYTHING, SOP, embeddings
 from losses import draw, step, take_turns
 from report import write_report
-from rich.console import Console
 from torch.nn.functional import normalize
 
-from dmlkit.cli.progress import TrainingProgress
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.losses import NormSoftmax, ProxyAnchor
 from dmlkit.losses.base import Loss
@@ -84,7 +82,7 @@ def bare_epochs(images: torch.Tensor) -> list[float]:
 def dmlkit_epochs() -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        train(recipe(), run, start_fabric(DEVICE, PRECISION), TrainingProgress(Console(quiet=True), EPOCHS))
+        train(recipe(), run, fabric=start_fabric(DEVICE, PRECISION))
         return [json.loads(line)["images_per_second"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

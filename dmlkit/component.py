@@ -127,9 +127,12 @@ def load_family(package: str) -> None:
 
 def _member_names(classes: Iterable[type[Any]]) -> set[str]:
     """The names of configurations, and of what their ``build`` says that it returns."""
-    configs = [kind for kind in classes if issubclass(kind, ComponentConfig)]
-    built = (str(config.build.__annotations__.get("return", "")) for config in configs if hasattr(config, "build"))
-    return {config.__name__ for config in configs} | {word for text in built for word in re.findall(r"\w+", text)}
+    found: set[str] = set()
+    for config in (kind for kind in classes if issubclass(kind, ComponentConfig)):
+        build: Any = getattr(config, "build", None)
+        built = str(build.__annotations__.get("return", "")) if build else ""
+        found |= {config.__name__, *re.findall(r"\w+", built)}
+    return found
 
 
 def missing_attribute(package: str, name: str) -> AttributeError:

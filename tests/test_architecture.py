@@ -152,3 +152,16 @@ def test_modules_are_short():
     lines = sorted(path.read_text(encoding="utf-8").count("\n") for path in MODULES.values())
     assert lines[-1] <= 220 and lines[len(lines) // 2] <= 90
     assert len([path for path in PACKAGE.iterdir() if path.name != "__pycache__"]) <= 32
+
+
+def test_listing_imports_no_training_export_or_ray():
+    code = (
+        "import sys; sys.argv = ['dmlkit', 'list', 'losses']\n"
+        "from dmlkit.cli.app import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "rooms = ('training', 'export', 'evaluation', 'embedding', 'study', 'loading', 'geometry')\n"
+        "print([name for name in sys.modules if name == 'ray' or name.split('.')[1:2] in [[room] for room in rooms]"
+        " and name.startswith('dmlkit.')])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "[]"

@@ -1,14 +1,19 @@
-"""``dmlkit data``: look at a dataset before training on it. Heavy imports wait inside the commands."""
+"""``dmlkit data``: look at a dataset before training on it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Check a dataset on disk, or make it faster to read.")
+from dmlkit.cli.options import Debug, RecipeFile, Set
 
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.loading.check import Findings
+
+app = typer.Typer(name="data", no_args_is_help=True, help="Check a dataset on disk, or make it faster to read.")
+FAULTY = 1  # the exit code of data that was checked and has faults
 
 
 @app.command(epilog="Examples:  dmlkit data check recipe.yaml    dmlkit data check data/ --dataset cub200")
@@ -18,23 +23,69 @@ def check(
         str | None, typer.Option(help="What the folder ROOT holds; by default it is recognised.", show_default=False)
     ] = None,
     overrides: Set = None,
-    debug: Debug = False,  # noqa: ARG001 - main() reads it
+    debug: Debug = False,
 ) -> None:
     """Decode every image and compare the counts with the published ones; exit code 1 if anything is wrong."""
-    from dmlkit.cli.data_commands import check_command
+    from rich.console import Console
 
-    check_command(target, dataset, overrides or [])
+    from dmlkit.cli.progress import image_progress
+    from dmlkit.loading.check import check_files, check_images
+    from dmlkit.loading.target import dataset_at
+
+    config = dataset_at(target, dataset, overrides or [])
+    console = Console()
+    listing, findings = check_files(config)
+    with image_progress(console, "checking images", len(listing.labels)) as advance:
+        check_images(listing, findings, is_published=config.published is not None, advance=advance)
+    print_findings(findings, f"{config.name}: {target}", console)
+    if not findings.sound:
+        raise typer.Exit(FAULTY)
+
+
+def print_findings(findings: "Findings", title: str, console: "Console") -> None:
+    """The table, then every fault and every note on a line of its own."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from dmlkit.cli.console import cells, printable, say
+
+    table = Table("check", "expected", "found", "verdict", title=Text(printable(title)), title_justify="left")
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for row in findings.rows:
+        table.add_row(*cells(row), style="red" if row.verdict == "fault" else None)
+    console.print(table)
+    for kind, lines in (("fault", findings.faults), ("note", findings.notes)):
+        for line in lines:
+            say(console, f"{kind}: {line}", style="red" if kind == "fault" else None)
+    count = len(findings.faults) + sum(row.verdict == "fault" for row in findings.rows)
+    say(console, "sound" if findings.sound else f"not sound: {count} faults")
 
 
 @app.command(epilog="Example:  dmlkit data cache recipe.yaml -o caches/birds")
 def cache(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML recipe.", show_default=False)],
+    recipe: RecipeFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", show_default=False)],
     overrides: Set = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
-    debug: Debug = False,  # noqa: ARG001 - main() reads it
+    debug: Debug = False,
 ) -> None:
     """Store all images decoded and resized, for dataset.cache: no decoding while training."""
-    from dmlkit.cli.data_commands import cache_command
+    from rich.console import Console
 
-    cache_command(recipe, output, overrides or [], overwrite)
+    from dmlkit.cli.console import say
+    from dmlkit.cli.progress import image_progress
+    from dmlkit.loading.cache_writer import images_to_cache, write_cache
+    from dmlkit.recipe.file import read_recipe
+
+    resolved = read_recipe(recipe, overrides or [])
+    dataset = images_to_cache(resolved)
+    console = Console()
+    with image_progress(console, "caching images", len(dataset)) as advance:
+        manifest = write_cache(resolved, dataset, output, overwrite=overwrite, advance=advance)
+    say(
+        console, f"{manifest.images} images, {manifest.bytes / 1e9:.2f} GB, resized to {manifest.resizing}, in {output}"
+    )
+    if manifest.skipped:
+        say(console, f"{len(manifest.skipped)} images could not be read; {output / 'manifest.json'} lists them")
+    say(console, f"use it with --set dataset.cache={output}")

@@ -1,10 +1,9 @@
 """What a person sees while something long runs: bars in a terminal, plain lines elsewhere."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -13,10 +12,14 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+from dmlkit.cli.console import say
+from dmlkit.run_folder.documents import EpochRow
 
 WAITING = 0.2  # of an epoch without a batch to train on is told
 
@@ -66,14 +69,14 @@ class TrainingProgress:
         self.last = now
         self.bar.update(self.task, completed=epoch + progress, epoch=epoch + 1, loss=loss, speed=speed)
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: EpochRow) -> None:
         """See `dmlkit.training.progress.Progress`."""
-        metrics = format_metrics(row["validation"]) if row["validation"] else ""
-        line = f"epoch {row['epoch']}/{self.epochs}  loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s"
-        if row["waiting"] >= WAITING:
-            line += f" ({row['waiting']:.0%} of the time waiting for images)"
-        self.console.print(f"{line}  validation {metrics}" if metrics else line, highlight=False, soft_wrap=True)
-        self.bar.update(self.task, completed=row["epoch"], metrics=metrics)
+        metrics = format_metrics(row.validation) if row.validation else ""
+        line = f"epoch {row.epoch}/{self.epochs}  loss {row.loss:.4f}  {row.images_per_second:,.0f} images/s"
+        if row.waiting >= WAITING:
+            line += f" ({row.waiting:.0%} of the time waiting for images)"
+        say(self.console, f"{line}  validation {metrics}" if metrics else line)
+        self.bar.update(self.task, completed=row.epoch, metrics=metrics)
         self.last = None  # validation is not training time
 
 
@@ -83,12 +86,25 @@ class _Speed(ProgressColumn):
 
 
 @contextmanager
-def image_progress(console: Console, description: str, total: int) -> Generator[Callable[[int], None]]:
-    """A bar over images; yields the function that advances it. Silent where there is no terminal."""
+def image_progress(console: Console, description: str, total: int | None = None) -> Generator["ImageProgress"]:
+    """A bar over images; yields what advances it. Silent where there is no terminal."""
     columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda count: bar.update(task, advance=count)
+        yield ImageProgress(bar, bar.add_task(description, total=total))
+
+
+class ImageProgress:
+    """Called with how many more images are done."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self.bar, self.task = bar, task
+
+    def __call__(self, images: int) -> None:
+        self.bar.update(self.task, advance=images)
+
+    def expect(self, total: int) -> None:
+        """Told once how many there are."""
+        self.bar.update(self.task, total=total)
 
 
 def format_metrics(metrics: dict[str, float]) -> str:

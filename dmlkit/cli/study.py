@@ -1,13 +1,19 @@
-"""``dmlkit study`` and ``report``. Heavy imports wait inside the commands."""
+"""``dmlkit study`` and ``dmlkit report``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-app = typer.Typer()
+from dmlkit.cli.options import Debug, Device, DryRun, Set
+from dmlkit.errors import UserError
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.study.config import Study
+
+app = typer.Typer()
 
 
 @app.command(epilog="Example:  dmlkit study recipes/study/mpa.yaml -o runs/study/mpa")
@@ -16,23 +22,86 @@ def study(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Study folder; by default runs/study/ and the study's name.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of every recipe, e.g. training.epochs=3."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    overrides: Set = None,
+    device: Device = "auto",
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs at once, each on a GPU of its own or with its share of the CPU's cores.")
     ] = 1,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build everything, say what would run, write nothing.")
-    ] = False,
-    debug: Debug = False,  # noqa: ARG001 - main() reads it
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="Where runs train: on this machine, or on a Ray cluster that reaches the study's folder."),
+    ] = "local",
+    dry_run: DryRun = False,
+    debug: Debug = False,
 ) -> None:
     """Hold a claim against runs: variants of a recipe with several seeds; the same command continues it."""
-    from dmlkit.cli.study_commands import study_command
+    import shlex
 
-    study_command(study, output or Path("runs") / "study" / study.stem, overrides or [], device, jobs, dry_run)
+    from rich.console import Console
+
+    from dmlkit.cli.console import print_table, say
+    from dmlkit.cli.study_progress import RunsProgress
+    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+    from dmlkit.study.file import read_study
+    from dmlkit.study.report import figure_rows, verdict_lines, write_section
+    from dmlkit.study.run import run_study
+
+    console, output = Console(), output or Path("runs") / "study" / study.stem
+    read = read_study(study, overrides or [])
+    if dry_run:
+        describe(read, output, console)
+        return
+    fabric = start_fabric(device, read.variants[0].candidates[0].recipe.training.precision)
+    if (jobs > 1 or engine == "ray") and fabric.world_size > 1:
+        asked = "--engine ray" if engine == "ray" else f"--jobs {jobs}"
+        raise UserError(f"{asked}: under torchrun all ranks train one run together; start dmlkit without torchrun")
+    if jobs > 1 and engine == "ray":
+        raise UserError(f"--jobs {jobs}: Ray trains as many runs at once as its cluster has room for; leave --jobs out")
+    console.quiet = not fabric.is_global_zero
+    sets = [part for override in overrides or [] for part in ("--set", override)]
+    command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets])
+    progress = RunsProgress(console, read.num_runs, read.num_epochs)
+    try:
+        with progress:
+            results = run_study(read, output, fabric, progress, command, jobs=jobs, engine=engine)
+    except TrainingStoppedError as stopped:
+        done = f"{progress.finished} of {progress.runs} runs are complete"
+        where = f"{stopped} ({progress.names()})" if progress.training else f"{stopped}"
+        say(console, f"{where}; {done}; continue with the same command")
+        raise typer.Exit(STOPPED) from None
+    if not fabric.is_global_zero:
+        return
+    written = write_section(results, output)
+    say(console, read.config.claim)
+    print_table(figure_rows(results), console)
+    for line in verdict_lines(results):
+        say(console, line)
+    say(console, f"written to {written}, results.json and results.png")
+
+
+def describe(study: "Study", output: Path, console: "Console") -> None:
+    """``--dry-run``: what differs, what would run, and what is complete."""
+    from rich.table import Table
+
+    from dmlkit.cli.console import cells, say
+    from dmlkit.files.differences import differences
+    from dmlkit.recipe.file import plain
+    from dmlkit.study.run import check_parts
+
+    check_parts(study, output)
+    first = plain(study.variants[0].candidates[0].recipe)
+    table = Table("variant", f"differs from {study.variants[0].name} by", "to choose from", show_lines=True)
+    for variant in study.variants:
+        changes = differences("", first, plain(variant.candidates[0].recipe))
+        labels = [candidate.label for candidate in variant.candidates if candidate.label]
+        table.add_row(*cells([variant.name, "\n".join(changes), "\n".join(labels)]))
+    say(console, study.config.claim)
+    console.print(table)
+    complete = len(list((output / "runs").rglob("summary.json")))
+    models = study.num_runs * study.models_per_run
+    say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {complete} models are complete")
+    say(console, "dry run: nothing was trained or written")
 
 
 @app.command(epilog="Example:  dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md")
@@ -41,9 +110,13 @@ def report(
         list[Path], typer.Argument(metavar="STUDY...", help="Folders that study wrote.", show_default=False)
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Markdown file to write.", show_default=False)],
-    debug: Debug = False,  # noqa: ARG001 - main() reads it
+    debug: Debug = False,
 ) -> None:
     """Write the results of studies as one document: claims, figures, verdicts and commands."""
-    from dmlkit.cli.study_commands import report_command
+    from rich.console import Console
 
-    report_command(folders, output)
+    from dmlkit.cli.console import say
+    from dmlkit.study.report import report as write_report
+
+    write_report(folders, output)
+    say(Console(), f"wrote {output} and the plots in {output.parent / output.stem}")

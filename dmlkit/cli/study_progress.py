@@ -2,12 +2,13 @@
 
 from time import perf_counter
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from dmlkit.cli.console import say
 from dmlkit.cli.progress import format_metrics
+from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.report import spoken_time
 
 
@@ -55,7 +56,7 @@ class RunsProgress:
         if self.started is None:
             self.started = perf_counter()
             if self.finished:
-                self.console.print(f"{self.finished} of {self.runs} runs are complete already", highlight=False)
+                say(self.console, f"{self.finished} of {self.runs} runs are complete already")
         self.training.setdefault(name, 0.0)
         self.bar.update(self.task, run=self.finished + 1, name=self.names())
 
@@ -97,7 +98,7 @@ class RunProgress:
         completed = study.epochs_behind + sum(study.training.values())
         study.bar.update(study.task, completed=completed, loss=loss, left=study.time_left())
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: EpochRow) -> None:
         """See `dmlkit.training.progress.Progress`."""
         self.trained += 1
         self.study.trained += 1
@@ -113,4 +114,4 @@ class RunProgress:
             took = spoken_time(perf_counter() - self.started)
             line = f"run {study.finished}/{study.runs}  {self.name}  {format_metrics(figures)}  {took}"
             left = study.time_left() if study.finished < study.runs else ""
-            study.console.print(f"{line}, {left}" if left else line, highlight=False, soft_wrap=True)
+            say(study.console, f"{line}, {left}" if left else line)

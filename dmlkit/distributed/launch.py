@@ -52,6 +52,11 @@ def _warn_of_restarts() -> None:
         logging.getLogger("dmlkit").warning(f"torchrun --max-restarts: a restart may fail unless {OWN_STORE}=1 is set")
 
 
+def is_first_rank() -> bool:
+    """Whether this process speaks for all that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def lost_ranks(error: RuntimeError) -> bool:
     """Whether an error says that another rank has gone."""
     return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)

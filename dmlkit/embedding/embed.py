@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable
 from time import sleep
-from typing import Any, Literal
+from typing import Literal
 
 from lightning_fabric import Fabric
 
 from dmlkit.embedding.files import assemble
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob
+from dmlkit.embedding.manifest import Manifest, describe
 from dmlkit.embedding.shards import PartFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
@@ -39,7 +40,7 @@ def choose_engine(engine: Engine | None) -> Engine:
     return engine
 
 
-def embed(
+def embed_job(
     job: EmbedJob,
     trained: TrainedModel,
     fabric: Fabric,
@@ -47,7 +48,7 @@ def embed(
     *,
     advance: Advance,
     say: Callable[[str], None],
-) -> dict[str, Any] | None:
+) -> Manifest | None:
     """Embed images into ``embeddings.npy``, ``items.parquet`` and ``manifest.json``, in bounded memory.
 
     The work is done in parts, which stay where it is stopped: the same call goes on from there. Each rank computes an
@@ -85,7 +86,7 @@ def embed(
         if not fabric.is_global_zero:
             return None
         _wait(parts, missing, fabric, skip_bad_images=skip)
-        return assemble(parts, job.dataset, job.header(trained), labelled=job.labelled)
+        return assemble(parts, job.dataset, describe(trained), source=job.source, labelled=job.labelled)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
             raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; it is whole") from None

@@ -7,11 +7,12 @@ import numpy as np
 from numpy.lib import format as npy
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.manifest import Description, Manifest
 from dmlkit.embedding.shards import PartFolder
-from dmlkit.files.atomic import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write
 
 
-def assemble(parts: PartFolder, dataset: Dataset, header: dict[str, Any], *, labelled: bool) -> dict[str, Any]:
+def assemble(parts: PartFolder, dataset: Dataset, description: Description, *, source: str, labelled: bool) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json`` from all parts, one in memory at a time.
 
     Until the manifest is there this may be done again, also by another process at the same time.
@@ -19,7 +20,8 @@ def assemble(parts: PartFolder, dataset: Dataset, header: dict[str, Any], *, lab
     Args:
         parts: all complete; they stay.
         dataset: the images.
-        header: the manifest but for what the parts say.
+        description: of the model.
+        source: what the images are.
         labelled: the dataset's labels mean something; otherwise the label column is null.
 
     Returns:
@@ -28,15 +30,15 @@ def assemble(parts: PartFolder, dataset: Dataset, header: dict[str, Any], *, lab
     output, faults = parts.output, list[str]()
     with atomic_write(output / "embeddings.npy", scratch=parts.path) as partial, partial.open("wb") as file:
         count = 0
-        _write_header(file, count, header["dim"])
+        _write_header(file, count, description.dim)
         for part in parts.read():
             file.write(np.ascontiguousarray(part.points.numpy(), dtype="<f4").tobytes())
             faults += part.faults
             count += len(part.indices)
-        _write_header(file, count, header["dim"])
+        _write_header(file, count, description.dim)
     _write_items(output / "items.parquet", parts, dataset, labelled=labelled)
-    manifest = header | {"count": count, "skipped": faults}
-    write_json(output / "manifest.json", manifest, scratch=parts.path)
+    manifest = Manifest(**dict(description), source=source, count=count, skipped=tuple(faults))
+    manifest.write(output / "manifest.json", scratch=parts.path)
     return manifest
 
 

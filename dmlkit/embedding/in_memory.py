@@ -1,7 +1,7 @@
 """Embeddings in memory. Into files: `dmlkit.embedding.embed`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from lightning_fabric import Fabric
@@ -15,6 +15,16 @@ from dmlkit.transforms.base import TransformConfig
 
 Advance = Callable[[int], None]
 """Told how many more images are done."""
+
+
+class ImageProgress(Protocol):
+    """Told how many images there are, and how many more are done."""
+
+    def expect(self, total: int) -> None:
+        """Before the first image."""
+
+    def __call__(self, images: int) -> None:
+        """After some images."""
 
 
 class Embeddings(NamedTuple):

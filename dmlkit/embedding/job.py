@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from torch import Tensor
 
+from dmlkit import __version__
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.shards import Part, PartFolder
@@ -45,17 +48,14 @@ class EmbedJob:
         """Where the parts lie."""
         return PartFolder(self.output, len(self.dataset))
 
-    def header(self, trained: TrainedModel) -> dict[str, Any]:
-        """The manifest but for what the images turn out to be."""
-        return describe(trained) | {"source": self.source}
-
     def describe(self, trained: TrainedModel) -> dict[str, Any]:
         """What the parts depend on."""
         digest = hashlib.sha256()
         for index in range(len(self.dataset)):
             digest.update(self.dataset.key(index).encode() + b"\0")
         images = {"count": len(self.dataset), "hash": digest.hexdigest(), "images_per_part": self.parts.part_images}
-        return self.header(trained) | {"list": images}
+        model = describe(trained).plain()
+        return {"dmlkit": __version__, **model, "source": self.source, "list": images}
 
 
 class PartEmbedder:
@@ -69,7 +69,7 @@ class PartEmbedder:
     """
 
     def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Fabric, *, workers: int | None) -> None:
-        self.parts, self.skip_bad_images = job.parts, job.skip_bad_images
+        self.parts, self.paths, self.skip_bad_images = job.parts, job.dataset.paths, job.skip_bad_images
         self.model, self.device = trained.model, fabric.device
         images = TransformedImages(job.dataset, trained.recipe.transform, training=False)
         self.batches = PartBatches(self.parts)
@@ -98,8 +98,17 @@ class PartEmbedder:
             if len(batch.labels):
                 points.append(self.model(batch.images.to(self.device)).float().cpu())
                 indices.append(batch.indices)
+                self._refuse_non_finite(points[-1], batch.indices)
             advance(len(batch.labels) + len(batch.faults))
         return Part(torch.cat(points), torch.cat(indices), faults)
+
+    def _refuse_non_finite(self, points: Tensor, indices: Tensor) -> None:
+        row = first_non_finite(points)
+        if row is not None:
+            raise UserError(
+                f"{self.paths[int(indices[row])]}: its embedding has nan or inf; the weights are of a training that "
+                "diverged: embed with another --checkpoint or run"
+            )
 
 
 class PartBatches:

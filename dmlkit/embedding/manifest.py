@@ -1,33 +1,111 @@
 """What anyone needs to know who uses embeddings."""
 
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from dmlkit import __version__
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
+
+from dmlkit.component import one_of
 from dmlkit.embedding.trained import TrainedModel
+from dmlkit.files.document import Document
+from dmlkit.manifolds.base import ManifoldConfig
+from dmlkit.run_folder.folder import CheckpointName
+from dmlkit.transforms.base import Channels, PositiveChannels
 
 
-def describe(trained: TrainedModel) -> dict[str, Any]:
+class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+    """How to find neighbours with inner products alone."""
+
+    order: str = "the largest inner products of the two vectors are the most similar; x is an embedding"
+    """How to read the formulas."""
+    query: str
+    """NumPy expression of an embedding ``x``: the vector to search with."""
+    gallery: str
+    """Likewise: the vector to put into the index."""
+
+
+class ModelSource(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+    """The model that embeds."""
+
+    fingerprint: str
+    """A hash of all weights: equal embeddings come from equal fingerprints."""
+    checkpoint: CheckpointName
+    """Which of the run's checkpoints."""
+    epoch: NonNegativeInt
+    """Finished epochs."""
+    backbone: dict[str, Any]
+    """Name and options, as in the recipe."""
+
+
+class Preprocessing(BaseModel, frozen=True, extra="allow", strict=True, use_attribute_docstrings=True):
+    """From an image to the pixels that the model takes: the recipe's transform. Further keys differ by its name."""
+
+    input: str = "RGB pixels 0..255, upright"
+    """The images that it starts from."""
+    name: str
+    """Of the transform."""
+    size: PositiveInt
+    """Side of the square that the model sees, in pixels."""
+    mean: Channels
+    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
+    std: PositiveChannels
+    """Standard deviation of each channel, likewise."""
+    channels: Literal["rgb", "bgr"]
+    """The order in which the backbone takes the colours."""
+    pixel_max: Literal[1, 255]
+    """The value of white before ``mean`` and ``std`` apply."""
+
+
+class Description(Document, frozen=True, strict=True, use_attribute_docstrings=True):
     """What anyone needs to use the embeddings of a model: its geometry, its fingerprint and its preprocessing."""
+
+    kind: ClassVar[str] = "description of a model"
+
+    dim: PositiveInt
+    """Coordinates of an embedding."""
+    features: PositiveInt
+    """Dimensions of the manifold; one less than ``dim`` on the hyperboloid."""
+    dtype: Literal["float32"] = "float32"
+    """Of a coordinate."""
+    manifold: Annotated[ManifoldConfig, one_of]
+    """The space that embeddings lie in, with the options that training has learned."""
+    similarity: str
+    """How alike two embeddings are: its name."""
+    index: SearchIndex
+    """The search for the most similar ones, for programs without dmlkit."""
+    model: ModelSource
+    """Where embeddings come from."""
+    preprocessing: Preprocessing
+    """What is done to an image before."""
+
+
+class Manifest(Description, frozen=True, strict=True, use_attribute_docstrings=True):
+    """What stands beside embeddings."""
+
+    kind: ClassVar[str] = "manifest of embeddings"
+
+    source: str
+    """The images: a folder, or ``dataset:split``."""
+    count: NonNegativeInt
+    """Rows of the embeddings."""
+    skipped: tuple[str, ...]
+    """One message per image that could not be read and was left out."""
+
+
+def describe(trained: TrainedModel) -> Description:
+    """The description of a model."""
     recipe, manifold = trained.recipe, trained.model.manifold
-    return {
-        "dmlkit": __version__,
-        "dim": manifold.point_dim,
-        "features": manifold.dim,
-        "dtype": "float32",
-        "manifold": recipe.manifold.model_dump(mode="json") | manifold.learned_options(),
-        "similarity": manifold.similarity_name,
-        "index": {
-            "order": "the largest inner products of the two vectors are the most similar; x is an embedding",
-            **manifold.index_formula(),
-        },
-        "model": {
-            "fingerprint": trained.model.fingerprint(),
-            "checkpoint": trained.checkpoint,
-            "epoch": trained.epoch,
-            "backbone": recipe.backbone.model_dump(mode="json"),
-        },
-        "preprocessing": {
-            "input": "RGB pixels 0..255, upright",
-            **recipe.transform.model_dump(mode="json"),
-        },
-    }
+    formula = manifold.index_formula()
+    return Description(
+        dim=manifold.point_dim,
+        features=manifold.dim,
+        manifold=recipe.manifold.model_copy(update=manifold.learned_options()),
+        similarity=manifold.similarity_name,
+        index=SearchIndex(query=formula["query"], gallery=formula["gallery"]),
+        model=ModelSource(
+            fingerprint=trained.model.fingerprint(),
+            checkpoint=trained.checkpoint,
+            epoch=trained.epoch,
+            backbone=recipe.backbone.model_dump(mode="json"),
+        ),
+        preprocessing=Preprocessing(**recipe.transform.model_dump()),
+    )

@@ -2,19 +2,16 @@
 
 import logging
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.run_folder import CheckpointName, RunFolder
-
-MAX_READERS = 8  # processes beside a GPU that read images
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
 def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: str) -> Compute:
@@ -32,18 +29,16 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
     Raises:
         UserError: Ray is not installed, or it cannot give such a device.
     """
-    try:
-        import ray.data
-    except ImportError:
-        raise UserError("--engine ray: Ray is not installed; pip install 'dmlkit[ray]'") from None
-    if device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {device}: Ray hands every worker its device; expected auto, cpu or cuda")
+    check_ray(device, "ray.data")
+    import ray.data
 
     def compute(numbers: list[int], advance: Advance) -> None:
         if not numbers:
             return
-        with _cluster():
-            gpus, processors = _share(device)
+        with ray_cluster("complete parts stay, the same command goes on") as is_new:
+            if is_new:
+                _keep_quiet()
+            gpus, processors = worker_share(device)
             arguments = (ray.put(job), run, checkpoint, "cuda" if gpus else "cpu", processors, Path.cwd())
             items = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
             done = items.map_batches(
@@ -62,44 +57,12 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
     return compute
 
 
-@contextmanager
-def _cluster() -> Generator[None]:
-    """A connection to Ray, unless the program has one, that keeps Ray's own messages few."""
+def _keep_quiet() -> None:
+    """An error of Ray Data reaches the user as one, not as Ray's log."""
     import ray.data
-    from ray.exceptions import RayError
 
-    if ray.is_initialized():
-        yield
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours tells nobody about it
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns of Ray Data's own way to start workers
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error reaches the user as one, not as Ray's log
-    try:
-        yield
-    except RayError as error:
-        words = str(error).strip().splitlines()[-1]
-        raise UserError(
-            f"--engine ray: a worker failed: {words}; every machine needs the same dmlkit and what it imports; "
-            "complete parts stay, the same command goes on (--debug shows Ray's words)"
-        ) from error
-    finally:
-        ray.shutdown()
-
-
-def _share(device: str) -> tuple[int, int]:
-    """GPUs and processors of one worker, such that every machine with GPUs can keep all of them busy."""
-    import ray
-
-    machines: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    due = [machine.get("CPU", 0) // machine["GPU"] for machine in machines if machine.get("GPU")]
-    if device == "cpu" or (device == "auto" and not due):
-        return 0, 1
-    if not due:
-        raise UserError("--device cuda: no machine of this Ray cluster has a GPU; use --device cpu")
-    return 1, int(min(MAX_READERS, max(1, min(due))))
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
 class RayWorker:

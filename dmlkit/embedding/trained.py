@@ -6,7 +6,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder import CheckpointName, RunFolder
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
 @dataclass(frozen=True)

@@ -10,32 +10,48 @@ from torch import Tensor
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
+from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.inputs import as_embeddings
 from dmlkit.metrics.ranking.rankings import Ties
-from dmlkit.metrics.scoring.retrieval import score_retrieval
+from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.metrics.scoring.retrieval import DEFAULT_METRICS, score_retrieval
 
 Metrics = Sequence[MetricConfig | str]
 
 
-def evaluate_folder(folder: EmbeddingFolder, metrics: Metrics, ties: Ties) -> Evaluation:
+def evaluate_folder(path: Path, *, metrics: Metrics = (), ties: Ties = "expected") -> tuple[Report, Evaluation]:
     """Score a folder of embeddings on its own manifold, each item against all others.
+
+    Args:
+        path: a folder that ``dmlkit embed`` wrote.
+        metrics: configs or names; `DEFAULT_METRICS` where there are none.
+        ties: how items of the same score count.
 
     Raises:
         UserError: an item has no label, or there is nothing to retrieve.
     """
+    folder = EmbeddingFolder(path)
     labels = folder.items["label"].to_pylist()
     if None in labels:
-        raise UserError(f"{folder.path}: {labels.count(None)} of {len(labels)} items have no label; nothing to score")
+        raise UserError(f"{path}: {labels.count(None)} of {len(labels)} items have no label; nothing to score")
     names = folder.items["path"].to_pylist()
-    return _score(str(folder.path), (folder.points, np.array(labels)), None, folder.manifold(), metrics, ties, names)
+    queries = folder.points, np.array(labels)
+    evaluation = _score(str(path), queries, None, folder.manifold(), _configs(metrics), ties, names)
+    return Report.of(evaluation, str(path), "all", ties=ties), evaluation
 
 
 def evaluate_arrays(
-    embeddings: Path, labels: Path, gallery: tuple[Path, Path] | None, manifold: str, metrics: Metrics, ties: Ties
-) -> Evaluation:
+    embeddings: Path,
+    labels: Path,
+    *,
+    gallery: tuple[Path, Path] | None = None,
+    manifold: str = "sphere",
+    metrics: Metrics = (),
+    ties: Ties = "expected",
+) -> tuple[Report, Evaluation]:
     """Score ``.npy`` files: (N, D) numbers and (N,) integers or strings.
 
     Args:
@@ -43,18 +59,27 @@ def evaluate_arrays(
         labels: of the queries.
         gallery: embeddings and labels to search instead of the queries themselves.
         manifold: ``sphere`` (cosine of the normalised rows) or ``euclidean`` (distance).
-        metrics: configs or names.
+        metrics: configs or names; `DEFAULT_METRICS` where there are none.
         ties: how items of the same score count.
 
     Raises:
         UserError: a file cannot be read, or the arrays cannot be scored.
     """
+    configs = _configs(metrics)
     points = _load_points(embeddings)
     space = ManifoldConfig.variants[manifold]().build(points.shape[1])
     queries = space.from_features(points), _load(labels, 1)
     items = None if gallery is None else (space.from_features(_load_points(gallery[0])), _load(gallery[1], 1))
     names = [str(row) for row in range(len(points))]
-    return _score(str(embeddings), queries, items, space, metrics, ties, names)
+    evaluation = _score(str(embeddings), queries, items, space, configs, ties, names)
+    return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
+
+
+def _configs(metrics: Metrics) -> Metrics:
+    try:
+        return metric_configs(metrics or DEFAULT_METRICS)
+    except ValueError as error:
+        raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
 
 
 def _load_points(path: Path) -> Tensor:
@@ -69,7 +94,7 @@ def _load(path: Path, dimensions: int) -> Any:
         array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a NumPy array (.npy)") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError) as error:  # EOFError: the file is empty
         raise UserError(f"{path}: cannot read this NumPy array: {error}") from error
     if not isinstance(array, np.ndarray) or array.ndim != dimensions:
         shape = array.shape if isinstance(array, np.ndarray) else "an archive"

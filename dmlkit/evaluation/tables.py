@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmlkit.evaluation.compare import Result
+from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.significance import Comparison
 
 Rows = list[list[str]]
@@ -42,11 +43,11 @@ def as_latex(rows: Rows) -> str:
     return "\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}"])
 
 
-def metric_rows(report: dict[str, Any], definitions: dict[str, str]) -> Rows:
+def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:
     """One row a metric, of a report of ``dmlkit eval``."""
     rows = [["metric", "value", "95 % interval", "definition"]]
-    for name, value in report["metrics"].items():
-        interval = report["intervals"].get(name)
+    for name, value in report.metrics.items():
+        interval = report.intervals.get(name)
         between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
         rows.append([name, f"{value:.4f}", between, definitions[name]])
     return rows
@@ -55,12 +56,12 @@ def metric_rows(report: dict[str, Any], definitions: dict[str, str]) -> Rows:
 def comparison_rows(results: Sequence[Result], differences: Differences) -> Rows:
     """One row a metric and run; what a later run differs from the first by, where they share their queries."""
     rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p"]]
-    for name in results[0].report["metrics"]:
+    for name in results[0].report.metrics:
         for result, changes in zip(results, [{}, *differences], strict=True):
-            if name not in result.report["metrics"]:
+            if name not in result.report.metrics:
                 continue
-            interval = result.report["intervals"].get(name)
-            row = [name, result.name, f"{result.report['metrics'][name]:.4f}"]
+            interval = result.report.intervals.get(name)
+            row = [name, result.name, f"{result.report.metrics[name]:.4f}"]
             row.append(f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else "")
             change: Comparison | None = changes.get(name)
             if change is None:

@@ -29,7 +29,11 @@ def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: 
 
     Returns:
         What was written.
+
+    Raises:
+        UserError: an embedding has nan or inf, or cannot be written in this format; nothing is written.
     """
+    folder.check_finite()
     output.parent.mkdir(parents=True, exist_ok=True)
     write = {"faiss": write_faiss, "parquet": write_parquet, "npz": write_npz, "tensorboard": write_tensorboard}
     return write[format](folder, output)

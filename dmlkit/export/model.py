@@ -1,18 +1,19 @@
 """Export a trained model to formats that other programs load, each checked against the run before it is kept."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import BaseModel, FiniteFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.embedding.manifest import describe
+from dmlkit.embedding.manifest import Description, describe
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.export.onnx import write_onnx
 from dmlkit.export.safetensors import write_safetensors
 from dmlkit.export.torch_export import write_program
-from dmlkit.files.atomic import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.cache import images_of_split
 
@@ -26,7 +27,31 @@ TOLERANCE = 1e-4  # of a coordinate; float32 kernels of two runtimes differ by u
 PARITY_IMAGES = 16
 
 
-def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> dict[str, Any]:  # noqa: A002
+class Parity(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+    """How far the exported model was from the run's own."""
+
+    images: PositiveInt
+    """Real images that both embedded."""
+    largest_difference: FiniteFloat
+    """Of a coordinate."""
+
+
+class ModelManifest(Description, frozen=True, strict=True, use_attribute_docstrings=True):
+    """What stands beside an exported model: its preprocessing and geometry."""
+
+    kind: ClassVar[str] = "manifest of an exported model"
+
+    file_format: ModelFormat
+    """Of the file beside it."""
+    input: str
+    """Name, type and shape of what the model takes."""
+    output: str
+    """Likewise of what it gives."""
+    parity: Parity
+    """What was found before it was kept."""
+
+
+def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> ModelManifest:  # noqa: A002
     """Write a model and, beside it, a manifest of its preprocessing and geometry.
 
     The exported model takes RGB pixels (B, 3, S, S) uint8, resized as the manifest says, and gives points (B, D).
@@ -49,16 +74,18 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> di
     with atomic_write(output) as partial, torch.inference_mode():
         run = write(trained, images, partial)
         # a smaller batch than the exporter saw: the batch size must not be baked in
-        difference = max((run(part) - model(part)).abs().max().item() for part in (images, images[:1]))
+        differences = [(run(part) - model(part)).abs().max() for part in (images, images[:1])]
+        difference = torch.stack(differences).max().item()  # of nan and a number nan, which Python's max may drop
         if not difference <= TOLERANCE:
             raise UserError(f"{output}: the exported model differs from the run by {difference:.1e}; nothing was kept")
-    manifest = describe(trained) | {
-        "format": format,
-        "input": f"images: uint8 RGB (batch, 3, {images.shape[-1]}, {images.shape[-1]})",
-        "output": f"embeddings: float32 (batch, {model.manifold.point_dim})",
-        "parity": {"images": len(images), "largest_difference": difference},
-    }
-    write_json(output.with_name(f"{output.name}.json"), manifest)
+    manifest = ModelManifest(
+        **dict(describe(trained)),
+        file_format=format,
+        input=f"images: uint8 RGB (batch, 3, {images.shape[-1]}, {images.shape[-1]})",
+        output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
+        parity=Parity(images=len(images), largest_difference=difference),
+    )
+    manifest.write(output.with_name(f"{output.name}.json"))
     return manifest
 
 

@@ -15,7 +15,9 @@ def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[
     """Weights and, in the file's metadata, all that is needed to rebuild the model."""
     from safetensors.torch import load_file, save_file
 
-    metadata = {"dmlkit": json.dumps(describe(trained)), "recipe": trained.recipe.model_dump_json()}
+    description = describe(trained)
+    document = description.stamped()
+    metadata = {"dmlkit": json.dumps(document), "recipe": trained.recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
     again: EmbeddingModel = build_model(without_pretrained_weights(trained.recipe))

@@ -37,11 +37,15 @@ class Document(BaseModel, frozen=True, extra="forbid"):
 
     def plain(self) -> dict[str, Any]:
         """The fields as plain data."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", by_alias=True)
 
     def write(self, path: Path, *, scratch: Path | None = None) -> None:
         """Write the document, all or nothing; ``scratch`` as in `atomic_write`."""
-        write_json(path, {"format": self.version, "dmlkit": __version__, **self.plain()}, scratch=scratch)
+        write_json(path, self.stamped(), scratch=scratch)
+
+    def stamped(self) -> dict[str, Any]:
+        """What the file holds: the fields, with the format and who wrote it."""
+        return {"format": self.version, "dmlkit": __version__, **self.plain()}
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -53,11 +57,28 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         try:
             if path.stat().st_size > MAX_BYTES:
                 raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {cls.kind}")
-            return cls.parse(json.loads(path.read_text(encoding="utf-8")), str(path))
+            return cls.from_json(path.read_text(encoding="utf-8"), str(path))
         except FileNotFoundError:
             raise UserError(f"{path}: missing; expected a {cls.kind} that dmlkit wrote") from None
-        except (OSError, ValueError, RecursionError) as error:  # of JSON and of UTF-8
+        except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot read this {cls.kind}: {error}") from error
+
+    def json_line(self) -> str:
+        """The document as one line of a .jsonl file, which holds many: with its format, without who wrote it."""
+        return json.dumps({**self.plain(), "format": self.version}) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> Self:
+        """The document that a JSON text holds; ``source`` names it in errors.
+
+        Raises:
+            UserError: it is no JSON; or see `parse`.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{source}: cannot read this {cls.kind}: {error}") from error
+        return cls.parse(data, source)
 
     @classmethod
     def parse(cls, data: Any, source: str) -> Self:
@@ -80,7 +101,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
             return cls.model_validate_json(json.dumps(fields))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
+            key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))  # a union's tag
             raise UserError(
                 f"{told}: {key}: {first['msg'].lower()}; it is damaged or of another version: let this one (dmlkit "
                 f"{__version__}) write it again"

@@ -43,6 +43,13 @@ class Hyperbolicity:
         """K = -(0.144 / mean)^2: the ball in which the data would be as hyperbolic as the disk."""
         return -((DISK_DELTA / self.mean) ** 2)
 
+    def curvatures_within_deviation(self) -> tuple[float, float] | None:
+        """The curvatures at one deviation of delta below and above; none where it is not known or too large."""
+        if not self.mean > self.deviation > 0:
+            return None
+        low, high = (Hyperbolicity([self.mean + sign * self.deviation]).curvature for sign in (-1, 1))
+        return low, high
+
 
 def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int, seed: int = 0) -> Hyperbolicity:
     """Khrulkov et al., CVPR 2020 (arXiv:1904.02239), section 3: the mean of `relative_delta` over random samples.

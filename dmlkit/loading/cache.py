@@ -1,23 +1,41 @@
 """Images decoded and resized beforehand: plain pixels in one file that is mapped into memory."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.errors import UserError
+from dmlkit.files.document import Document
 
 PIXELS, INDEX, MANIFEST = "pixels.bin", "index.parquet", "manifest.json"
-FORMAT = 1
+COLUMNS = ("key", "height", "width", "bytes", "modified")  # of the index
 AGAIN = "run dmlkit data cache again"
+
+
+class CacheManifest(Document, frozen=True, strict=True, use_attribute_docstrings=True):
+    """``manifest.json``: what is in a cache."""
+
+    kind: ClassVar[str] = "manifest of an image cache"
+
+    resizing: str
+    """What was done to every image, in words; see `dmlkit.transforms.base.Resizing`."""
+    dataset: dict[str, Any]
+    """Name and options, as in the recipe."""
+    images: NonNegativeInt
+    """Rows of the index, of images that could not be read too."""
+    bytes: NonNegativeInt
+    """Of all pixels."""
+    skipped: tuple[str, ...]
+    """One message per image that could not be read."""
 
 
 def images_of_split(config: DatasetConfig, split: Split) -> Dataset:
@@ -66,28 +84,28 @@ class Cache:
 
     Args:
         folder: holds ``pixels.bin index.parquet manifest.json``.
+
+    Raises:
+        UserError: a file is missing, damaged, or of another version of dmlkit.
     """
 
     def __init__(self, folder: Path) -> None:
-        from pyarrow import parquet
-
+        for name in (MANIFEST, INDEX, PIXELS):
+            if not (folder / name).exists():
+                raise UserError(f"dataset.cache: {folder / name}: missing; write it with dmlkit data cache")
         try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            index: Any = parquet.read_table(folder / INDEX)
-        except FileNotFoundError as error:
-            raise UserError(f"dataset.cache: {error.filename}: missing; write it with dmlkit data cache") from None
-        except (OSError, ValueError) as error:  # of JSON and Parquet
-            raise UserError(f"dataset.cache: {folder}: cannot read this cache: {error}; {AGAIN}") from error
-        if manifest.get("format") != FORMAT:
-            raise UserError(f"dataset.cache: {folder}: has format {manifest.get('format')}, expected {FORMAT}; {AGAIN}")
-        self.folder, self.resizing = folder, str(manifest["resizing"])
+            manifest = CacheManifest.read(folder / MANIFEST)
+        except UserError as error:
+            raise UserError(f"dataset.cache: {error}; {AGAIN}") from error
+        index = _read_index(folder / INDEX, manifest)
+        self.folder, self.resizing = folder, manifest.resizing
         self.keys: list[str] = index["key"].to_pylist()
         self.stamps = np.stack([index[name].to_numpy() for name in ("bytes", "modified")], axis=1)
         self.sides = np.stack([index[name].to_numpy() for name in ("height", "width")], axis=1)
         self.ends = (3 * self.sides[:, 0] * self.sides[:, 1]).cumsum()
-        size = (folder / PIXELS).stat().st_size if (folder / PIXELS).exists() else -1
-        if size != (self.ends[-1] if len(self.ends) else 0):
-            raise UserError(f"dataset.cache: {folder / PIXELS}: has {size} bytes, expected {self.ends[-1]}; {AGAIN}")
+        size, expected = (folder / PIXELS).stat().st_size, self.ends[-1] if len(self.ends) else 0
+        if size != expected:
+            raise UserError(f"dataset.cache: {folder / PIXELS}: has {size} bytes, expected {expected}; {AGAIN}")
         self.memory: np.ndarray | None = None  # opened by each worker for itself
 
     def rows_of(self, dataset: Dataset) -> np.ndarray:
@@ -122,6 +140,21 @@ class Cache:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "memory": None}
+
+
+def _read_index(path: Path, manifest: CacheManifest) -> Any:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        index: Any = parquet.read_table(path)
+    except (OSError, ArrowException) as error:
+        raise UserError(f"dataset.cache: {path}: cannot read this index: {error}; {AGAIN}") from error
+    if set(COLUMNS) - set(index.column_names) or index.num_rows != manifest.images:
+        raise UserError(
+            f"dataset.cache: {path}: has {index.num_rows} rows of {index.column_names}, expected {manifest.images} of "
+            f"{list(COLUMNS)}; {AGAIN}"
+        )
+    return index
 
 
 def stamp(path: str) -> tuple[int, int]:

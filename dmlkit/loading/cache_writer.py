@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dmlkit import __version__
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.batches import refuse_faults
-from dmlkit.loading.cache import FORMAT, INDEX, MANIFEST, PIXELS, stamp
+from dmlkit.loading.cache import INDEX, MANIFEST, PIXELS, CacheManifest, stamp
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import ImageTransform
 
@@ -59,7 +58,7 @@ def images_to_cache(recipe: Recipe) -> Dataset:
 
 def write_cache(
     recipe: Recipe, dataset: Dataset, output: Path, *, overwrite: bool, advance: Callable[[int], None]
-) -> dict[str, Any]:
+) -> CacheManifest:
     """Write ``pixels.bin``, ``index.parquet`` and ``manifest.json``.
 
     Args:
@@ -95,16 +94,14 @@ def write_cache(
                 sides.append((pixels.shape[0], pixels.shape[1]))
             advance(1)
     write_index(output / INDEX, dataset, sides)
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "dmlkit": __version__,
-        "resizing": resizing.text,
-        "dataset": recipe.dataset.model_dump(mode="json"),
-        "images": len(sides),
-        "bytes": sum(3 * height * width for height, width in sides),
-        "skipped": faults,
-    }
-    write_json(output / MANIFEST, manifest)
+    manifest = CacheManifest(
+        resizing=resizing.text,
+        dataset=recipe.dataset.model_dump(mode="json"),
+        images=len(sides),
+        bytes=sum(3 * height * width for height, width in sides),
+        skipped=tuple(faults),
+    )
+    manifest.write(output / MANIFEST)
     return manifest
 
 

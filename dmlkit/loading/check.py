@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Report:
+class Findings:
     """What a check found.
 
     Args:
@@ -51,27 +51,29 @@ class Report:
         return not self.faults and all(row.verdict != "fault" for row in self.rows)
 
 
-def check_files(config: DatasetConfig) -> tuple[Listing, Report]:
+def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     """Check all that can be told without opening an image: archives, lists, splits and counts.
 
     Raises:
         UserError: there is nothing to check: the root is missing, the table unreadable, the images rendered.
     """
-    report = Report(rows=list(archive_rows(config)))
+    findings = Findings(rows=list(archive_rows(config)))
     try:
         listing = config.listing()
     except UserError as error:
-        broken = [f"{row.check}: {row.found}, expected {row.expected}" for row in report.rows if row.verdict == "fault"]
+        broken = [
+            f"{row.check}: {row.found}, expected {row.expected}" for row in findings.rows if row.verdict == "fault"
+        ]
         raise UserError("\n".join([*broken, str(error)])) from None
     if listing is None:
         raise UserError(f"dataset {config.name}: its images are rendered; there are no files to check")
     overlaps = listing.overlaps()
-    report.faults += [*listing.faults, *overlaps]
-    report.notes += listing.notes
-    report.rows += count_rows(listing, config.published)
-    report.rows.append(Row("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
-    report.rows += class_size_rows(listing)
-    return listing, report
+    findings.faults += [*listing.faults, *overlaps]
+    findings.notes += listing.notes
+    findings.rows += count_rows(listing, config.published)
+    findings.rows.append(Row("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
+    findings.rows += class_size_rows(listing)
+    return listing, findings
 
 
 def archive_rows(config: DatasetConfig) -> Iterator[Row]:
@@ -154,12 +156,12 @@ def as_is(items: list[Any]) -> list[Any]:
     return items
 
 
-def check_images(listing: Listing, report: Report, *, is_published: bool, advance: Callable[[int], None]) -> None:
-    """Decode every image; unreadable, animated and duplicate ones are added to the report.
+def check_images(listing: Listing, findings: Findings, *, is_published: bool, advance: Callable[[int], None]) -> None:
+    """Decode every image; unreadable, animated and duplicate ones are added to the findings.
 
     Args:
         listing: of `check_files`.
-        report: likewise.
+        findings: of `check_files`, which this adds to.
         is_published: the images are a benchmark's, whose duplicates are as their authors want them.
         advance: told of the images done.
     """
@@ -173,19 +175,19 @@ def check_images(listing: Listing, report: Report, *, is_published: bool, advanc
         for item in batch:
             if item.fault:
                 unreadable += 1
-                report.faults.append(item.fault)
+                findings.faults.append(item.fault)
             else:
                 seen.setdefault(item.digest, []).append(item.position)
             if item.note:
-                report.notes.append(item.note)
+                findings.notes.append(item.note)
         advance(len(batch))
-    report.rows.append(Row("unreadable images", "0", str(unreadable), "fault" if unreadable else "ok"))
+    findings.rows.append(Row("unreadable images", "0", str(unreadable), "fault" if unreadable else "ok"))
     groups = [group for group in seen.values() if len(group) > 1]
-    report.rows += duplicate_rows(listing, images.paths, groups, report, is_published=is_published)
+    findings.rows += duplicate_rows(listing, images.paths, groups, findings, is_published=is_published)
 
 
 def duplicate_rows(
-    listing: Listing, paths: Sequence[str], groups: list[list[int]], report: Report, *, is_published: bool
+    listing: Listing, paths: Sequence[str], groups: list[list[int]], findings: Findings, *, is_published: bool
 ) -> Iterator[Row]:
     """Images of equal pixels, within a class and across classes; the latter are label errors in one's own data."""
     kinds: dict[str, list[list[int]]] = {"within a class": [], "across classes": []}
@@ -196,5 +198,5 @@ def duplicate_rows(
         # the authors' archives hold some, and changing them would make results incomparable
         verdict: Verdict = "fault" if kind == "across classes" and not is_published else "note"
         lines = [f"duplicate {kind}: {', '.join(paths[index] for index in group)}" for group in found]
-        (report.faults if verdict == "fault" else report.notes).extend(lines)
+        (findings.faults if verdict == "fault" else findings.notes).extend(lines)
         yield Row(f"duplicates {kind}", "0", str(len(found)), verdict if found else "ok")

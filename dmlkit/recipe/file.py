@@ -71,7 +71,7 @@ def validate(tree: Tree) -> Recipe:
     """A tree as a recipe; every fault at once."""
     try:
         # strict in JSON mode: lists become tuples, and nothing else is coerced
-        return Recipe.model_validate_json(json.dumps(tree.data))
+        return Recipe.model_validate_json(json.dumps(tree.data)).read_from(dict(tree.origins))
     except ValidationError as error:
         raise UserError("\n".join(describe_faults(error, tree, Recipe))) from None
 

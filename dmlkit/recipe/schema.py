@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from dmlkit.backbones.base import BackboneConfig
@@ -103,6 +103,25 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
         MapAtRConfig(),
     )
     """What validation and test classes are scored by, e.g. ``[recall@1, map@r, ndcg@8]``."""
+
+    _origins: dict[tuple[str | int, ...], str] = PrivateAttr(default_factory=dict[tuple[str | int, ...], str])
+
+    def __eq__(self, other: object) -> bool:
+        """Equal recipes say the same, wherever they were read."""
+        return isinstance(other, Recipe) and dict(self) == dict(other)
+
+    def read_from(self, origins: dict[tuple[str | int, ...], str]) -> "Recipe":
+        """The recipe with the file and line that each key came from, for `fault`."""
+        object.__setattr__(self, "_origins", origins)
+        return self
+
+    def fault(self, key: tuple[str | int, ...], text: str) -> str:
+        """What is wrong at a key, with its file and line where the recipe was read from one."""
+        place = key
+        while place and place not in self._origins:
+            place = place[:-1]
+        where = self._origins.get(place)
+        return f"{where}: {'.'.join(map(str, key))}: {text}" if where else f"{'.'.join(map(str, key))}: {text}"
 
     @model_validator(mode="after")
     def check_requirements(self) -> "Recipe":

@@ -1,7 +1,6 @@
 """Protocols: a recipe trained several times, and what its figures are worth."""
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +22,8 @@ from dmlkit.metrics.precision import PrecisionConfig
 from dmlkit.metrics.r_precision import RPrecisionConfig
 from dmlkit.metrics.scoring.retrieval import retrieval_metrics
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder import RunFolder
+from dmlkit.run_folder.documents import Summary
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.progress import Progress
 from dmlkit.training.train import train
 
@@ -116,16 +116,14 @@ def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, dict[str, float
 
 def _official(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Figures:
     summary = _trained(recipe, folder, fabric, progress)
-    return {"test": (summary["best"] or summary["last"])["test"]}
+    return {"test": summary.chosen.test}
 
 
 def _reality_check(
     recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]
 ) -> Figures:
     folds = [folder / f"fold-{fold}" for fold in range(FOLDS)]
-    tests = [
-        _trained(fold_recipe(recipe, fold), path, fabric, progress)["best"]["test"] for fold, path in enumerate(folds)
-    ]
+    tests = [_trained(fold_recipe(recipe, fold), path, fabric, progress).chosen.test for fold, path in enumerate(folds)]
     target = folder / "result.json"
     if target.exists():
         return json.loads(target.read_text(encoding="utf-8"))
@@ -151,19 +149,15 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
     )
 
 
-def _trained(
-    recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]
-) -> dict[str, Any]:
+def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Summary:
     """The summary of a run: read where it is complete, trained or continued where it is not."""
     run = RunFolder(folder)
     if run.holds_run():
         run.check_same_recipe(recipe)
-    if run.summary_path.exists():
-        return json.loads(run.summary_path.read_text(encoding="utf-8"))
+        if run.summary_path.exists():
+            return Summary.read(run.summary_path)
     fabric.barrier()
-    if fabric.is_global_zero and not run.holds_run():
-        shutil.rmtree(folder, ignore_errors=True)  # killed while it was being created
-    return train(recipe, folder, fabric, progress(str(folder), recipe), resume=True)
+    return train(recipe, folder, fabric=fabric, progress=progress(str(folder), recipe), resume=True)
 
 
 def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:

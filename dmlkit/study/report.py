@@ -10,6 +10,7 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import Rows, as_markdown
 from dmlkit.files.atomic import atomic_write
+from dmlkit.study.plot import plot_study
 
 PLOT = "results.png"
 EXPLANATION = """\
@@ -38,6 +39,15 @@ def study_section(results: dict[str, Any], plot: str, *, heading: str) -> str:
         parts += [text, as_markdown(tuning_rows(results))]
     parts += [_setting(results), f"    {results['command']}"]
     return "\n\n".join(parts)
+
+
+def write_section(results: dict[str, Any], folder: Path) -> Path:
+    """Write a study's own document and picture into its folder; returns the document."""
+    with atomic_write(folder / PLOT) as partial:
+        plot_study(results, partial)
+    document = folder / "results.md"
+    write_text(document, f"{study_section(results, PLOT, heading='#')}\n\n{EXPLANATION}")
+    return document
 
 
 def verdict_rows(results: dict[str, Any]) -> Rows:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lightning_fabric import Fabric
 from pydantic import ValidationError
@@ -17,12 +17,14 @@ from dmlkit.files.differences import differences
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.config import Candidate, Study, Variant
 from dmlkit.study.protocol import Figures, fold_recipe, is_complete, run_once
+from dmlkit.study.ray import train_on_ray
 from dmlkit.study.results import Choice, summarize_study
 from dmlkit.study.workers import Run, train_at_once
 from dmlkit.training.experiment import assemble
 from dmlkit.training.progress import Progress
 
 REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
+Engine = Literal["local", "ray"]  # where runs are trained: by this machine, or on a Ray cluster
 
 
 class RunProgress(Progress, Protocol):
@@ -44,7 +46,15 @@ class StudyProgress(Protocol):
 
 
 def run_study(
-    study: Study, folder: Path, fabric: Fabric, progress: StudyProgress, command: str, *, jobs: int = 1
+    study: Study,
+    folder: Path,
+    fabric: Fabric,
+    progress: StudyProgress,
+    command: str,
+    *,
+    jobs: int = 1,
+    engine: Engine = "local",
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Train what is missing of a study, and hold its claim against the figures.
 
@@ -58,7 +68,9 @@ def run_study(
         fabric: device, precision and ranks, launched.
         progress: told of runs, and of their steps and epochs.
         command: that repeats the study; kept for reports.
-        jobs: runs at once, see `train_at_once`.
+        jobs: runs at once on this machine, see `train_at_once`.
+        engine: ``local``, or ``ray``: as many runs at once as a cluster has room for, see `train_on_ray`.
+        device: of a run on Ray; on this machine ``fabric`` has it.
 
     Returns:
         What ``results.json`` holds, see `summarize_study`.
@@ -69,10 +81,12 @@ def run_study(
     """
     open_study(study, folder, fabric, command)
     with stop_signals() as stop_requested:
-        runs = _Runs(study, folder, fabric, progress, stop_requested, jobs)
+        runs = _Runs(study, folder, fabric, progress, stop_requested, jobs, engine, device)
         check_parts(study, folder)
-        first, *others = study.config.seeds
-        choices = runs.choose(first)
+        tuned = any(len(variant.candidates) > 1 for variant in study.variants)
+        tried = study.config.seeds[:1] if tuned else study.config.seeds  # all in one go where no run waits for a choice
+        others = study.config.seeds[len(tried) :]
+        choices = runs.choose(tried)
         repeated = [
             runs.run(variant, choices[variant.name].candidate, seed) for seed in others for variant in study.variants
         ]
@@ -149,21 +163,20 @@ class _Runs:
     progress: StudyProgress
     stop_requested: Callable[[Fabric], bool]
     jobs: int
+    engine: Engine
+    device: str
 
-    def choose(self, seed: int) -> dict[str, Choice]:
-        """Of each variant the candidate that is best on validation classes, the earlier one where two are equal."""
-        tried = {
-            variant.name: [self.run(variant, candidate, seed) for candidate in variant.candidates]
-            for variant in self.study.variants
-        }
-        figures = self.train([run for runs in tried.values() for run in runs])
+    def choose(self, seeds: Sequence[int]) -> dict[str, Choice]:
+        """Train every candidate with these seeds. Of each variant the one that is best on validation classes with the
+        first seed, the earlier one where two are equal."""
+        tried = [(variant, candidate) for variant in self.study.variants for candidate in variant.candidates]
+        figures = self.train([self.run(variant, candidate, seed) for seed in seeds for variant, candidate in tried])
         choices: dict[str, Choice] = {}
         for variant in self.study.variants:
-            runs = tried[variant.name]
-            scores = [_validation_score(run.folder) for run in runs]
-            best = scores.index(max(scores))
-            chosen = {seed: figures[runs[best].name]}
-            choices[variant.name] = Choice(variant.candidates[best], tuple(scores), chosen)
+            scores = [_validation_score(self.run(variant, one, seeds[0]).folder) for one in variant.candidates]
+            best = variant.candidates[scores.index(max(scores))]
+            chosen = {seed: figures[self.run(variant, best, seed).name] for seed in seeds}
+            choices[variant.name] = Choice(best, tuple(scores), chosen)
         return choices
 
     def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
@@ -174,7 +187,8 @@ class _Runs:
     def train(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
         """The figures of runs on the test classes, by their names; those that are not complete are trained."""
         protocol = self.study.config.protocol
-        together = [run for run in runs if self.jobs > 1 and not is_complete(protocol, run.folder)]
+        at_once = self.jobs > 1 or self.engine == "ray"
+        together = [run for run in runs if at_once and not is_complete(protocol, run.folder)]
         names = {run.name for run in together}
         figures = {run.name: self._train(run) for run in runs if run.name not in names}
         return figures | (self._train_at_once(together) if together else {})
@@ -197,7 +211,11 @@ class _Runs:
             else:
                 getattr(begun[name], method)(**told)
 
-        train_at_once(runs, self.study.config.protocol, self.jobs, self.fabric, self.stop_requested, tell)
+        protocol = self.study.config.protocol
+        if self.engine == "ray":
+            train_on_ray(runs, protocol, self.device, lambda: self.stop_requested(self.fabric), tell)
+        else:
+            train_at_once(runs, protocol, self.jobs, self.fabric, self.stop_requested, tell)
         return figures
 
     def _begin(self, run: Run) -> RunProgress:

@@ -21,6 +21,7 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.protocol import ProtocolName, run_once
 from dmlkit.training.progress import Progress
 
@@ -28,6 +29,7 @@ LOOK = 0.2  # seconds between two looks at the processes
 TELL = 0.5  # seconds between two steps that a process tells of
 Tell = Callable[[str, str, Mapping[str, Any]], None]
 """Takes the name of a run, a method of its progress and what that is called with."""
+Event = tuple[str, str, Mapping[str, Any]]  # what `Tell` takes
 
 
 @dataclass(frozen=True)
@@ -50,27 +52,33 @@ class _Worker:
     """What a process keeps from one run to the next."""
 
     device: str
-    events: "SimpleQueue[Any]"
+    events: "SimpleQueue[Event]"
 
 
 @dataclass
-class _Told:
-    """A run's progress in its process: passed on, steps not more often than `TELL`."""
+class Told:
+    """A run's progress in its process: passed on, steps not more often than `TELL`.
+
+    Args:
+        name: of the run.
+        put: passes an event on.
+        last: when a step was passed on, in seconds.
+    """
 
     name: str
-    events: "SimpleQueue[Any]"
+    put: Callable[[Event], object]
     last: float = 0.0
 
     def step(self, **told: Any) -> None:
         if perf_counter() - self.last > TELL:
             self.last = perf_counter()
-            self.events.put((self.name, "step", told))
+            self.put((self.name, "step", told))
 
-    def epoch(self, row: dict[str, Any]) -> None:
-        self.events.put((self.name, "epoch", {"row": row}))
+    def epoch(self, row: EpochRow) -> None:
+        self.put((self.name, "epoch", {"row": row}))
 
     def start_model(self, *_: object) -> Progress:
-        self.events.put((self.name, "start_model", {}))
+        self.put((self.name, "start_model", {}))
         return self
 
 
@@ -158,7 +166,7 @@ def _ignored(number: signal.Signals) -> Generator[None]:
 
 
 def _begin(
-    events: "SimpleQueue[Any]", devices: "SimpleQueue[str]", listen: "connection.Connection[Any, Any]", threads: int
+    events: "SimpleQueue[Event]", devices: "SimpleQueue[str]", listen: "connection.Connection[Any, Any]", threads: int
 ) -> None:
     """What a process does first."""
     request = StopRequest()
@@ -181,4 +189,4 @@ def _listen(request: StopRequest, listen: "connection.Connection[Any, Any]") -> 
 def _train(run: Run, protocol: ProtocolName) -> None:
     (worker,) = _workers
     fabric = start_fabric(worker.device, run.recipe.training.precision)
-    run_once(protocol, run.recipe, run.folder, fabric, _Told(run.name, worker.events).start_model)
+    run_once(protocol, run.recipe, run.folder, fabric, Told(run.name, worker.events.put).start_model)

@@ -7,7 +7,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from dmlkit.run_folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
 
 

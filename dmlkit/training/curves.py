@@ -1,10 +1,12 @@
 """Training curves as a picture."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from dmlkit.run_folder.documents import EpochRow
 
 
-def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
+def plot_curves(rows: Sequence[EpochRow], path: Path) -> None:
     """Draw the loss and the validation metrics over the epochs as a PNG.
 
     Args:
@@ -15,14 +17,14 @@ def plot_curves(rows: list[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.plot([row["epoch"] for row in rows], [row["loss"] for row in rows], marker=".")
+    left.plot([row.epoch for row in rows], [row.loss for row in rows], marker=".")
     left.set(xlabel="epoch", ylabel="loss", title="Training loss")
-    validated = [row for row in rows if row["validation"]]
-    names = list(validated[0]["validation"]) if validated else []
+    validated = [(row.epoch, row.validation) for row in rows if row.validation]
+    names = list(validated[0][1]) if validated else []
     for name in names:
         right.plot(
-            [row["epoch"] for row in validated],
-            [row["validation"][name] for row in validated],
+            [epoch for epoch, _ in validated],
+            [metrics[name] for _, metrics in validated],
             marker=".",
             label=name,
         )

@@ -1,5 +1,7 @@
 """The one place where the parts of a recipe meet."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -70,19 +72,20 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     """
     train = images_of_split(recipe.dataset, "train")
     validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
-    sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
+    with faults_of(recipe, "sampler"):
+        sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe)
-    objective = Objective(
-        recipe.loss.build(model.manifold, len(train.class_names)),
-        [regularizer.build(model.manifold) for regularizer in recipe.regularizers],
-        [regularizer.weight for regularizer in recipe.regularizers],
-    )
+    with faults_of(recipe, "backbone"):
+        model = build_model(recipe)
+        try_model(model, recipe.transform.size)
+    with faults_of(recipe, "loss"):
+        loss = recipe.loss.build(model.manifold, len(train.class_names))
+    with faults_of(recipe, "regularizers"):
+        regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
+    objective = Objective(loss, regularizers, [regularizer.weight for regularizer in recipe.regularizers])
     if recipe.training.shard_proxies:
-        try:
+        with faults_of(recipe, "training", "shard_proxies"):
             objective.loss.keep_shard(rank, ranks)
-        except ValueError as error:
-            raise UserError(f"training.shard_proxies: {error}") from error
     shared = {id(parameter) for parameter in model.parameters()}
     parts = {
         "backbone": list(model.backbone.parameters()),
@@ -90,12 +93,26 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         # a learnable manifold belongs to the head, although the loss holds it too
         "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
     }
-    return Experiment(
-        recipe,
-        model,
-        objective,
-        recipe.optimizer.build(parts, fused=recipe.training.precision != "fp16"),
-        sampler,
-        train,
-        validation,
-    )
+    with faults_of(recipe, "optimizer"):
+        optimizer = recipe.optimizer.build(parts, fused=recipe.training.precision != "fp16")
+    return Experiment(recipe, model, objective, optimizer, sampler, train, validation)
+
+
+@contextmanager
+def faults_of(recipe: Recipe, *key: str) -> Generator[None]:
+    """Tell what a member of a family objects to as one line, with the recipe's file, line and key."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, RuntimeError, MemoryError) as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(recipe.fault(key, text)) from error
+
+
+@torch.no_grad()
+def try_model(model: EmbeddingModel, size: int) -> None:
+    """Show the model one black image of the recipe's size: what cannot take it says so before anything is written."""
+    was_training = model.training
+    model.eval()(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    model.train(was_training)

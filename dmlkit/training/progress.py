@@ -1,6 +1,8 @@
 """What training tells while it runs."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from dmlkit.run_folder.documents import EpochRow
 
 
 class Pace(NamedTuple):
@@ -17,5 +19,15 @@ class Progress(Protocol):
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         """After a share ``progress`` of an epoch: the last loss, and the images since the last call."""
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: EpochRow) -> None:
         """After an epoch: its row of metrics.jsonl."""
+
+
+class Silent:
+    """Tells nothing."""
+
+    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
+        """See `Progress`."""
+
+    def epoch(self, row: EpochRow) -> None:
+        """See `Progress`."""

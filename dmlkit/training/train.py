@@ -1,50 +1,67 @@
 """Train: one visible loop, stoppable at any step and resumable to the bit."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from dmlkit.distributed.gather import gather_rows
+from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.files.atomic import write_json
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, TransformedImages, make_loader, refuse_faults
+from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder import RunFolder
+from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State, restore, save, save_best
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import average_gradients, clip_gradients
-from dmlkit.training.progress import Pace, Progress
+from dmlkit.training.progress import Pace, Progress, Silent
 from dmlkit.training.summary import summarize
 
 CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
 
 
 def train(
-    recipe: Recipe, folder: Path, fabric: Fabric, progress: Progress, *, resume: bool = False, overwrite: bool = False
-) -> dict[str, Any]:
+    recipe: Recipe | Path,
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    device: str = "auto",
+    fabric: Fabric | None = None,
+    progress: Progress | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Summary:
     """Train a recipe into a run folder.
 
     Args:
-        recipe: what to train.
+        recipe: what to train, or its YAML file.
         folder: of the run; see `RunFolder`.
-        fabric: device, precision and ranks, launched.
-        progress: told of steps and epochs.
+        overrides: ``key.subkey=value`` each, laid over a file.
+        device: where, see `start_fabric`.
+        fabric: a device, precision and ranks that were launched already.
+        progress: told of steps and epochs; silent by default.
         resume: continue the run in ``folder`` from its last checkpoint, or start it if there is none yet.
-        overwrite: replace the run in ``folder``.
+        overwrite: replace the run in ``folder``, and what was made with its weights.
 
     Returns:
         The summary: last and best checkpoint with their validation and test metrics.
 
     Raises:
-        UserError: the recipe, the data or the folder is at fault, or the loss is no longer finite.
+        UserError: the recipe, the data or the folder is at fault, the loss is no longer finite, or a rank has gone.
         TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
     """
+    if resume and overwrite:
+        raise UserError("--resume continues a run and --overwrite deletes it; give one of them")
+    recipe = recipe if isinstance(recipe, Recipe) else read_recipe(recipe, overrides)
+    fabric = fabric or start_fabric(device, recipe.training.precision)
     run = RunFolder(folder)
     resume = resume and run.holds_run()
     fabric.barrier()  # all ranks have looked before the first one creates the folder
@@ -57,11 +74,15 @@ def train(
         )
     if fabric.is_global_zero and not resume:
         run.create(recipe, overwrite=overwrite)
-        # what the labels 0..C-1 of the loss's proxies mean
-        write_json(run.path / "classes.json", {"training_classes": list(experiment.train.class_names)})
+        TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()
-    state = fit(experiment, run, fabric, progress, resume=resume)
-    return summarize(experiment, run, fabric, state)
+    try:
+        state = fit(experiment, run, fabric, progress or Silent(), resume=resume)
+        return summarize(experiment, run, fabric, state)
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not lost_ranks(error):
+            raise
+        raise UserError(f"another rank ended ({error}); go on with the same command and --resume") from error
 
 
 def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool) -> State:
@@ -100,7 +121,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                 if len(batch.labels):
                     embeddings = gather_rows(fabric, model(images.show_on_device(batch, fabric.device)))
                     labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True))
-                    loss = compute_loss(objective, embeddings, labels, state, run)
+                    loss = compute_loss(experiment, embeddings, labels, state, run)
                     optimizer.zero_grad()
                     fabric.backward(loss)
                     experiment.model.backbone.discard_frozen_gradients(state.epoch)
@@ -134,13 +155,13 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     return state
 
 
-def compute_loss(objective: nn.Module, embeddings: Tensor, labels: Tensor, state: State, run: RunFolder) -> Tensor:
+def compute_loss(experiment: Experiment, embeddings: Tensor, labels: Tensor, state: State, run: RunFolder) -> Tensor:
     """The loss of a batch; embeddings that are no longer finite end the run with the step's number."""
     try:
-        return objective(embeddings, labels)
+        return experiment.objective(embeddings, labels)
     except ValueError as error:
         if embeddings.isfinite().all():
-            raise
+            raise UserError(experiment.recipe.fault(("loss",), str(error))) from error
         raise diverged(state.step + 1, "embeddings", state, run) from error
 
 
@@ -177,26 +198,27 @@ def finish_epoch(
 ) -> None:
     """Validate, log the epoch, and keep the checkpoint if it is the best so far."""
     settings = experiment.recipe.training
-    row: dict[str, Any] = {
-        "epoch": state.epoch + 1,
-        "loss": state.loss_sum / len(experiment.sampler),
-        "lr": experiment.optimizer.param_groups[0]["lr"],
-        "images_per_second": round(pace.images / pace.seconds, 1),
-        "waiting": round(pace.waiting / pace.seconds, 3),  # share of the time in which there was no batch to train on
-        "seconds": round(state.seconds + pace.seconds, 2),
-        "validation": None,
-    }
+    epoch, loss = state.epoch + 1, state.loss_sum / len(experiment.sampler)
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
+    metrics: dict[str, float] | None = None
     is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
     if experiment.validation is not None and is_due:
         evaluation = evaluate(fabric, experiment.model, experiment.validation, experiment.recipe, split="validation")
         state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
-        row["validation"] = metrics
         score = metrics[settings.select_by]
         if state.best is None or score > state.best["metrics"][settings.select_by]:
             state.best = {"epoch": state.epoch, "metrics": metrics}
             save_best(experiment, run, fabric, state)
+    row = EpochRow(
+        epoch=epoch,
+        loss=loss,
+        lr=experiment.optimizer.param_groups[0]["lr"],
+        images_per_second=round(pace.images / pace.seconds, 1),
+        waiting=round(pace.waiting / pace.seconds, 3),
+        seconds=round(state.seconds + pace.seconds, 2),
+        validation=metrics,
+    )
     if fabric.is_global_zero:
         run.append_metrics(row)
     progress.epoch(row)

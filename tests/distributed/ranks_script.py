@@ -14,6 +14,7 @@ from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.losses.base import LossConfig
 from dmlkit.recipe.file import parse_override, parse_recipe
 from dmlkit.recipe.schema import Recipe
+from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
 
 RECIPE = """\
@@ -35,14 +36,6 @@ SHARDED = ("training.shard_proxies=true",)
 RESUMED = (*SHARDED, "optimizer.lr=0.0001", "training.clip_grad_norm=0.5", "schedule={name: cosine}")
 
 
-class Silent:
-    """Progress that nobody watches."""
-
-    def step(self, **_: Any) -> None: ...
-
-    def epoch(self, row: dict[str, Any]) -> None: ...
-
-
 class Stopper(Silent):
     """Asks the run to stop in its second epoch."""
 
@@ -60,12 +53,12 @@ if __name__ == "__main__":
     fabric = start_fabric("cpu")
     output, *continued = map(Path, sys.argv[1:])
     for path in continued:
-        train(recipe_of("mpa", RESUMED), path, fabric, Silent(), resume=True)
+        train(recipe_of("mpa", RESUMED), path, fabric=fabric, resume=True)
     if not output.exists():
         for name, variant in sorted(LossConfig.variants.items()):
-            train(recipe_of(name), output / name, fabric, Silent())
+            train(recipe_of(name), output / name, fabric=fabric)
             if variant.shares_classes and fabric.world_size > 1:
-                train(recipe_of(name, SHARDED), output / f"{name} sharded", fabric, Silent())
-        train(recipe_of("mpa", RESUMED), output / "unbroken", fabric, Silent())
+                train(recipe_of(name, SHARDED), output / f"{name} sharded", fabric=fabric)
+        train(recipe_of("mpa", RESUMED), output / "unbroken", fabric=fabric)
         with suppress(TrainingStoppedError):
-            train(recipe_of("mpa", RESUMED), output / "stopped", fabric, Stopper())
+            train(recipe_of("mpa", RESUMED), output / "stopped", fabric=fabric, progress=Stopper())

@@ -13,7 +13,7 @@ import torch
 
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
-from dmlkit.run_folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from tests.distributed.ranks_script import RECIPE
 
 SCRIPT = Path(__file__).parent / "ranks_script.py"
@@ -95,5 +95,5 @@ def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp
     unbroken = start([*launcher, *words, str(tmp_path / "unbroken")])
     assert unbroken.wait(timeout=120) == 0
     assert_same_weights(tmp_path / "killed", tmp_path / "unbroken", atol=0)
-    epochs = [row["epoch"] for row in RunFolder(tmp_path / "killed").read_metrics()]
+    epochs = [row.epoch for row in RunFolder(tmp_path / "killed").read_metrics()]
     assert epochs == list(range(1, 31))

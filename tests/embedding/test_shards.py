@@ -18,16 +18,16 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from dmlkit.cli.commands import embed_command
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding import embed as embed_engines
+from dmlkit.embedding.embed import embed_job
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.run import embed as embed_images
 from dmlkit.embedding.shards import PartFolder
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.run_folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import ROOT, TINY_RECIPE
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
@@ -37,15 +37,13 @@ IMAGES = 300  # three parts: two of 128, one of 44
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``run``, a trained tiny model, and ``photos``."""
-    from rich.console import Console
 
-    from dmlkit.cli.progress import TrainingProgress
     from dmlkit.recipe.file import parse_recipe
     from dmlkit.training.train import train
 
     home = tmp_path_factory.mktemp("home")
     recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"), "tiny.yaml")
-    train(recipe, home / "run", start_fabric("cpu"), TrainingProgress(Console(quiet=True), 1))
+    train(recipe, home / "run", fabric=start_fabric("cpu"))
     (home / "photos").mkdir()
     for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (IMAGES, 16, 16, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(home / "photos" / f"{index:03}.png")
@@ -53,7 +51,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embed(home: Path, output: Path, *, photos: Path | None = None, skip: bool = False) -> None:
-    embed_command(home / "run", photos or home / "photos", None, output, None, skip, "cpu")
+    embed_images(home / "run", photos or home / "photos", output=output, skip_bad_images=skip, device="cpu")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -210,7 +208,7 @@ def test_parts_of_other_embeddings_are_refused_with_what_differs(home, tmp_path)
     shutil.copytree(home / "run", tmp_path / "run")
     torch.save(state, tmp_path / "run" / "checkpoints" / "best.pt")
     with pytest.raises(UserError, match=r"\(model.fingerprint: was \w{64}, now \w{64}\); undo that"):
-        embed_command(tmp_path / "run", home / "photos", None, output, None, False, "cpu")
+        embed_images(tmp_path / "run", home / "photos", output=output, device="cpu")
     (output / "parts" / "job.json").write_text("{")
     with pytest.raises(UserError, match=r"job\.json: cannot read this.*remove .*parts to start anew"):
         embed(home, output)
@@ -246,7 +244,7 @@ def test_parts_that_do_not_arrive_are_told(home, tmp_path):
     job = EmbedJob(dataset, "photos", labelled, tmp_path / "out", skip_bad_images=False)
     nothing: dict[str, Any] = {"compute": lambda *_: None, "advance": lambda _: None, "say": lambda _: None}
     with pytest.raises(UserError, match=r"part-00000\.safetensors: not here though a worker has written it"):
-        embed_engines.embed(job, trained, start_fabric("cpu"), **nothing)
+        embed_job(job, trained, start_fabric("cpu"), **nothing)
     job.parts.begin(job.describe(trained))
     shutil.rmtree(job.parts.path)
     with pytest.raises(UserError, match="not found by one of the processes"):  # a rank that looks elsewhere
@@ -286,15 +284,15 @@ def test_ray_equals_one_process_and_tells_a_users_mistake(home, unbroken, tmp_pa
     try:
         output = tmp_path / "out"
         embed_until(0, home, output)
-        embed_command(home / "run", home / "photos", None, output, None, False, "cpu", "ray")
+        embed_images(home / "run", home / "photos", output=output, device="cpu", engine="ray")
         assert contents(output) == unbroken
         photos = tmp_path / "photos"
         photos.mkdir()
         (photos / "broken.jpg").write_bytes(b"no")
         with pytest.raises(UserError, match=r"broken\.jpg"):
-            embed_command(home / "run", photos, None, tmp_path / "broken", None, False, "cpu", "ray")
+            embed_images(home / "run", photos, output=tmp_path / "broken", device="cpu", engine="ray")
         with pytest.raises(UserError, match="no machine of this Ray cluster has a GPU"):
-            embed_command(home / "run", photos, None, tmp_path / "broken", None, False, "cuda", "ray")
+            embed_images(home / "run", photos, output=tmp_path / "broken", device="cuda", engine="ray")
     finally:
         ray.shutdown()
 

@@ -110,13 +110,57 @@ def test_compare_evaluates_again_when_the_weights_or_the_question_changed(dmlkit
     first, second = two_runs
     reports = [json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1]]
     path = second / "evaluations" / "test-best.json"
-    for key, value in (("model", "0" * 64), ("ties", "pessimistic"), ("metrics", {"recall@1": 0.1})):
-        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    for key, value in (("weights", "0" * 64), ("ties", "pessimistic"), ("metrics", ["recall@3"]), ("split", "all")):
+        stored = json.loads(path.read_text())
+        path.write_text(json.dumps({**stored, "question": {**stored["question"], key: value}}))
+        reports.append(json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1])
+    for damaged in ("{", "[]", json.dumps({**stored, "new": 1}), json.dumps({**stored, "format": 1})):
+        path.write_text(damaged)
         reports.append(json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1])
     assert all(report == reports[0] for report in reports)
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "epoch": 77}))  # still of the same weights: read, not made again
     assert json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1]["epoch"] == 77
+
+
+def test_another_question_has_a_file_of_its_own(dmlkit, two_runs):
+    run = two_runs[0]
+    assert dmlkit("eval", run, "--device", "cpu").code == 0
+    own = run / "evaluations" / "test-best.json"
+    before = own.read_text()
+    for change in (["--set", "transform.size=8"], ["--ties", "pessimistic"], ["--metric", "recall@1"]):
+        assert dmlkit("eval", run, "--device", "cpu", *change).code == 0
+    assert own.read_text() == before
+    questions = [json.loads(path.read_text())["question"] for path in own.parent.glob("test-best*.json")]
+    assert len(questions) == 4 and all(questions.count(question) == 1 for question in questions)
+    assert sorted(question["transform"]["size"] for question in questions) == [8, 16, 16, 16]
+
+
+UNREAD = ("loss.margin=0.2", "backbone.width=8", "embedding_dim=4", "manifold={name: euclidean}", "seed=1")
+UNREAD += ("transform.mean=[0, 0, 0]", "transform={name: plain}", "head={name: linear}", "sampler.batch_size=4")
+UNREAD += ("optimizer.lr=1", "training.epochs=1")
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_keys_that_evaluation_does_not_read_are_refused(dmlkit, two_runs, key: str):
+    refused(dmlkit("eval", two_runs[0], "--set", key), f"evaluation does not read {key.partition('=')[0]}")
+
+
+def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
+    run = two_runs[0]
+    assert dmlkit("embed", run, "--split", "test", "-o", tmp_path / "e", "--device", "cpu").code == 0
+    np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
+    np.save(tmp_path / "y.npy", np.array([0, 0, 1, 1]))
+    arrays = ("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
+    options = (["--split", "train"], ["--checkpoint", "last"], ["--dataset-root", "nowhere"], ["--set", "nonsense"])
+    for option in (*options, ["--device", "cuda"]):
+        refused(dmlkit("eval", tmp_path / "e", *option), option[0], "does not apply to a folder of embeddings")
+        refused(dmlkit("eval", *arrays, *option), option[0], "does not apply to arrays")
+    refused(dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold does not apply")
+    refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold does not apply to a run")
+    refused(dmlkit("eval", run, "--dataset-root", tmp_path, "--set", "dataset.classes=12"), "takes the place of")
+    refused(dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last"), "--checkpoint does not apply")
+    refused(dmlkit("curvature", tmp_path / "e", "--split", "test"), "--split does not apply")
 
 
 def test_compare_of_other_test_images_gives_no_difference(dmlkit, two_runs, tmp_path):

@@ -10,6 +10,7 @@ import torch
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.report import Report
 from dmlkit.model import build_model
 from dmlkit.recipe.schema import Recipe
 from tests.datasets import trees
@@ -48,7 +49,7 @@ def test_queries_search_the_gallery_alone(make: Callable[[Path], dict[str, Any]]
     dataset = recipe.dataset.build("test")
     torch.manual_seed(0)
     model, fabric = build_model(recipe).eval(), start_fabric("cpu")
-    report = evaluate(fabric, model, dataset, recipe, split="test").figures("test")
+    report = Report.of(evaluate(fabric, model, dataset, recipe, split="test"), "run", "test")
     points = embed_dataset(fabric, model, dataset, recipe.transform, workers=0).points
     assert dataset.query is not None and dataset.gallery is not None
     hits = []
@@ -57,5 +58,5 @@ def test_queries_search_the_gallery_alone(make: Callable[[Path], dict[str, Any]]
         if any(dataset.labels[index] == dataset.labels[query] for index in others):
             nearest = max(others, key=lambda index: float(points[query] @ points[index]))
             hits.append(bool(dataset.labels[nearest] == dataset.labels[query]))
-    assert report["queries"] == len(hits)
-    assert report["metrics"]["recall@1"] == pytest.approx(sum(hits) / len(hits))
+    assert report.queries == len(hits)
+    assert report.metrics["recall@1"] == pytest.approx(sum(hits) / len(hits))

@@ -12,23 +12,23 @@ from pyarrow import parquet
 
 from dmlkit.datasets.files.image import read_image
 from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.manifest import Description
 from dmlkit.embedding.trained import load_model
-from dmlkit.run_folder import RunFolder
+from dmlkit.export.model import ModelManifest
+from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import TINY_RECIPE
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A trained tiny model."""
-    from rich.console import Console
 
-    from dmlkit.cli.progress import TrainingProgress
     from dmlkit.recipe.file import parse_recipe
     from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
-    train(recipe, folder, start_fabric("cpu"), TrainingProgress(Console(quiet=True), 3))
+    train(recipe, folder, fabric=start_fabric("cpu"))
     return folder
 
 
@@ -43,10 +43,10 @@ def expected_embeddings(run: Path) -> tuple[np.ndarray, list[str], list[str]]:
 
 @pytest.fixture(scope="module")
 def embeddings(run: Path) -> Path:
-    from dmlkit.cli.commands import embed_command
+    from dmlkit.embedding.run import embed
 
     output = run.parent / "embeddings"
-    embed_command(run, None, "test", output, None, False, "cpu")
+    embed(run, split="test", output=output, device="cpu")
     return output
 
 
@@ -58,6 +58,8 @@ def test_embeddings_equal_the_model_and_keep_their_order(run, embeddings):
     items = parquet.read_table(embeddings / "items.parquet").to_pydict()
     assert items == {"id": list(range(36)), "path": paths, "label": labels}
     manifest = json.loads((embeddings / "manifest.json").read_text())
+    keys = "format dmlkit dim features dtype manifold similarity index model preprocessing source count skipped"
+    assert list(manifest) == keys.split()
     assert manifest["manifold"]["name"] == "sphere" and manifest["dim"] == 8 and manifest["count"] == 36
     assert manifest["preprocessing"]["size"] == 16
     trained = load_model(RunFolder(run), start_fabric("cpu"))
@@ -138,15 +140,36 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name):
         trained.model.load_state_dict(weights)
         found = trained.model(images).detach().numpy()
     np.testing.assert_allclose(found, points[:5], atol=1e-5)
-    assert json.loads((tmp_path / "model.file.json").read_text())["parity"]["largest_difference"] <= 1e-4
+    manifest = json.loads((tmp_path / "model.file.json").read_text())
+    assert manifest["format"] == 1 and manifest["file_format"] == name
+    assert manifest["parity"]["images"] == 16 and manifest["parity"]["largest_difference"] <= 1e-4
+    assert ModelManifest.read(tmp_path / "model.file.json").model.fingerprint == trained.model.fingerprint()
+    if name == "safetensors":
+        from safetensors import safe_open
+
+        with safe_open(target, "pt") as file:
+            inside = file.metadata()["dmlkit"]
+        assert json.loads(inside) == {key: manifest[key] for key in json.loads(inside)}
+        assert Description.from_json(inside, str(target)).dim == 8
 
 
-def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch):
+NOTHING, NAN = torch.zeros(8), torch.full((8,), torch.nan)
+
+
+@pytest.mark.parametrize("one", [NOTHING, NAN], ids=["zero", "nan"])
+@pytest.mark.parametrize("many", [NOTHING, NAN, None], ids=["zero", "nan", "right"])
+def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch, one, many):
     from dmlkit.errors import UserError
     from dmlkit.export.model import export_model
 
     trained = load_model(RunFolder(run), start_fabric("cpu"))
-    monkeypatch.setattr("dmlkit.export.onnx.write_onnx", lambda *_: lambda batch: torch.zeros(len(batch), 8))
+
+    def answer(batch: torch.Tensor) -> torch.Tensor:
+        if len(batch) == 1:
+            return one[None]
+        return trained.model(batch) if many is None else many.expand(len(batch), 8)
+
+    monkeypatch.setattr("dmlkit.export.model.write_onnx", lambda *arguments: arguments[2].write_bytes(b"0") and answer)
     with pytest.raises(UserError, match="differs from the run"):
         export_model(trained, "onnx", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

@@ -1,14 +1,16 @@
 """The cache: the same pixels as decoding, and a refusal whenever they might not be."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from pyarrow import parquet
 
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import TransformedImages
-from dmlkit.loading.cache import CachedImages, images_of_split
+from dmlkit.loading.cache import CachedImages, CacheManifest, images_of_split
 from dmlkit.loading.cache_writer import images_to_cache, write_cache
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
@@ -71,6 +73,56 @@ def test_changed_added_and_missing_files_are_told(tmp_path: Path):
     (tmp_path / "cache" / "manifest.json").unlink()
     with pytest.raises(UserError, match="missing; write it with dmlkit data cache"):
         images_of_split(recipe.dataset, "train")
+
+
+def test_what_was_written_before_is_read_and_other_formats_are_told(tmp_path: Path):
+    root = trees.cub(tmp_path / "cub")
+    recipe, file = cached(recipe_of(root, "plain"), tmp_path / "cache"), tmp_path / "cache" / "manifest.json"
+    dataset = {"name": "cub200", "split": "official", "fold": 0, "validation_fraction": 0.0, "on_bad_image": "error"}
+    written = {  # of dmlkit 0.1.0
+        "format": 1,
+        "dmlkit": "0.1.0",
+        "resizing": "16 x 16 pixels, bilinear",
+        "dataset": {**dataset, "cache": None, "root": str(root)},
+        "images": 12,
+        "bytes": 12 * 3 * 16 * 16,
+        "skipped": [],
+    }
+    assert json.loads(file.read_text()) == written
+    file.write_text(json.dumps(written))
+    assert images_of_split(recipe.dataset, "train").resizing == "16 x 16 pixels, bilinear"
+    assert CacheManifest.read(file).images == 12
+    again = f"dataset.cache: {file}: .*{{}}.*run dmlkit data cache again$"
+    for changes, told in (
+        ({"format": 2}, "format 2"),
+        ({"colour": 1}, "colour: extra inputs are not permitted"),
+        ({"images": "12"}, "images: input should be a valid integer"),
+    ):
+        file.write_text(json.dumps({**written, **changes}))
+        with pytest.raises(UserError, match=again.format(told)):
+            images_of_split(recipe.dataset, "train")
+    for content in ("", "[]", json.dumps({"format": 1})):
+        file.write_text(content)
+        with pytest.raises(UserError, match=again.format("")):
+            images_of_split(recipe.dataset, "train")
+
+
+def test_an_index_of_another_cache_is_told(tmp_path: Path):
+    recipe = cached(recipe_of(trees.cub(tmp_path / "cub"), "plain"), tmp_path / "cache")
+    index = tmp_path / "cache" / "index.parquet"
+    table = parquet.read_table(index)
+    for other, told in ((table.slice(1), "has 11 rows"), (table.drop_columns(["key"]), r"expected 12 of \['key'")):
+        parquet.write_table(other, index)
+        with pytest.raises(UserError, match=f"{index}: .*{told}.*run dmlkit data cache again"):
+            images_of_split(recipe.dataset, "train")
+    index.write_bytes(b"")
+    with pytest.raises(UserError, match=f"{index}: cannot read this index.*run dmlkit data cache again"):
+        images_of_split(recipe.dataset, "train")
+    for name in ("index.parquet", "pixels.bin"):
+        (tmp_path / "cache" / name).unlink()
+        with pytest.raises(UserError, match=f"{name}: missing; write it with dmlkit data cache"):
+            images_of_split(recipe.dataset, "train")
+        (tmp_path / "cache" / name).write_bytes(b"")
 
 
 def test_unreadable_images_stop_or_are_skipped(tmp_path: Path):

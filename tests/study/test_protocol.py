@@ -18,7 +18,7 @@ from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import read_recipe
-from dmlkit.run_folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.protocol import concatenate, fold_recipe, summarize
 from tests.conftest import TINY_RECIPE
 
@@ -72,7 +72,7 @@ def test_reality_check_trains_and_reports_what_it_says(dmlkit, recipe, tmp_path)
             separated.append(scores["map@r"])
             best = json.loads(run.summary_path.read_text())["best"]
             rows = run.read_metrics()
-            assert best["validation"]["map@r"] == max(row["validation"]["map@r"] for row in rows)
+            assert best["validation"]["map@r"] == max(row.validation["map@r"] for row in rows)
         unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts]
         joined = np.concatenate(unit, 1)
         joined /= np.linalg.norm(joined, axis=1, keepdims=True)

@@ -17,9 +17,8 @@ from scipy import stats
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from dmlkit.cli.study_commands import study_command
 from dmlkit.distributed.stopping import stop_signals
-from dmlkit.run_folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.config import StudyConfig
 from dmlkit.study.file import read_study
 from dmlkit.study.plot import plot_study
@@ -53,7 +52,8 @@ def write_study(folder: Path, text: str = STUDY) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the study, run without a break. Tests read it, or copy it."""
     folder = tmp_path_factory.mktemp("whole")
-    study_command(write_study(folder), folder / "out", [], "cpu", 1, False)
+    arguments = ["study", str(write_study(folder)), "-o", str(folder / "out"), "--device", "cpu"]
+    get_command(app).main(arguments, standalone_mode=False)
     return folder / "out"
 
 
@@ -76,7 +76,7 @@ def test_the_runs_are_the_recipes_that_the_study_says(whole: Path):
             recipe = run.recipe()
             assert (recipe.seed, recipe.loss.margin, recipe.training.epochs) == (seed, margin, 2)  # pyright: ignore
             best = json.loads(run.summary_path.read_text())["best"]
-            assert best["validation"]["map@r"] == max(row["validation"]["map@r"] for row in run.read_metrics())
+            assert best["validation"]["map@r"] == max(row.validation["map@r"] for row in run.read_metrics())
     assert len(finished(whole)) == 4
 
 

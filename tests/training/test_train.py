@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dmlkit.recipe.file import parse_recipe, read_recipe
-from dmlkit.run_folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import TINY_RECIPE
 
 
@@ -122,7 +122,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_p
     output = resumed.communicate(timeout=240)[0]
     assert resumed.returncode == 0, output
     assert f"epoch {done + 1}/40" in output and f"epoch {done - 1}/40" not in output
-    assert [row["epoch"] for row in RunFolder(run).read_metrics()] == list(range(1, 41))
+    assert [row.epoch for row in RunFolder(run).read_metrics()] == list(range(1, 41))
     assert_equal_weights(weights(run), expected)
 
 
@@ -155,8 +155,8 @@ def test_gradients_are_clipped_and_bf16_trains(dmlkit, tiny_recipe, tmp_path):
     options = [option for override in overrides for option in ("--set", override)]
     assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu", *options).code == 0
     rows = RunFolder(tmp_path / "run").read_metrics()
-    assert [row["lr"] for row in rows] == pytest.approx([0.003, 0.0015, 0.00075])
-    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert [row.lr for row in rows] == pytest.approx([0.003, 0.0015, 0.00075])
+    assert rows[-1].loss < rows[0].loss
     assert all(tensor.dtype == torch.float32 for name, tensor in weights(tmp_path / "run").items() if "weight" in name)
 
 
@@ -171,3 +171,57 @@ def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe: Pat
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else(dmlkit, tiny_recipe: Path, tmp_path):
+    run = tmp_path / "run"
+    short = ("--set", "training.epochs=1", "--device", "cpu")
+    assert dmlkit("train", tiny_recipe, "-o", run, *short).code == 0
+    assert dmlkit("eval", run, "--device", "cpu").code == 0
+    assert dmlkit("embed", run, "--split", "test", "--device", "cpu").code == 0
+    assert dmlkit("export", run / "embeddings" / "test", "--format", "npz").code == 0
+    assert dmlkit("export", run, "--format", "safetensors").code == 0
+    assert dmlkit("plot", run, "--device", "cpu").code == 0
+    (run / "embeddings" / "notes.txt").write_text("mine")
+    (run / "thesis.md").write_text("mine")
+    before = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
+    assert len(before) == 19
+    assert dmlkit("train", tiny_recipe, "-o", run, *short, "--overwrite", "--set", "seed=5").code == 0
+    after = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
+    fresh = {"recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"}
+    fresh |= {"checkpoints/best.pt", "checkpoints/last.pt", "embeddings/notes.txt", "thesis.md"}
+    assert {str(path) for path in after} == fresh
+
+
+def test_a_folder_with_a_recipe_alone_is_no_run(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    home = tmp_path / "home"
+    (home / "checkpoints").mkdir(parents=True)
+    (home / "recipe.yaml").write_text(tiny_recipe.read_text())
+    (home / "checkpoints" / "imagenet.pth").write_text("weights")
+    result = dmlkit("train", home / "recipe.yaml", "-o", home, "--overwrite")
+    assert result.code == 2 and "is not a dmlkit run" in result.err
+    assert (home / "checkpoints" / "imagenet.pth").read_text() == "weights"
+
+
+def test_a_run_killed_while_it_was_created_begins_anew(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "environment.json").write_text("{}")
+    options = ("--set", "training.epochs=1", "--device", "cpu", "--resume")
+    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options).code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("loss={name: proxy_gml, ratio: 0.0001}", "loss: ProxyGML: ratio 0.0001"),
+        ("backbone={name: vit, image_size: 225}", "backbone: "),
+        ("backbone={name: bn_inception}", "backbone: "),
+    ],
+)
+def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recipe: Path, tmp_path, change, told):
+    key, _, value = change.partition("=")
+    lines = [line for line in tiny_recipe.read_text().splitlines() if not line.startswith(f"{key}:")]
+    tiny_recipe.write_text("\n".join([*lines, f"{key}: {value}"]))
+    result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--dry-run")
+    assert result.code == 2 and result.err.count("\n") == 1
+    assert result.err.startswith(f"error: {tiny_recipe}:{len(lines) + 1}: {told}"), result.err

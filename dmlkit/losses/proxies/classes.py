@@ -84,8 +84,8 @@ class _SumOverClasses(torch.autograd.Function):
         refuse_gradient_of_gradient()
         (grad,), gradients = grad_outputs, ctx.gradients
         ctx.gradients = None  # let go, so that autograd need not copy C x d numbers
-        if gradients is None and ctx.saved_tensors:  # a second backward pass; torch refuses tensors changed since
-            gradients = _value_and_gradients(*ctx.arguments)[1]
+        if gradients is None:  # a second backward pass; reading saved tensors refuses those changed since
+            gradients = _value_and_gradients(*ctx.arguments)[1] if ctx.saved_tensors else ()
         is_one = grad.is_cpu and grad.item() == 1  # a look at it would stall a GPU
         return None, None, *(gradients if is_one else (gradient.mul_(grad) for gradient in gradients))
 

@@ -82,7 +82,7 @@ class ProxyLoss(Loss):
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
         """The classes of this step: all of this rank's, or the sampled ones."""
-        parameters = [parameter for parameter in self.manifold.parameters() if parameter.requires_grad]
+        parameters = [part for part in self.parameters() if part is not self.proxies and part.requires_grad]
         selection = self.select(labels)
         return classes_of(selection, self.proxies, embeddings, labels, self.measure, parameters, self.chunk_size)
 

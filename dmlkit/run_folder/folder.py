@@ -1,7 +1,5 @@
-"""The folder of a run: what is in it, and how it is written so that a crash never leaves half a file."""
+"""The folder of a run: what is in it, who wrote it, and what a new run there replaces."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,19 +7,34 @@ import torch
 
 from dmlkit import __version__
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write
 from dmlkit.files.differences import differences
 from dmlkit.recipe.file import dump_recipe, plain, read_recipe
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import Environment, EpochRow
 
 FORMAT = 1  # of checkpoints; raised when an older dmlkit could not read them
-
 CheckpointName = Literal["last", "best"]
+
+RUN_FILES = ("recipe.yaml", "classes.json", "metrics.jsonl", "summary.json", "curves.png", "checkpoints/*.pt")
+# What other commands write into a run by default, all of it made with the run's weights.
+EMBEDDING_FILES = (
+    *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
+    *("index.manifest.json", "manifest.json", "parts/*.safetensors", "parts/job.json", "tensorboard/tensors.bytes"),
+    *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt"),
+)
+DERIVED_FILES = (
+    *("evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
+    *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
+)
 
 
 class RunFolder:
-    """A run on disk: ``recipe.yaml classes.json environment.json metrics.jsonl checkpoints/{last,best}.pt summary.json
-    curves.png``.
+    """A run on disk::
+
+        recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
+        curves.png            checkpoints/{last,best}.pt
+        evaluations/ embeddings/ exports/ plots/    what other commands make of the weights
 
     Args:
         path: the folder; it need not exist yet.
@@ -30,20 +43,26 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.recipe_path = path / "recipe.yaml"
+        self.environment_path = path / "environment.json"
+        self.classes_path = path / "classes.json"
         self.metrics_path = path / "metrics.jsonl"
         self.summary_path = path / "summary.json"
         self.curves_path = path / "curves.png"
+        self.evaluations = path / "evaluations"
+        self.embeddings = path / "embeddings"
+        self.exports = path / "exports"
+        self.plots = path / "plots"
 
     def checkpoint_path(self, name: CheckpointName) -> Path:
         """Where a checkpoint lies."""
         return self.path / "checkpoints" / f"{name}.pt"
 
     def holds_run(self) -> bool:
-        """Whether a run was started here."""
-        return self.recipe_path.exists()
+        """Whether a run was started here: a recipe alone may be anybody's, the environment only `create` writes."""
+        return self.recipe_path.exists() and self.environment_path.exists()
 
     def create(self, recipe: Recipe, *, overwrite: bool) -> None:
-        """Start a new run here.
+        """Start a new run here. What an old run and its evaluations, embeddings, exports and plots left is removed.
 
         Raises:
             UserError: the folder holds a run and ``overwrite`` is off, or it holds something else.
@@ -54,22 +73,31 @@ class RunFolder:
                 "--overwrite, or choose another --output"
             )
         if self.holds_run():
-            for entry in (
-                "recipe.yaml",
-                "classes.json",
-                "environment.json",
-                "metrics.jsonl",
-                "summary.json",
-                "curves.png",
-            ):
-                (self.path / entry).unlink(missing_ok=True)
-            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            self._remove_what_dmlkit_wrote()
+        elif self.path.exists() and not self._was_half_created():
             raise UserError(f"{self.path}: exists and is not a dmlkit run; choose another --output")
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "environment.json", environment())
+        Environment.here().write(self.environment_path)
         with atomic_write(self.recipe_path) as partial:
             partial.write_text(dump_recipe(recipe), encoding="utf-8")
+
+    def _was_half_created(self) -> bool:
+        """Whether nothing is here but what a killed `create` leaves."""
+        ours = ("checkpoints", "environment.json", ".environment.json.partial", ".recipe.yaml.partial")
+        checkpoints = self.path / "checkpoints"
+        return (
+            self.path.is_dir()
+            and all(entry.name in ours for entry in self.path.iterdir())
+            and not (checkpoints.exists() and any(checkpoints.iterdir()))
+        )
+
+    def _remove_what_dmlkit_wrote(self) -> None:
+        written = {file for pattern in (*RUN_FILES, *DERIVED_FILES) for file in self.path.glob(pattern)}
+        for file in written:
+            file.unlink()
+        for folder in sorted({parent for file in written for parent in file.parents}, reverse=True):
+            if folder.is_relative_to(self.path) and folder != self.path and not any(folder.iterdir()):
+                folder.rmdir()  # where a file of somebody else's lies, both stay
 
     def recipe(self) -> Recipe:
         """The resolved recipe of the run.
@@ -78,7 +106,10 @@ class RunFolder:
             UserError: the folder holds no run, or one of a dmlkit with other recipe keys.
         """
         if not self.holds_run():
-            raise UserError(f"{self.path}: no run here (recipe.yaml is missing); expected a folder that train wrote")
+            raise UserError(
+                f"{self.path}: no run here (recipe.yaml or environment.json is missing); expected a folder that "
+                "train wrote"
+            )
         return read_recipe(self.recipe_path)
 
     def check_same_recipe(self, recipe: Recipe) -> None:
@@ -124,42 +155,31 @@ class RunFolder:
             )
         return state
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, one per finished epoch; a last line cut off by a crash is left out."""
-        rows: list[dict[str, Any]] = []
-        if self.metrics_path.exists():
-            for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError:
-                    break
+    def read_metrics(self) -> list[EpochRow]:
+        """The rows of metrics.jsonl, one per finished epoch; a last line cut off by a crash is left out.
+
+        Raises:
+            UserError: a line before the last is damaged, or of another version.
+        """
+        if not self.metrics_path.exists():
+            return []
+        lines = self.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        rows: list[EpochRow] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(EpochRow.from_json(line, f"{self.metrics_path}:{number}"))
+            except UserError:
+                if number < len(lines):
+                    raise
         return rows
 
-    def append_metrics(self, row: dict[str, Any]) -> None:
+    def append_metrics(self, row: EpochRow) -> None:
         """Add a row to metrics.jsonl."""
         with self.metrics_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(row.json_line())
 
     def keep_metrics(self, epochs: int) -> None:
         """Drop the rows of epochs after the first ``epochs``: they are about to be trained again."""
-        rows = [row for row in self.read_metrics() if row["epoch"] <= epochs]
+        rows = [row for row in self.read_metrics() if row.epoch <= epochs]
         with atomic_write(self.metrics_path) as partial:
-            partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def environment() -> dict[str, Any]:
-    """What a run ran on: versions, device and command."""
-    import platform
-    import sys
-    from importlib.metadata import version
-
-    packages = ("torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "matplotlib")
-    return {
-        "dmlkit": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {"torch": torch.__version__} | {name: version(name) for name in packages},
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
-        "command": ["dmlkit", *sys.argv[1:]],
-    }
+            partial.write_text("".join(row.json_line() for row in rows), encoding="utf-8")

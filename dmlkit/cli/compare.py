@@ -1,0 +1,66 @@
+"""``dmlkit compare``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import Checkpoint, Debug, Device, Json
+from dmlkit.errors import UserError
+
+if TYPE_CHECKING:
+    from dmlkit.evaluation.compare import Result
+    from dmlkit.evaluation.significance import Comparison
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example:  dmlkit compare runs/proxy_anchor runs/triplet --markdown")
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN...", help="Folders that train wrote.", show_default=False)
+    ],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
+    json: Json = False,
+    checkpoint: Checkpoint = None,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Compare runs on the test classes: intervals, and paired tests against the first run."""
+    if markdown + latex + json > 1:
+        raise UserError("compare: give one of --markdown, --latex and --json")
+
+    from rich.console import Console
+
+    from dmlkit.cli.console import print_table, say
+    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.evaluation.compare import compare_runs
+    from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows
+
+    fabric = start_fabric(device)
+    results, differences = compare_runs(runs, checkpoint=checkpoint, fabric=fabric)
+    if not fabric.is_global_zero:
+        return
+    console = Console(stderr=markdown or latex or json)
+    if json:
+        typer.echo(as_json(results, differences))
+    elif markdown or latex:
+        rows = comparison_rows(results, differences)
+        typer.echo(as_markdown(rows) if markdown else as_latex(rows))
+    else:
+        print_table(comparison_rows(results, differences), console)
+    for result, changes in zip(results[1:], differences, strict=True):
+        if not changes:
+            say(console, f"note: {result.name} was tested on other images than {results[0].name}: no differences")
+
+
+def as_json(results: list["Result"], differences: list[dict[str, "Comparison"]]) -> str:
+    """The reports, each with what it differs from the first by."""
+    import json
+    from typing import Any
+
+    runs: list[dict[str, Any]] = [{"run": result.name, **result.report.plain()} for result in results]
+    for run, changes in zip(runs[1:], differences, strict=True):
+        run["difference_to_first"] = {name: change.as_dict() for name, change in changes.items()}
+    return json.dumps({"runs": runs}, indent=2, ensure_ascii=False)

@@ -1,0 +1,134 @@
+"""``dmlkit list``, ``check`` and ``schema``: what recipes are made of."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmlkit.cli.options import Debug, RecipeFile, Set
+from dmlkit.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer()
+
+
+@app.command(name="list", epilog="Examples:  dmlkit list losses    dmlkit list recipes")
+def list_members(
+    family: Annotated[str | None, typer.Argument(help="One family, or recipes.", show_default=False)] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default recipes/.")] = None,
+    debug: Debug = False,
+) -> None:
+    """List the families that recipes put together, the members of one with their keys, or the recipes."""
+    from rich.console import Console
+
+    if root is not None and family != "recipes":
+        raise UserError("list: --root is a folder of recipes; give it with dmlkit list recipes")
+    if family == "recipes":
+        print_recipes(root or Path("recipes"), Console())
+    elif family is None:
+        print_families(Console())
+    else:
+        print_family(family, Console())
+
+
+def print_families(console: "Console") -> None:
+    """One row a family."""
+    from rich.table import Table
+
+    from dmlkit.cli.console import say
+    from dmlkit.recipe.schema import FAMILIES
+
+    table = Table("family", "members")
+    for name, root in FAMILIES.items():
+        table.add_row(name, ", ".join(sorted(root.variants)))
+    console.print(table)
+    say(console, "dmlkit list FAMILY shows what each member is, and its keys with their defaults")
+    say(console, "dmlkit list recipes shows the recipes")
+
+
+def print_family(family: str, console: "Console") -> None:
+    """Every member of a family: what it is, and each key with its default and its meaning."""
+    from dmlkit.cli.console import say
+    from dmlkit.recipe.schema import FAMILIES
+
+    if family not in FAMILIES:
+        raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(FAMILIES)}")
+    for name, variant in sorted(FAMILIES[family].variants.items()):
+        say(console, f"{name}", style="bold")
+        say_indented(console, first_sentence(variant), 2)
+        # a member's own keys first, then those that it shares
+        fields = sorted(variant.model_fields.items(), key=lambda field: field[0] not in variant.__annotations__)
+        for field, info in fields:
+            if field != "name":
+                say_indented(console, f"{field}: {default_of(info)}  {as_text(info.description or '')}", 4)
+        console.print()
+
+
+def say_indented(console: "Console", text: str, indent: int) -> None:
+    """Print text at an indent, wrapped at the terminal's width."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from dmlkit.cli.console import printable
+
+    console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
+
+
+def first_sentence(variant: type[Any]) -> str:
+    """What a member is, in one line."""
+    return as_text((variant.__doc__ or "").strip().splitlines()[0])
+
+
+def as_text(docstring: str) -> str:
+    """A docstring without its marks of code.
+
+    Example:
+        >>> as_text("For w+; ``none`` is 1, see `ProxyLoss`.")
+        'For w+; none is 1, see ProxyLoss.'
+    """
+    return " ".join(docstring.replace("`", "").split())
+
+
+def default_of(info: Any) -> str:
+    """A key's default as YAML would have it."""
+    import json
+
+    if info.is_required():
+        return "required"
+    default = info.get_default(call_default_factory=True)
+    return json.dumps(default.model_dump(mode="json") if hasattr(default, "model_dump") else default)
+
+
+def print_recipes(folder: Path, console: "Console") -> None:
+    """One table for each folder of recipes, which is a paper."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from dmlkit.cli.console import cells
+    from dmlkit.recipe.headers import find_recipes
+
+    for paper, headers in find_recipes(folder).items():
+        table = Table("recipe", "what it is", "published", title=Text(str(paper)), title_justify="left")
+        for header in headers:
+            table.add_row(*cells([header.path.name, header.summary, header.published]))
+        console.print(table)
+
+
+@app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")
+def check(recipe: RecipeFile, overrides: Set = None, debug: Debug = False) -> None:
+    """Check a recipe and print it with every default spelled out."""
+    from dmlkit.recipe.file import dump_recipe, read_recipe
+
+    typer.echo(dump_recipe(read_recipe(recipe, overrides or [])), nl=False)
+
+
+@app.command(epilog="Example:  dmlkit schema > recipe.schema.json")
+def schema(debug: Debug = False) -> None:
+    """Print the JSON schema of recipes, for editors."""
+    import json
+
+    from dmlkit.recipe.file import schema as recipe_schema
+
+    typer.echo(json.dumps(recipe_schema(), indent=2))

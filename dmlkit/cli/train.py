@@ -1,0 +1,85 @@
+"""``dmlkit train``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import Debug, Device, DryRun, RecipeFile, Set
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.recipe.schema import Recipe
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example:  dmlkit train recipes/glyphs/proxy_anchor.yaml --set training.epochs=3 -o runs/short")
+def train(
+    recipe: RecipeFile,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run folder; by default runs/ and the recipe's name.")
+    ] = None,
+    overrides: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder, and what was made with its weights.")
+    ] = False,
+    dry_run: DryRun = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Train a recipe into a run folder."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import say
+    from dmlkit.cli.progress import TrainingProgress, format_metrics
+    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+    from dmlkit.recipe.file import read_recipe
+    from dmlkit.training.train import train as train_recipe
+
+    console, output = Console(), output or Path("runs") / recipe.stem
+    resolved = read_recipe(recipe, overrides or [])
+    if dry_run:
+        describe(resolved, console)
+        return
+    fabric = start_fabric(device, resolved.training.precision)
+    console.quiet = not fabric.is_global_zero
+    try:
+        with TrainingProgress(console, resolved.training.epochs) as progress:
+            summary = train_recipe(
+                resolved, output, fabric=fabric, progress=progress, resume=resume, overwrite=overwrite
+            )
+    except TrainingStoppedError as stopped:
+        say(console, f"{stopped}; continue with the same command and --resume")
+        raise typer.Exit(STOPPED) from None
+    for name, checkpoint in (("last", summary.last), ("best", summary.best)):
+        if checkpoint:
+            say(console, f"{name} (epoch {checkpoint.epoch})  test {format_metrics(checkpoint.test)}")
+    if summary.skipped_images:
+        say(console, f"{len(summary.skipped_images)} images could not be read; summary.json lists them")
+    say(console, f"run folder: {output}")
+
+
+def describe(recipe: "Recipe", console: "Console") -> None:
+    """``--dry-run``: the resolved recipe and the size of everything."""
+    from dmlkit.cli.console import say
+    from dmlkit.recipe.file import dump_recipe
+    from dmlkit.training.experiment import assemble
+
+    experiment = assemble(recipe)
+    validation = experiment.validation
+    sizes = {
+        "training": f"{len(experiment.train)} images of {len(experiment.train.class_names)} classes",
+        "validation": f"{len(validation)} images of {len(validation.class_names)} classes" if validation else "none",
+        "steps": f"{len(experiment.sampler)} an epoch, {recipe.training.epochs} epochs, "
+        f"batches of {experiment.sampler.batch_size} images",
+        "model": f"{sum(parameter.numel() for parameter in experiment.model.parameters()):,} parameters",
+        "loss": f"{sum(parameter.numel() for parameter in experiment.objective.parameters()):,} parameters",
+    }
+    say(console, dump_recipe(recipe))
+    for name, text in sizes.items():
+        say(console, f"{name + ':':12}{text}")
+    say(console, "dry run: nothing was trained or written")

@@ -1,0 +1,110 @@
+"""What an evaluation tells: figures, intervals, and which classes fare worst, as a document."""
+
+from typing import ClassVar
+
+from pydantic import BaseModel, Field
+
+from dmlkit.evaluation.breakdown import confusions
+from dmlkit.evaluation.result import Evaluation
+from dmlkit.evaluation.significance import bootstrap_intervals
+from dmlkit.files.document import Document
+from dmlkit.run_folder.question import Question
+
+LISTED = 10  # classes and confusions in a report
+
+
+class ClassFigures(BaseModel, frozen=True, extra="forbid"):
+    """The queries of one class."""
+
+    name: str = Field(alias="class")
+    queries: int
+    metrics: dict[str, float]
+
+
+class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
+    """Queries of one class whose nearest neighbour is of another."""
+
+    name: str = Field(alias="class")
+    taken_for: str
+    queries: int
+    share: float
+    """Of the queries of the class."""
+
+
+class Report(Document, frozen=True, use_attribute_docstrings=True):
+    """What ``dmlkit eval`` found."""
+
+    kind: ClassVar[str] = "report of an evaluation"
+    version: ClassVar[int] = 2  # 1 told no question
+
+    source: str
+    """What was evaluated: a run, a folder of embeddings, or an array."""
+    split: str
+    """Whose images; ``all`` of a folder or an array."""
+    queries: int
+    """That were scored."""
+    classes: int
+    """That were queried, those without a positive included."""
+    metrics: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    """95 %, by bootstrap over queries."""
+    worst_classes: tuple[ClassFigures, ...]
+    """Worst first, by the last of the metrics."""
+    confusions: tuple[ConfusedClasses, ...]
+    """Most frequent first."""
+    notes: tuple[str, ...]
+    """What a reader of the figures must know."""
+    skipped: tuple[str, ...]
+    """One message per image that could not be read."""
+    ties: str
+    """How items of the same score counted."""
+    images: str
+    """A hash of the queries: values of two models can be compared one by one where it is equal."""
+    epoch: int | None = None
+    """Of a run: finished epochs of the checkpoint."""
+    question: Question | None = None
+    """Of a run: everything that the figures depend on."""
+
+    @classmethod
+    def of(
+        cls,
+        evaluation: Evaluation,
+        source: str,
+        split: str,
+        *,
+        ties: str = "expected",
+        epoch: int | None = None,
+        question: Question | None = None,
+    ) -> "Report":
+        """The report of an evaluation."""
+        scores, names = evaluation.scores, evaluation.class_names
+        per_query = scores.per_query
+        confused = confusions(evaluation.labels, evaluation.nearest_labels)[:LISTED] if per_query else []
+        intervals = bootstrap_intervals(per_query) if per_query else {}
+        return cls(
+            source=source,
+            split=split,
+            queries=len(scores.queries),
+            classes=evaluation.classes,
+            metrics=scores.values,
+            intervals={name: (interval.low, interval.high) for name, interval in intervals.items()},
+            worst_classes=tuple(
+                ClassFigures.model_validate(
+                    {"class": names[score.label], "queries": score.queries, "metrics": score.metrics}
+                )
+                for score in (evaluation.class_scores()[:LISTED] if per_query else [])
+            ),
+            confusions=tuple(
+                ConfusedClasses.model_validate(
+                    {"class": names[pair.label], "taken_for": names[pair.taken_for]}
+                    | {"queries": pair.queries, "share": pair.share}
+                )
+                for pair in confused
+            ),
+            notes=scores.notes,
+            skipped=tuple(evaluation.faults),
+            ties=ties,
+            images=evaluation.fingerprint(),
+            epoch=epoch,
+            question=question,
+        )

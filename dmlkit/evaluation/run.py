@@ -1,0 +1,152 @@
+"""Evaluate a run: on its own test classes or on other images, and keep the figures with their question."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.folder import FolderConfig
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
+from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.report import Report
+from dmlkit.evaluation.result import Evaluation
+from dmlkit.loading.cache import images_of_split
+from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.recipe.file import dump_recipe, parse_override, parse_recipe
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.question import Question
+
+READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
+"""Recipe keys, or what lies below them, that an evaluation reads; the weights stand for the others."""
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """The evaluation of a run, and where it lies.
+
+    Args:
+        report: what was found.
+        evaluation: with the values of every query; None where a stored report answered the question.
+        path: of the report; the values of its queries lie beside it as ``.npz``.
+        checkpoint: which weights.
+        dataset: the name of the dataset.
+    """
+
+    report: Report
+    evaluation: Evaluation | None
+    path: Path
+    checkpoint: CheckpointName
+    dataset: str
+
+    def per_query(self) -> dict[str, Tensor]:
+        """(Q,) values by metric."""
+        if self.evaluation is not None:
+            return dict(self.evaluation.scores.per_query)
+        with np.load(self.path.with_suffix(".npz"), allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+def evaluate_run(
+    path: Path,
+    *,
+    split: Split | None = None,
+    checkpoint: CheckpointName | None = None,
+    dataset_root: Path | None = None,
+    overrides: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    ties: Ties = "expected",
+    device: str = "auto",
+    fabric: Fabric | None = None,
+    again: bool = True,
+    progress: ImageProgress | None = None,
+) -> EvaluatedRun:
+    """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in it.
+
+    Any other question than the run's own (its dataset, transform and metrics, ties expected) has a file of its own
+    name, so that figures never stand under another's.
+
+    Args:
+        path: of the run.
+        split: whose images; by default test, or all of ``dataset_root``.
+        checkpoint: which weights; by default the best, else the last.
+        dataset_root: another folder of images, one subfolder a class, instead of the run's dataset.
+        overrides: ``key=value`` each, for the keys in `READ`.
+        metrics: names, instead of the recipe's.
+        ties: how items of the same score count.
+        device: where, see `start_fabric`.
+        fabric: a device and ranks that were launched already.
+        again: evaluate even where the same question has been answered.
+        progress: told of images.
+
+    Raises:
+        UserError: there is no such run, or a key that evaluation does not read, or nothing to retrieve.
+    """
+    run = RunFolder(path)
+    fabric = fabric or start_fabric(device)
+    trained = load_model(run, fabric, checkpoint)
+    recipe = _recipe_of(trained, run, dataset_root, overrides, metrics)
+    split = split or ("all" if dataset_root is not None else "test")
+    weights = trained.model.fingerprint()
+    question = Question.of(recipe, weights, trained.checkpoint, split, ties)
+    own = Question.of(trained.recipe, weights, trained.checkpoint, split)
+    target = run.evaluations / f"{question.file_name(own)}.json"
+    name = recipe.dataset.name
+    stored = None if again else _answer(target, question)
+    if stored is not None:
+        return EvaluatedRun(stored, None, target, trained.checkpoint, name)
+    dataset = images_of_split(recipe.dataset, split)
+    if progress:
+        progress.expect(len(dataset))
+    evaluation = evaluate(fabric, trained.model, dataset, recipe, split=split, advance=progress, ties=ties)
+    report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
+    if fabric.is_global_zero:
+        target.parent.mkdir(exist_ok=True)
+        evaluation.save_per_query(target.with_suffix(".npz"))
+        report.write(target)
+    return EvaluatedRun(report, evaluation, target, trained.checkpoint, name)
+
+
+def _answer(target: Path, question: Question) -> Report | None:
+    """The stored report that answers a question; none where it is another's, damaged, or of an older dmlkit."""
+    if not target.exists() or not target.with_suffix(".npz").exists():
+        return None
+    try:
+        report = Report.read(target)
+    except UserError:
+        return None
+    return report if report.question == question else None
+
+
+def _recipe_of(
+    trained: TrainedModel, run: RunFolder, dataset_root: Path | None, overrides: Sequence[str], metrics: Sequence[str]
+) -> Recipe:
+    """The run's recipe with what the evaluation is to read otherwise."""
+    for override in overrides:
+        key = parse_override(override).key
+        if not any(key == read or key.startswith(f"{read}.") for read in READ):
+            raise UserError(
+                f"--set {override}: evaluation does not read {key}, which is part of the model or of its training; "
+                f"it reads {', '.join(READ)}"
+            )
+        if dataset_root is not None and key.partition(".")[0] == "dataset":
+            raise UserError(f"--set {override}: --dataset-root takes the place of the run's dataset; give one of them")
+    recipe = parse_recipe(dump_recipe(trained.recipe), str(run.recipe_path), overrides)
+    if metrics:
+        try:
+            recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(metrics))})
+        except ValueError as error:
+            raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
+    if dataset_root is not None:
+        folder = FolderConfig(root=str(dataset_root), on_bad_image=recipe.dataset.on_bad_image)
+        recipe = recipe.model_copy(update={"dataset": folder})
+    return recipe

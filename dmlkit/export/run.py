@@ -1,0 +1,63 @@
+"""Export the model of a run, or a folder of embeddings, by the name of the format: what ``dmlkit export`` does."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.trained import load_model
+from dmlkit.errors import UserError
+from dmlkit.export.embeddings import FILE_NAMES as EMBEDDING_FILES
+from dmlkit.export.embeddings import EmbeddingFormat, export_embeddings
+from dmlkit.export.model import FILE_NAMES as MODEL_FILES
+from dmlkit.export.model import ModelFormat, ModelManifest, export_model
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        files: the export, and what stands beside it.
+        model: of a model, its manifest.
+    """
+
+    files: list[Path]
+    model: ModelManifest | None = None
+
+
+def export(
+    source: Path,
+    format: ModelFormat | EmbeddingFormat,  # noqa: A002
+    *,
+    output: Path | None = None,
+    checkpoint: CheckpointName | None = None,
+) -> Exported:
+    """Export a run's model, or embeddings, for other programs.
+
+    Args:
+        source: a run, for ``safetensors``, ``onnx`` and ``torch-export``; a folder of embeddings for the others.
+        format: one of `ModelFormat` or `EmbeddingFormat`.
+        output: the file to write (a folder for tensorboard); by default in the source.
+        checkpoint: of a run, which weights.
+
+    Raises:
+        UserError: the format is not for such a source, or see `export_model` and `export_embeddings`.
+    """
+    if format in get_args(ModelFormat):
+        kind = cast(ModelFormat, format)
+        if (source / "manifest.json").exists():
+            raise UserError(f"{source}: holds embeddings; --format {format} exports the model of a run")
+        run = RunFolder(source)
+        trained = load_model(run, start_fabric("cpu"), checkpoint)
+        output = output or run.exports / MODEL_FILES[kind]
+        manifest = export_model(trained, kind, output)
+        return Exported([output, output.with_name(f"{output.name}.json")], manifest)
+    if RunFolder(source).holds_run():
+        raise UserError(f"{source}: is a run; --format {format} exports embeddings: run dmlkit embed {source} first")
+    if checkpoint is not None:
+        raise UserError("export: --checkpoint does not apply to a folder of embeddings; leave it out")
+    kind = cast(EmbeddingFormat, format)
+    return Exported(export_embeddings(EmbeddingFolder(source), kind, output or source / EMBEDDING_FILES[kind]))

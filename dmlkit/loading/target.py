@@ -1,0 +1,36 @@
+"""Which dataset a path stands for: a recipe's, or the one that a folder or table holds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.table import TableConfig
+from dmlkit.errors import UserError
+from dmlkit.recipe.file import read_recipe
+
+
+def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str] = ()) -> DatasetConfig:
+    """The dataset of a recipe, or the one that a folder or table holds.
+
+    Raises:
+        UserError: there is no such folder, with where to get each benchmark.
+    """
+    if target.suffix in (".yaml", ".yml"):
+        if dataset is not None:
+            raise UserError("--dataset says what a folder holds; a recipe names its dataset itself")
+        return read_recipe(target, overrides).dataset
+    if overrides:
+        raise UserError("--set changes a recipe; give one instead of a folder")
+    published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
+    if dataset is not None:
+        if dataset not in (*published, "folder"):
+            raise UserError(f"--dataset: got {dataset!r}, expected {', '.join([*sorted(published), 'folder'])}")
+        return DatasetConfig.variants[dataset](root=str(target))
+    if target.suffix.lower() in (".csv", ".parquet"):
+        return TableConfig(file=str(target))
+    if not target.is_dir():
+        lines = [line for benchmark in published.values() for line in benchmark.instructions(target)]
+        raise UserError("\n".join([f"{target}: no such folder", *lines]))
+    signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
+    name = next((name for sign, name in signs.items() if (target / sign).exists()), "folder")
+    return DatasetConfig.variants[name](root=str(target))

@@ -1,0 +1,113 @@
+"""What a run tells in its files, typed."""
+
+import platform
+import sys
+from importlib.metadata import version
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel
+
+from dmlkit import __version__
+from dmlkit.files.document import Document
+
+Metrics = dict[str, float]
+PACKAGES = ("torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "matplotlib")
+
+
+class EpochRow(Document, frozen=True, use_attribute_docstrings=True):
+    """A line of ``metrics.jsonl``: one finished epoch."""
+
+    kind: ClassVar[str] = "row of metrics.jsonl"
+
+    epoch: int
+    """Counted from 1."""
+    loss: float
+    """Mean over the epoch's steps."""
+    lr: float
+    """Learning rate at the end of the epoch, before multipliers."""
+    images_per_second: float
+    """Trained on, of all ranks; validation does not count."""
+    waiting: float
+    """Share of the time in which there was no batch to train on."""
+    seconds: float
+    """Of training and validation, since the run began."""
+    validation: Metrics | None
+    """On validation classes; null where there are none or they were not due."""
+
+
+class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """A checkpoint and its figures."""
+
+    epoch: int
+    """Finished epochs."""
+    validation: Metrics | None
+    """On validation classes, in that epoch."""
+    test: Metrics
+    """On test classes, which chose nothing."""
+
+
+class Summary(Document, frozen=True, use_attribute_docstrings=True):
+    """``summary.json``: what a finished run came to."""
+
+    kind: ClassVar[str] = "summary of a run"
+
+    last: ScoredCheckpoint
+    """After all epochs."""
+    best: ScoredCheckpoint | None
+    """The best on validation classes; null where there are none."""
+    selected_by: str | None
+    """The validation metric that chose it."""
+    seconds: float
+    """Of training and validation, over all sessions."""
+    images_per_second: float
+    """Of the last epoch."""
+    skipped_images: tuple[str, ...]
+    """One message per image that could not be read."""
+
+    @property
+    def chosen(self) -> ScoredCheckpoint:
+        """The best checkpoint, or the last where none was chosen."""
+        return self.best or self.last
+
+
+class TrainingClasses(Document, frozen=True, use_attribute_docstrings=True):
+    """``classes.json``: what the labels of the loss's proxies mean."""
+
+    kind: ClassVar[str] = "list of training classes"
+
+    training_classes: tuple[str, ...]
+    """Names, of the labels 0..C-1."""
+
+
+class Environment(Document, frozen=True, use_attribute_docstrings=True):
+    """``environment.json``: what a run was started on. Its presence tells that dmlkit made the folder."""
+
+    kind: ClassVar[str] = "description of a run's environment"
+
+    python: str
+    platform: str
+    packages: dict[str, str]
+    """Versions, dmlkit's own among them."""
+    gpu: str | None
+    threads: int
+    """Of torch, on the CPU."""
+    command: tuple[str, ...]
+
+    @classmethod
+    def here(cls) -> "Environment":
+        """This process's."""
+        return cls(
+            python=platform.python_version(),
+            platform=platform.platform(),
+            packages={"dmlkit": __version__, "torch": torch.__version__} | {name: version(name) for name in PACKAGES},
+            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            threads=torch.get_num_threads(),
+            command=("dmlkit", *sys.argv[1:]),
+        )
+
+    @property
+    def device(self) -> str:
+        """What computed, and with which versions, in one phrase."""
+        where = self.gpu or f"{self.threads} CPU thread(s)"
+        return f"{where}, torch {self.packages['torch']}, dmlkit {self.packages.get('dmlkit', '0.1.0')}"

@@ -1,0 +1,220 @@
+"""Several runs of a study at once on a Ray cluster: each a task with a GPU, or a processor, of its own."""
+
+import platform
+import signal
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, NamedTuple
+
+import torch
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
+from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
+from dmlkit.errors import UserError
+from dmlkit.study.protocol import ProtocolName, is_complete, run_once
+from dmlkit.study.workers import Event, Run, Tell, Told
+
+RETRIES = 10  # of a run whose worker dies
+LOOK = 0.5  # seconds between two looks at the runs
+ARRIVAL = 60  # seconds after which a network file system shows a file on every machine
+
+
+class Setting(NamedTuple):
+    """What the tasks of a study share."""
+
+    protocol: ProtocolName
+    device: str  # cpu or cuda
+    processors: int  # of a task
+    folder: Path  # where the command was started; relative paths begin there
+    command: list[str]  # of the driver's process, for the record of each run
+
+
+class Outcome(NamedTuple):
+    """How a task ended: with a complete run, unless it says otherwise."""
+
+    stopped: bool = False  # after a checkpoint
+    fault: str = ""  # a user's mistake comes back as text, since Ray would wrap an exception in its own
+
+
+class Board:
+    """An actor that keeps what the runs tell until the driver takes it."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def put(self, *events: Event) -> None:
+        """Called by the runs."""
+        self.events += events
+
+    def take(self) -> list[Event]:
+        """Called by the driver."""
+        events, self.events = self.events, []
+        return events
+
+
+def train_on_ray(
+    runs: Sequence[Run], protocol: ProtocolName, device: str, stop_requested: Callable[[], bool], tell: Tell
+) -> None:
+    """Train runs on the Ray cluster that ``RAY_ADDRESS`` names, or that runs on this machine, or on a new one.
+
+    Each run is a task: Ray places it, and asks an autoscaler for more machines while some wait. It takes a GPU and
+    the processors that are its due, or, where there is no GPU, one processor, and goes on from its last checkpoint
+    when its worker dies. All machines must reach the study's folder and the images by the same paths; relative paths
+    begin where the driver was started.
+
+    Args:
+        runs: none of them complete, in the order in which they begin.
+        protocol: of the study.
+        device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
+        stop_requested: looked at now and then; then every run stops after a checkpoint.
+        tell: called with what happens, and with ``finish`` after each run.
+
+    Raises:
+        UserError: Ray is not installed or has no such device, a run fails, or its workers keep dying.
+        TrainingStoppedError: as asked, after checkpoints.
+    """
+    check_ray(device)
+    with ray_cluster("complete runs and checkpoints stay, the same command goes on"):
+        gpus, processors = worker_share(device)
+        setting = Setting(protocol, "cuda" if gpus else "cpu", processors, Path.cwd(), sys.argv)
+        tasks = _Tasks(setting, gpus, tell)
+        try:
+            for run in runs:
+                tasks.start(run)
+            while tasks.pending:
+                tasks.advance()
+                if tasks.faults or stop_requested():
+                    tasks.stop()
+        finally:
+            tasks.stop()
+    if tasks.faults:
+        raise tasks.faults[0]
+    if tasks.stopped:
+        raise TrainingStoppedError("stopped, each run after a checkpoint")
+
+
+class _Tasks:
+    """The tasks of runs, and what becomes of them.
+
+    Args:
+        setting: of all of them.
+        gpus: that each takes.
+        tell: see `train_on_ray`.
+    """
+
+    def __init__(self, setting: Setting, gpus: int, tell: Tell) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self.setting, self.tell = setting, tell
+        remote: Any = ray.remote  # its types lack some of what it takes
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        self.board = remote(num_cpus=0, scheduling_strategy=here)(Board).remote()  # may not die before the driver
+        self.awake = self.board.put.remote()  # known once the board has started
+        self.train = remote(num_gpus=gpus, num_cpus=setting.processors, max_retries=RETRIES)(train_run)
+        self.pending: dict[Any, Run] = {}  # by Ray's reference to the outcome
+        self.faults: list[UserError] = []
+        self.stopped = False
+
+    def start(self, run: Run) -> None:
+        run.folder.parent.mkdir(parents=True, exist_ok=True)  # the task looks whether its machine reaches that
+        self.pending[self.train.remote(run, self.setting, self.board)] = run
+
+    def advance(self) -> None:
+        """Wait a little, tell what happened meanwhile, and see to a task that ended."""
+        import ray
+
+        ended, _ = ray.wait(list(self.pending), timeout=LOOK)
+        if ray.wait([self.awake], timeout=0)[0]:
+            for event in ray.get(self.board.take.remote()):
+                self.tell(*event)
+        elif not self.stopped:
+            return  # before it has started no run is told of
+        for task in ended:
+            try:
+                self._end(task, self.pending.pop(task))
+            except UserError as error:
+                self.faults.append(error)
+
+    def _end(self, task: Any, run: Run) -> None:
+        import ray
+        from ray.exceptions import TaskCancelledError
+
+        try:
+            outcome: Outcome = ray.get(task)
+        except TaskCancelledError:  # before it began
+            return
+        if outcome.fault:
+            raise UserError(outcome.fault)
+        if not outcome.stopped:
+            _wait_for_figures(run, self.setting.protocol)
+            self.tell(run.name, "finish", {})
+        elif not self.stopped:  # something else ended its worker
+            self.start(run)
+
+    def stop(self) -> None:
+        """Let no other task begin, and ask those that did to stop after a checkpoint."""
+        import ray
+
+        if not self.stopped and self.pending:
+            self.stopped = True
+            for task in self.pending:
+                ray.cancel(task)  # as by Ctrl-C
+
+
+def _wait_for_figures(run: Run, protocol: ProtocolName) -> None:
+    """Else the driver would take a run that it does not see yet for one that was never trained."""
+    deadline = monotonic() + ARRIVAL
+    while not is_complete(protocol, run.folder):
+        if monotonic() > deadline:
+            raise UserError(
+                f"{run.folder}: trained, but its figures are not here; every machine of the Ray cluster must reach the "
+                "same folder"
+            )
+        sleep(LOOK)
+
+
+def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
+    """Train a run; Ray calls this on one of the cluster's machines."""
+    import ray
+
+    with _stoppable():
+        try:
+            sys.argv = setting.command
+            torch.set_num_threads(setting.processors)
+            with chdir(setting.folder):
+                if not run.folder.parent.is_dir():
+                    raise UserError(f"{run.folder.parent}: not there; every machine of the Ray cluster must reach it")
+                fabric = start_fabric(setting.device, run.recipe.training.precision)
+                told = Told(run.name, board.put.remote)
+                run_once(setting.protocol, run.recipe, run.folder, fabric, told.start_model)
+        except TrainingStoppedError:
+            return Outcome(stopped=True)
+        except (UserError, OSError) as error:
+            return Outcome(fault=f"{run.name}, on {platform.node()}: {error}")
+        finally:
+            ray.get(board.put.remote())  # after it all that was told is on the board
+    return Outcome()
+
+
+class _Asked(StopRequest):
+    """A request that may come twice."""
+
+    def __call__(self, *_: Any) -> None:
+        self.came = True
+
+
+@contextmanager
+def _stoppable() -> Generator[None]:
+    """Ray's way to cancel a task is Ctrl-C, and its way to end a worker SIGTERM: both are requests to training."""
+    request = _Asked()
+    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,166 @@
+"""A folder of embeddings: what 0.1.0 wrote is read, and files that are damaged or do not belong together are told."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from pydantic import BaseModel
+
+from dmlkit.embedding.finite import first_non_finite
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.manifest import Manifest, ModelSource, Preprocessing, SearchIndex
+from dmlkit.errors import UserError
+from dmlkit.export.faiss import FaissIndex, FaissManifest
+from dmlkit.export.model import ModelManifest, Parity
+from dmlkit.loading.cache import CacheManifest
+from tests.embedding.stored import MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
+
+
+def test_what_was_written_before_documents_had_a_format_is_read(tmp_path: Path):
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "photos"))
+    assert (folder.manifest.count, folder.manifest.dim, folder.manifest.features) == (5, 8, 8)
+    assert folder.manifest.model.checkpoint == "best" and folder.manifest.model.backbone["width"] == 4
+    assert folder.manifest.preprocessing.mean == (0.5, 0.5, 0.5) and folder.manifest.preprocessing.size == 16
+    assert folder.manifest.skipped == ("photos/broken.jpg: cannot read this image",)
+    assert torch.equal(torch.cat(list(folder.blocks())), torch.from_numpy(POINTS))
+    assert folder.items["path"].to_pylist() == items()["path"]
+    sphere = folder.manifold()
+    assert sphere.similarity(*torch.from_numpy(POINTS[:2])[:, None]).tolist() == [[0.0]]
+    disk = EmbeddingFolder(embeddings_at(tmp_path / "disk", manifold=POINCARE)).manifold()
+    assert disk.dim == 8 and disk.curvature.item() == pytest.approx(-0.49700847268104553)
+
+
+def test_what_is_written_is_that_and_a_format(tmp_path: Path):
+    (tmp_path / "old.json").write_text(MANIFEST)
+    Manifest.read(tmp_path / "old.json").write(tmp_path / "new.json")
+    text = (tmp_path / "new.json").read_text()
+    assert json.loads(text) == {"format": 1, **json.loads(MANIFEST)}
+    assert list(json.loads(text)) == ["format", *json.loads(MANIFEST)]
+    assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
+
+
+def refused(path: Path) -> str:
+    """The line with which a folder is refused; it names the file."""
+    with pytest.raises(UserError) as error:
+        EmbeddingFolder(path)
+    line = str(error.value)
+    assert "\n" not in line and line.startswith(f"{path}/")
+    return line.removeprefix(f"{path}/")
+
+
+@pytest.mark.parametrize("part", ["", "index", "model", "manifold"])
+def test_an_unknown_key_is_told(part: str, tmp_path: Path):
+    embeddings_at(tmp_path / "out")
+    data = manifest()
+    (data[part] if part else data)["colour"] = "red"
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(data))
+    line = refused(tmp_path / "out")
+    assert (
+        line.startswith("manifest.json: a manifest of embeddings") and "colour: extra inputs" in line and part in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"format": 2}, "of format 2, written by dmlkit 0.1.0; this is"),
+        ({"format": "onnx"}, "of format onnx"),
+        ({"dim": "8"}, "dim: input should be a valid integer"),
+        ({"dtype": "float16"}, "dtype: input should be 'float32'"),
+        ({"manifold": {"name": "torus"}}, "manifold: "),
+        ({"model": {**manifest()["model"], "checkpoint": "middle"}}, "model.checkpoint: input should be"),
+        ({"skipped": "no"}, "skipped: input should be a valid array"),
+    ],
+)
+def test_another_format_and_wrong_values_are_told(changes: dict[str, Any], told: str, tmp_path: Path):
+    line = refused(embeddings_at(tmp_path / "out", **changes))
+    assert line.startswith("manifest.json: ") and told in line
+
+
+def test_a_manifest_that_is_none_is_told(tmp_path: Path):
+    embeddings_at(tmp_path / "out")
+    for content, told in ((b"", "cannot read this manifest"), (b"\xff", "cannot read this"), (b"[]", "got list")):
+        (tmp_path / "out" / "manifest.json").write_bytes(content)
+        assert told in refused(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    assert refused(tmp_path / "out").startswith("manifest.json: missing")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.write_bytes(b""), "cannot read these embeddings"),
+        (lambda path: path.write_bytes(b"\x93NUMPY"), "cannot read these embeddings"),
+        (lambda path: path.write_text("1 2 3"), "cannot read these embeddings"),
+        (cut_short, "cannot read these embeddings"),
+        (lambda path: np.savez(path.open("wb"), POINTS), "cannot read these embeddings"),
+        (lambda path: np.save(path, np.array([None] * 5), allow_pickle=True), "cannot read these embeddings"),
+        (lambda path: np.save(path, POINTS.astype(np.float64)), "holds float64 (5, 8), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS.astype(">f4")), "holds >f4 (5, 8), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS[0]), "holds float32 (8,), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS[None]), "holds float32 (1, 5, 8), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS[:4]), "holds float32 (4, 8), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS[:, :7]), "holds float32 (5, 7), expected float32 (5, 8)"),
+        (lambda path: path.unlink(), "missing"),
+    ],
+)
+def test_points_that_are_none_are_told(damage: Callable[[Path], object], told: str, tmp_path: Path):
+    damage(embeddings_at(tmp_path / "out") / "embeddings.npy")
+    line = refused(tmp_path / "out")
+    assert line.startswith("embeddings.npy: ") and told in line
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.write_bytes(b""), "cannot read these items"),
+        (cut_short, "cannot read these items"),
+        (lambda path: parquet.write_table(pa.table(items(4)), path), "has 4 rows, expected 5"),
+        (lambda path: path.unlink(), "missing"),
+        *(
+            (
+                lambda path, name=name: parquet.write_table(pa.table(items()).drop_columns([name]), path),
+                "expected id, path, label",
+            )
+            for name in ("id", "path", "label")
+        ),
+    ],
+)
+def test_items_that_are_none_are_told(damage: Callable[[Path], object], told: str, tmp_path: Path):
+    damage(embeddings_at(tmp_path / "out") / "items.parquet")
+    line = refused(tmp_path / "out")
+    assert line.startswith("items.parquet: ") and told in line
+
+
+def test_a_folder_without_rows_is_read(tmp_path: Path):
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "out", POINTS[:0]))
+    assert folder.points.shape == (0, 8) and list(folder.blocks()) == []
+    folder.check_finite()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_the_first_row_that_is_not_finite_is_found(value: float):
+    rows = torch.ones(7, 3)
+    rows[4, 2], rows[6, 0] = value, -value
+    assert first_non_finite(rows) == 4
+    assert first_non_finite(rows[:4]) is None and first_non_finite(rows[:0]) is None
+    assert first_non_finite(torch.full((2, 3), 3e38)) is None  # their sum is not finite
+
+
+DOCUMENTS = [Manifest, FaissManifest, ModelManifest, CacheManifest]
+PARTS = [SearchIndex, FaissIndex, ModelSource, Preprocessing, Parity]
+
+
+@pytest.mark.parametrize("kind", [*DOCUMENTS, *PARTS], ids=lambda kind: kind.__name__)
+def test_every_key_says_what_it_is(kind: type[BaseModel]):
+    assert [name for name, field in kind.model_fields.items() if not field.description] == []

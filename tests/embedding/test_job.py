@@ -1,0 +1,61 @@
+"""One process's share of embedding: what its parts depend on, and that no NaN is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.images import ImageList
+from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.trained import TrainedModel
+from dmlkit.errors import UserError
+from dmlkit.model import build_model
+from dmlkit.recipe.file import parse_recipe
+from tests.conftest import TINY_RECIPE
+from tests.embedding.stored import manifest
+
+
+@pytest.fixture
+def trained() -> TrainedModel:
+    """A model that was never trained."""
+    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
+    return TrainedModel(recipe, build_model(recipe).eval(), "last", 0)
+
+
+def job_of(home: Path) -> EmbedJob:
+    """Six images: the first is black, and each is brighter than the one before."""
+    for index in range(6):
+        Image.new("RGB", (16, 16), (40 * index,) * 3).save(home / f"{index}.png")
+    paths = [str(home / f"{index}.png") for index in range(6)]
+    return EmbedJob(ImageList(paths), "photos", False, home / "out", skip_bad_images=False)
+
+
+def test_parts_that_0_1_0_began_are_of_the_same_job(trained: TrainedModel, tmp_path: Path):
+    found = json.loads(json.dumps(job_of(tmp_path).describe(trained)))
+    stored = manifest()
+    assert list(found) == [*(key for key in stored if key not in ("count", "skipped")), "list"]
+    for key in ("dmlkit", "dim", "features", "dtype", "manifold", "similarity", "index", "source"):
+        assert found[key] == stored[key]
+    assert found["model"].keys() == stored["model"].keys() and found["model"]["backbone"] == stored["model"]["backbone"]
+    assert found["preprocessing"].items() <= {**stored["preprocessing"], "name": "plain"}.items()
+
+
+def test_an_image_whose_embedding_is_not_finite_stops_the_job(trained: TrainedModel, tmp_path: Path):
+    job = job_of(tmp_path)
+    job.parts.begin(job.describe(trained))
+    forward = trained.model.forward
+
+    def diverged(images: torch.Tensor) -> torch.Tensor:
+        bright = images.float().mean(dim=(1, 2, 3)) > 150  # the fifth image and the sixth
+        return forward(images).masked_fill(bright[:, None], torch.nan)
+
+    trained.model.forward = diverged
+    with pytest.raises(UserError, match=r"4\.png: its embedding has nan or inf"):
+        PartEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+    trained.model.forward = forward
+    PartEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
+    assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 1

@@ -1,0 +1,67 @@
+"""Exports of embeddings: no NaN is written, and each FAISS index has files of its own."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import faiss
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.errors import UserError
+from dmlkit.export.embeddings import FILE_NAMES, EmbeddingFormat, export_embeddings
+from dmlkit.export.faiss import FaissManifest
+from tests.embedding.stored import EUCLIDEAN, POINTS, embeddings_at, items, manifest
+
+
+@pytest.mark.parametrize("block", [2, 65_536])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", get_args(EmbeddingFormat))
+def test_embeddings_that_are_not_finite_are_refused(kind, value, block, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("dmlkit.embedding.folder.BLOCK", block)
+    points = POINTS.copy()
+    points[3, 1] = points[4, 0] = value
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points))
+    with pytest.raises(UserError) as error:
+        export_embeddings(folder, kind, tmp_path / "exports" / FILE_NAMES[kind])
+    line = str(error.value)
+    assert "\n" not in line and line.startswith(f"{tmp_path / 'out'}: row 3 (photos/3.jpg): ") and "nan or inf" in line
+    assert not list(tmp_path.glob("exports/*"))
+
+
+def test_index_vectors_that_overflow_are_refused(tmp_path: Path):
+    points = 1e30 * POINTS  # their squares, which the index holds, are more than float32 can
+    points[:2] = 1
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points, manifold=EUCLIDEAN))
+    with pytest.raises(UserError, match=r"out: row 2 \(photos/2\.jpg\): its vector in the index would have nan or inf"):
+        export_embeddings(folder, "faiss", tmp_path / "index.faiss")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_indexes_named_with_a_dot_have_files_of_their_own(tmp_path: Path):
+    older = EmbeddingFolder(embeddings_at(tmp_path / "a", POINTS[:2]))
+    newer = EmbeddingFolder(embeddings_at(tmp_path / "b", POINTS[:4]))
+    for folder, name in ((older, "birds.2023"), (newer, "birds.2024"), (newer, "index.faiss"), (older, "plain")):
+        stem = "index" if name == "index.faiss" else name
+        files = export_embeddings(folder, "faiss", tmp_path / "out" / name)
+        assert [path.name for path in files] == [name, f"{stem}.items.parquet", f"{stem}.manifest.json"]
+    assert len(list((tmp_path / "out").iterdir())) == 12
+    for name, rows in (("birds.2023", 2), ("birds.2024", 4), ("index", 4), ("plain", 2)):
+        assert parquet.read_table(tmp_path / "out" / f"{name}.items.parquet").to_pydict() == items(rows)
+        assert FaissManifest.read(tmp_path / "out" / f"{name}.manifest.json").count == rows
+    assert faiss.read_index(str(tmp_path / "out" / "birds.2023")).ntotal == 2
+
+
+def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_path: Path):
+    export_embeddings(EmbeddingFolder(embeddings_at(tmp_path / "out")), "faiss", tmp_path / "index.faiss")
+    found = json.loads((tmp_path / "index.manifest.json").read_text())
+    index = {**manifest()["index"], "type": "IndexFlatIP", "dim": 8}
+    assert found == {"format": 1, **manifest(), "index": index}
+    before = {key: value for key, value in found.items() if key != "format"}
+    (tmp_path / "index.manifest.json").write_text(json.dumps(before))  # as 0.1.0 wrote it
+    assert FaissManifest.read(tmp_path / "index.manifest.json").index.dim == 8
+    (tmp_path / "index.manifest.json").write_text(json.dumps({**found, "index": {**index, "metric": 0}}))
+    with pytest.raises(UserError, match=r"index\.manifest\.json: .*index\.metric: extra inputs"):
+        FaissManifest.read(tmp_path / "index.manifest.json")

@@ -1,0 +1,163 @@
+"""Studies on a Ray cluster: the figures of this machine alone, whatever dies or is asked to stop on the way."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.stopping import TrainingStoppedError
+from dmlkit.errors import UserError
+from dmlkit.study.file import read_study
+from dmlkit.study.run import Engine, run_study
+from tests.conftest import ROOT, TINY_RECIPE
+
+pytestmark = pytest.mark.slow
+STUDY = """\
+claim: A larger margin is better
+recipe: tiny.yaml
+overrides: {training.epochs: EPOCHS}
+seeds: [0, 1]
+metrics: [recall@1, map@r]
+variants:
+  small: {}
+  large: {loss.margin: 0.3}
+expect:
+- {better: large, than: small, metric: recall@1}
+"""
+RUNS = [f"{name}/seed-{seed}" for seed in (0, 1) for name in ("small", "large")]
+
+
+class Told:
+    """Everything that a study tells."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def start_run(self, name: str, epochs: int) -> Any:
+        events = self.events
+
+        class Run:
+            def __getattr__(self, method: str) -> Callable[..., None]:
+                return lambda **_: events.append((name, method))
+
+            def finish(self, figures: dict[str, float]) -> None:
+                events.append((name, "finish"))
+
+        return Run()
+
+    def of(self, name: str) -> list[str]:
+        return [method for other, method in self.events if other == name and method != "step"]
+
+
+def train(folder: Path, engine: Engine, told: Told, text: str, *, out: str = "out") -> dict[str, Any]:
+    (folder / "tiny.yaml").write_text(TINY_RECIPE)
+    (folder / "study.yaml").write_text(text)
+    study = read_study(folder / "study.yaml", [])
+    run_study(study, Path(out), start_fabric("cpu"), told, "dmlkit study", engine=engine, device="cpu")
+    return json.loads((folder / out / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[None]:
+    pytest.importorskip("ray", reason="the extra dmlkit[ray] is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(ROOT))  # for the workers
+        patch.setenv("RAY_ADDRESS", "local")  # not a cluster that happens to run here
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(environment: None) -> Iterator[None]:
+    import ray
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def here(environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@contextmanager
+def at_first_checkpoint(action: Callable[[], object]) -> Iterator[None]:
+    """Do something once a run has written a checkpoint, whether or not the study was told of it."""
+    over = Event()
+
+    def watch() -> None:
+        while not over.wait(0.005):
+            if any(Path("out").rglob("last.pt")):
+                action()
+                return
+
+    thread = Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def signal_workers(number: signal.Signals, count: int) -> int:
+    """Signal processes of Ray that train a study of the working directory; how many were there."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # has gone, or is another user's
+            if (process / "cmdline").read_bytes().startswith(b"ray::train_run") and (process / "cwd").samefile("."):
+                found.append(int(process.name))
+    for process in found[:count]:
+        os.kill(process, number)
+    return len(found[:count])
+
+
+def test_stopped_it_leaves_checkpoints_and_goes_on(tmp_path: Path):
+    text = STUDY.replace("EPOCHS", "200").replace("[0, 1]", "[0]")
+    runs = [tmp_path / "out" / "runs" / name for name in RUNS[:2]]
+    told, again = Told(), Told()
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(TrainingStoppedError, match="each run after a checkpoint"):
+        # SIGTERM comes to the study, not to what Ray would do
+        with at_first_checkpoint(lambda: os.kill(os.getpid(), signal.SIGTERM)):
+            train(tmp_path, "ray", told, text)
+    assert signal.getsignal(signal.SIGTERM) == handler
+    began = [run for run in runs if (run / "recipe.yaml").exists()]
+    assert began and all((run / "checkpoints" / "last.pt").exists() for run in began)
+    assert not all((run / "summary.json").exists() for run in runs)
+    with at_first_checkpoint(lambda: signal_workers(signal.SIGTERM, 2)):  # the runs go on in other tasks
+        train(tmp_path, "ray", again, text)
+    for name, run in zip(RUNS, runs, strict=False):
+        assert [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").open()] == list(range(1, 201))
+        assert told.of(name).count("epoch") + again.of(name).count("epoch") <= 202  # none began anew
+
+
+def test_the_figures_are_those_of_this_machine_though_a_worker_dies(cluster: None, tmp_path: Path):
+    text, told, again, killed = STUDY.replace("EPOCHS", "40"), Told(), Told(), []
+    with at_first_checkpoint(lambda: killed.append(signal_workers(signal.SIGKILL, 1))):
+        results = train(tmp_path, "ray", told, text)
+    assert killed == [1] or not Path("/proc/self/cwd").exists()
+    assert {name for name, _ in told.events} == set(RUNS)
+    for name in RUNS:
+        assert told.of(name)[0] == "start_model" and told.of(name)[-1] == "finish" and "epoch" in told.of(name)
+        command = json.loads((tmp_path / "out" / "runs" / name / "environment.json").read_text())["command"]
+        assert not any("--node-ip-address" in word for word in command)
+    expected = train(tmp_path, "local", Told(), text, out="alone")
+    assert results["variants"] == expected["variants"] and results["verdicts"] == expected["verdicts"]
+    train(tmp_path, "ray", again, text)
+    assert again.events == [(name, "finish") for name in RUNS]
+
+
+def test_a_users_mistake_in_a_run_ends_the_study(cluster: None, tmp_path: Path):
+    text = STUDY.replace("EPOCHS", "2").replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}")
+    with pytest.raises(UserError, match=r"^large/seed-\d, on .*not finite"):
+        train(tmp_path, "ray", Told(), text)
+    assert not (tmp_path / "out" / "results.json").exists()
