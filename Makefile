@@ -17,7 +17,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores
 	$(BIN)/dmlkit train recipes/glyphs/proxy_anchor.yaml --output runs/demo --overwrite
 	$(BIN)/dmlkit eval runs/demo
-	rm -rf runs/demo/embeddings
 	$(BIN)/dmlkit embed runs/demo --split test
 	$(BIN)/dmlkit export runs/demo/embeddings/test --format faiss
 	$(BIN)/dmlkit export runs/demo --format onnx

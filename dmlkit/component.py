@@ -126,12 +126,12 @@ def load_family(package: str) -> None:
 
 
 def _member_names(classes: Iterable[type[Any]]) -> set[str]:
-    """The names of configurations, and of what their ``build`` says that it returns."""
+    """The names of configurations, and of what their ``build`` or ``create`` says that it returns."""
     found: set[str] = set()
     for config in (kind for kind in classes if issubclass(kind, ComponentConfig)):
-        build: Any = getattr(config, "build", None)
-        built = str(build.__annotations__.get("return", "")) if build else ""
-        found |= {config.__name__, *re.findall(r"\w+", built)}
+        makers: list[Any] = [getattr(config, name, None) for name in ("build", "create")]
+        made = " ".join(str(maker.__annotations__.get("return", "")) for maker in makers if maker)
+        found |= {config.__name__, *re.findall(r"\w+", made)}
     return found
 
 

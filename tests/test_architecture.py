@@ -129,7 +129,8 @@ def test_a_file_of_a_family_is_named_as_its_member(family: str):
 def test_a_family_exports_its_members_alone(family: str):
     folder = importlib.import_module(f"dmlkit.{family}")
     variants = FAMILIES[family].variants.values()
-    built = " ".join(str(variant.build.__annotations__["return"]) for variant in variants if hasattr(variant, "build"))
+    makers = [getattr(variant, name, None) for variant in variants for name in ("build", "create")]
+    built = " ".join(str(maker.__annotations__["return"]) for maker in makers if maker)
     for name, exported in vars(folder).items():
         if inspect.isclass(exported) and exported.__module__.startswith(f"dmlkit.{family}."):
             assert exported.__module__.endswith(".base") or exported in variants or name in built, name

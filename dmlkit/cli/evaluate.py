@@ -149,7 +149,7 @@ class Shown:
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
         if self.as_json:
-            typer.echo(json.dumps(report.plain(), indent=2, ensure_ascii=False))
+            typer.echo(json.dumps(report.stamped(), indent=2, ensure_ascii=False))
             return
         console = self.console
         title = f"{title}: {report.queries} queries, {report.classes} classes"

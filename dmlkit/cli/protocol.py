@@ -59,11 +59,12 @@ def run(
     from dmlkit.cli.progress import TrainingProgress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
-    from dmlkit.evaluation.tables import as_markdown, protocol_rows
+    from dmlkit.evaluation.tables import as_markdown
     from dmlkit.files.atomic import atomic_write
     from dmlkit.recipe.file import read_recipe
     from dmlkit.recipe.schema import Recipe
     from dmlkit.study.protocol import run_protocol
+    from dmlkit.study.report import protocol_rows
 
     recipe = read_recipe(path, overrides)
     fabric = start_fabric(device, recipe.training.precision)
@@ -85,7 +86,7 @@ def run(
     with atomic_write(output / "results.md") as partial:
         partial.write_text(as_markdown(rows) + "\n", encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(results, indent=2))
+        typer.echo(json.dumps(results.plain(), indent=2))
         return
     print_table(rows, console, f"{name}: {path.stem}, {repeats} repeats")
     say(console, f"written to {output / 'results.md'} and results.json; the runs are beside them")

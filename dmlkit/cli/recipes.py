@@ -78,7 +78,7 @@ def say_indented(console: "Console", text: str, indent: int) -> None:
 
 def first_sentence(variant: type[Any]) -> str:
     """What a member is, in one line."""
-    return as_text((variant.__doc__ or "").strip().splitlines()[0])
+    return as_text((variant.__doc__ or "").strip().partition("\n")[0])
 
 
 def as_text(docstring: str) -> str:

@@ -1,7 +1,6 @@
 """Figures as tables: in the terminal, as Markdown, as LaTeX."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from dmlkit.evaluation.compare import Result
 from dmlkit.evaluation.report import Report
@@ -69,15 +68,4 @@ def comparison_rows(results: Sequence[Result], differences: Differences) -> Rows
             else:
                 between = f"{change.low:+.4f} .. {change.high:+.4f}"
                 rows.append([*row, f"{change.difference:+.4f}", between, f"{change.p_value:.4f}"])
-    return rows
-
-
-def protocol_rows(results: dict[str, Any]) -> Rows:
-    """One row for each kind of figure and metric: the mean over repeats and half the width of its interval."""
-    rows = [["of", "metric", "mean", "95 % interval", *(f"repeat {i}" for i in range(len(results["repeats"])))]]
-    for kind, metrics in results["summary"].items():
-        for metric, summary in metrics.items():
-            margin = "" if summary["low"] is None else f"± {summary['high'] - summary['mean']:.4f}"
-            values = [f"{repeat[kind][metric]:.4f}" for repeat in results["repeats"]]
-            rows.append([kind, metric, f"{summary['mean']:.4f}", margin, *values])
     return rows

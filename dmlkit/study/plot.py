@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from dmlkit.study.results import StudyResults, SweptAxis, VariantResults
+
 LOG_RATIO = 10  # swept values that span this much or more are drawn on a logarithmic axis
 COLOR, FAINT = "#2060a0", "#9ab8d8"
 
 
-def plot_study(results: dict[str, Any], path: Path) -> None:
+def plot_study(results: StudyResults, path: Path) -> None:
     """Draw the mean and 95 % interval of every variant, and each run as a faint dot, as a PNG; one panel a metric.
 
     A study that sweeps one number gets curves over it. The axis of the figures does not start at 0: means are drawn
@@ -19,51 +21,50 @@ def plot_study(results: dict[str, Any], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    names, metrics = list(results["variants"]), results["metrics"]
-    height = 3.6 if results["axis"] else 1.2 + 0.3 * len(names)
+    names, metrics = list(results.variants), results.metrics
+    height = 3.6 if results.axis else 1.2 + 0.3 * len(names)
     figure = Figure(figsize=(1.6 + 3.4 * len(metrics), height), layout="constrained")
-    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=not results["axis"])[0]
+    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=not results.axis)[0]
     for axes, metric in zip(panels, metrics, strict=True):
-        draw = _draw_curve if results["axis"] else _draw_points
-        draw(axes, metric, results)
+        if results.axis:
+            _draw_curve(axes, metric, list(results.variants.values()), results.axis)
+        else:
+            _draw_points(axes, metric, results.variants)
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120, format="png")
 
 
-def _draw_points(axes: Any, metric: str, results: dict[str, Any]) -> None:
-    variants = list(results["variants"].values())
+def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:
+    variants = list(named.values())
     means, below, above = _means(variants, metric)
     places = range(len(variants))
     for place, variant in zip(places, variants, strict=True):
-        runs = [run[metric] for run in variant["runs"].values()]
+        runs = [run[metric] for run in variant.runs.values()]
         axes.plot(runs, [place] * len(runs), "o", color=FAINT, markersize=4)
     axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=3, markersize=5)
     axes.locator_params(axis="x", nbins=5)  # more would touch each other
-    axes.set_yticks(places, list(results["variants"]))
+    axes.set_yticks(places, list(named))
     axes.set(title=metric, ylim=(len(variants) - 0.5, -0.5))
 
 
-def _draw_curve(axes: Any, metric: str, results: dict[str, Any]) -> None:
-    variants, values = list(results["variants"].values()), results["axis"]["values"]
-    order = sorted(range(len(values)), key=values.__getitem__)
-    variants, values = [variants[index] for index in order], [values[index] for index in order]
+def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: SweptAxis) -> None:
+    order = sorted(range(len(axis.values)), key=axis.values.__getitem__)
+    variants, values = [variants[index] for index in order], [axis.values[index] for index in order]
     means, below, above = _means(variants, metric)
     for value, variant in zip(values, variants, strict=True):
-        runs = [run[metric] for run in variant["runs"].values()]
+        runs = [run[metric] for run in variant.runs.values()]
         axes.plot([value] * len(runs), runs, "o", color=FAINT, markersize=4)
     axes.errorbar(values, means, yerr=[below, above], fmt="o-", color=COLOR, capsize=3, markersize=5)
     if values[0] > 0 and values[-1] / values[0] >= LOG_RATIO:
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
-    axes.set(title=metric, xlabel=results["axis"]["key"])
+    axes.set(title=metric, xlabel=axis.key)
 
 
-def _means(variants: list[dict[str, Any]], metric: str) -> tuple[list[float], list[float], list[float]]:
+def _means(variants: list[VariantResults], metric: str) -> tuple[list[float], list[float], list[float]]:
     """Means, and how far their intervals reach below and above; nowhere where a single run has none."""
-    summaries = [variant["summary"][metric] for variant in variants]
-    means = [summary["mean"] for summary in summaries]
-    ends = [(summary["low"], summary["high"]) for summary in summaries]
-    below = [0.0 if low is None else mean - low for mean, (low, _) in zip(means, ends, strict=True)]
-    above = [0.0 if high is None else high - mean for mean, (_, high) in zip(means, ends, strict=True)]
-    return means, below, above
+    summaries = [variant.summary[metric] for variant in variants]
+    below = [0.0 if one.low is None else one.mean - one.low for one in summaries]
+    above = [0.0 if one.high is None else one.high - one.mean for one in summaries]
+    return [one.mean for one in summaries], below, above

@@ -1,12 +1,12 @@
 """Protocols: a recipe trained several times, and what its figures are worth."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from lightning_fabric import Fabric
+from pydantic import BaseModel
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -14,7 +14,7 @@ from dmlkit.datasets.base import FOLDS
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.significance import t_interval
-from dmlkit.files.atomic import write_json
+from dmlkit.files.document import Document
 from dmlkit.loading.batches import refuse_faults
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.map_at_r import MapAtRConfig
@@ -22,16 +22,54 @@ from dmlkit.metrics.precision import PrecisionConfig
 from dmlkit.metrics.r_precision import RPrecisionConfig
 from dmlkit.metrics.scoring.retrieval import retrieval_metrics
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.documents import Summary
+from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study.record import open_protocol
 from dmlkit.training.progress import Progress
 from dmlkit.training.train import train
 
 ProtocolName = Literal["official", "reality_check"]
-Figures = dict[str, dict[str, float]]
+Figures = dict[str, Metrics]
 """Metrics by what they are of, e.g. ``{"separated": {"map@r": 0.4}, ...}``."""
 EMBEDDING_DIM = 128  # of a Reality Check model; the four together have 512
 METRICS = (PrecisionConfig(), RPrecisionConfig(), MapAtRConfig())
+RUNS: dict[ProtocolName, str] = {"official": "repeat-*", "reality_check": "repeat-*/fold-*"}
+
+
+class MeanInterval(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The mean of runs and its 95 % interval by Student's t; a single run has none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: list[float]) -> "MeanInterval":
+        """That of one figure a run."""
+        interval = t_interval(values)
+        low, high = (interval.low, interval.high) if len(values) > 1 else (None, None)
+        return cls(mean=interval.mean, low=low, high=high)
+
+
+class RealityCheckFigures(Document, frozen=True):
+    """``result.json``: the figures of one repeat of the Reality Check, see `run_protocol`."""
+
+    kind: ClassVar[str] = "document of a Reality Check's figures"
+
+    separated: Metrics
+    concatenated: Metrics
+
+
+class ProtocolResults(Document, frozen=True, use_attribute_docstrings=True):
+    """``results.json`` of a protocol."""
+
+    kind: ClassVar[str] = "document of a protocol's results"
+
+    protocol: ProtocolName
+    repeats: tuple[Figures, ...]
+    """One a repeat."""
+    summary: dict[str, dict[str, MeanInterval]]
+    """Over repeats, by what the figures are of and by metric."""
 
 
 def run_protocol(
@@ -42,7 +80,7 @@ def run_protocol(
     *,
     repeats: int,
     progress: Callable[[str, Recipe], Progress],
-) -> dict[str, Any]:
+) -> ProtocolResults:
     """Train a recipe under a protocol; runs that are complete are kept, one that was cut off is continued.
 
     ``official``: the recipe as it is, with ``repeats`` seeds; the checkpoint that is best on validation classes.
@@ -57,26 +95,26 @@ def run_protocol(
     Args:
         name: of the protocol.
         recipe: what to train; the Reality Check sets its split, dimension and metrics.
-        folder: gets ``repeat-R/`` or ``repeat-R/fold-F/`` for each run, ``results.json``, and a table.
+        folder: gets ``protocol.json``, ``repeat-R/`` or ``repeat-R/fold-F/`` for each run, and ``results.json``.
         fabric: device, precision and ranks, launched.
         repeats: trainings, or for the Reality Check rounds of 4.
         progress: called with the name and recipe of each run that trains.
 
     Returns:
-        What ``results.json`` holds: the figures of each repeat, and of each metric the mean and its 95 % interval
-        over repeats by Student's t, null where there is one repeat.
+        The figures of each repeat, and of each metric the mean and its interval over repeats.
 
     Raises:
-        UserError: the folder holds runs of another recipe, or a run fails.
+        UserError: the folder holds something else, another protocol or runs of another recipe, or a run fails.
         TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
     """
+    open_protocol(name, folder, fabric, RUNS[name])
     figures: list[Figures] = []
     for repeat in range(repeats):
         seeded = recipe.model_copy(update={"seed": recipe.seed + repeat})
         figures.append(run_once(name, seeded, folder / f"repeat-{repeat}", fabric, progress))
-    results = {"protocol": name, "repeats": figures, "summary": summarize(figures)}
+    results = ProtocolResults(protocol=name, repeats=tuple(figures), summary=summarize(figures))
     if fabric.is_global_zero:
-        write_json(folder / "results.json", results)
+        results.write(folder / "results.json")
     return results
 
 
@@ -97,21 +135,17 @@ def is_complete(name: ProtocolName, folder: Path) -> bool:
     return (folder / ("summary.json" if name == "official" else "result.json")).exists()
 
 
-def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, dict[str, float | None]]]:
+def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, MeanInterval]]:
     """Mean and 95 % t-interval over repeats, by what the figures are of and by metric.
 
     Example:
         >>> summarize([{"test": {"map@r": 0.5}}])
-        {'test': {'map@r': {'mean': 0.5, 'low': None, 'high': None}}}
+        {'test': {'map@r': MeanInterval(mean=0.5, low=None, high=None)}}
     """
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
-    for kind, metrics in figures[0].items():
-        found[kind] = {}
-        for metric in metrics:
-            interval = t_interval([repeat[kind][metric] for repeat in figures])
-            low, high = (interval.low, interval.high) if len(figures) > 1 else (None, None)
-            found[kind][metric] = {"mean": interval.mean, "low": low, "high": high}
-    return found
+    return {
+        kind: {name: MeanInterval.of([repeat[kind][name] for repeat in figures]) for name in metrics}
+        for kind, metrics in figures[0].items()
+    }
 
 
 def _official(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Figures:
@@ -126,15 +160,13 @@ def _reality_check(
     tests = [_trained(fold_recipe(recipe, fold), path, fabric, progress).chosen.test for fold, path in enumerate(folds)]
     target = folder / "result.json"
     if target.exists():
-        return json.loads(target.read_text(encoding="utf-8"))
-    figures = {
-        "separated": {name: sum(test[name] for test in tests) / FOLDS for name in tests[0]},
-        "concatenated": _concatenated(folds, fabric),
-    }
+        return RealityCheckFigures.read(target).plain()
+    separated = {name: sum(test[name] for test in tests) / FOLDS for name in tests[0]}
+    figures = RealityCheckFigures(separated=separated, concatenated=_concatenated(folds, fabric))
     fabric.barrier()
     if fabric.is_global_zero:
-        write_json(target, figures)
-    return figures
+        figures.write(target)
+    return figures.plain()
 
 
 def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
@@ -166,13 +198,8 @@ def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
     for path in folds:
         trained = load_model(RunFolder(path), fabric, "best")
         recipe = trained.recipe
-        embeddings = embed_dataset(
-            fabric,
-            trained.model,
-            images_of_split(recipe.dataset, "test"),
-            recipe.transform,
-            workers=recipe.training.workers,
-        )
+        images = images_of_split(recipe.dataset, "test")
+        embeddings = embed_dataset(fabric, trained.model, images, recipe.transform, workers=recipe.training.workers)
         refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
         parts.append(embeddings.points)
         labels.append(embeddings.labels)

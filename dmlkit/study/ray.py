@@ -1,5 +1,6 @@
 """Several runs of a study at once on a Ray cluster: each a task with a GPU, or a processor, of its own."""
 
+import pickle
 import platform
 import signal
 import sys
@@ -16,7 +17,7 @@ from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.study.protocol import ProtocolName, is_complete, run_once
-from dmlkit.study.workers import Event, Run, Tell, Told
+from dmlkit.study.workers import Run, Tell, Told
 
 RETRIES = 10  # of a run whose worker dies
 LOOK = 0.5  # seconds between two looks at the runs
@@ -38,22 +39,6 @@ class Outcome(NamedTuple):
 
     stopped: bool = False  # after a checkpoint
     fault: str = ""  # a user's mistake comes back as text, since Ray would wrap an exception in its own
-
-
-class Board:
-    """An actor that keeps what the runs tell until the driver takes it."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def put(self, *events: Event) -> None:
-        """Called by the runs."""
-        self.events += events
-
-    def take(self) -> list[Event]:
-        """Called by the driver."""
-        events, self.events = self.events, []
-        return events
 
 
 def train_on_ray(
@@ -108,14 +93,12 @@ class _Tasks:
 
     def __init__(self, setting: Setting, gpus: int, tell: Tell) -> None:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self.setting, self.tell = setting, tell
-        remote: Any = ray.remote  # its types lack some of what it takes
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        self.board = remote(num_cpus=0, scheduling_strategy=here)(Board).remote()  # may not die before the driver
-        self.awake = self.board.put.remote()  # known once the board has started
-        self.train = remote(num_gpus=gpus, num_cpus=setting.processors, max_retries=RETRIES)(train_run)
+        self.board = _start_board()
+        self.awake = self.board.put.remote()  # known once it has started
+        share = ray.remote(num_gpus=gpus, num_cpus=setting.processors, max_retries=RETRIES)
+        self.train: Any = share(train_run)
         self.pending: dict[Any, Run] = {}  # by Ray's reference to the outcome
         self.faults: list[UserError] = []
         self.stopped = False
@@ -125,13 +108,13 @@ class _Tasks:
         self.pending[self.train.remote(run, self.setting, self.board)] = run
 
     def advance(self) -> None:
-        """Wait a little, tell what happened meanwhile, and see to a task that ended."""
+        """Wait a little, tell what happened meanwhile, and see to the tasks that ended."""
         import ray
 
-        ended, _ = ray.wait(list(self.pending), timeout=LOOK)
-        if ray.wait([self.awake], timeout=0)[0]:
+        ended, _ = ray.wait(list(self.pending), num_returns=len(self.pending), timeout=LOOK)
+        if ray.wait([self.awake], timeout=LOOK)[0]:
             for event in ray.get(self.board.take.remote()):
-                self.tell(*event)
+                self.tell(*pickle.loads(event))
         elif not self.stopped:
             return  # before it has started no run is told of
         for task in ended:
@@ -147,7 +130,9 @@ class _Tasks:
         try:
             outcome: Outcome = ray.get(task)
         except TaskCancelledError:  # before it began
-            return
+            if self.stopped:
+                return
+            raise
         if outcome.fault:
             raise UserError(outcome.fault)
         if not outcome.stopped:
@@ -163,7 +148,28 @@ class _Tasks:
         if not self.stopped and self.pending:
             self.stopped = True
             for task in self.pending:
-                ray.cancel(task)  # as by Ctrl-C
+                ray.cancel(task, recursive=False)  # not what it has told
+
+
+def _start_board() -> Any:
+    """An actor beside the driver that keeps what the runs tell, as bytes: it imports neither dmlkit nor torch."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    class Board:
+        def __init__(self) -> None:
+            self.events: list[bytes] = []
+
+        def put(self, *events: bytes) -> None:
+            self.events += events
+
+        def take(self) -> list[bytes]:
+            events, self.events = self.events, []
+            return events
+
+    actor: Any = ray.remote(Board)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return actor.options(num_cpus=0, scheduling_strategy=here).remote()  # elsewhere it could die before the driver
 
 
 def _wait_for_figures(run: Run, protocol: ProtocolName) -> None:
@@ -171,10 +177,7 @@ def _wait_for_figures(run: Run, protocol: ProtocolName) -> None:
     deadline = monotonic() + ARRIVAL
     while not is_complete(protocol, run.folder):
         if monotonic() > deadline:
-            raise UserError(
-                f"{run.folder}: trained, but its figures are not here; every machine of the Ray cluster must reach the "
-                "same folder"
-            )
+            raise UserError(f"{run.folder}: its figures are not here; every machine of the Ray cluster must reach it")
         sleep(LOOK)
 
 
@@ -190,7 +193,7 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
                 if not run.folder.parent.is_dir():
                     raise UserError(f"{run.folder.parent}: not there; every machine of the Ray cluster must reach it")
                 fabric = start_fabric(setting.device, run.recipe.training.precision)
-                told = Told(run.name, board.put.remote)
+                told = Told(run.name, lambda event: board.put.remote(pickle.dumps(event)))
                 run_once(setting.protocol, run.recipe, run.folder, fabric, told.start_model)
         except TrainingStoppedError:
             return Outcome(stopped=True)

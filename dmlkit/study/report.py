@@ -1,16 +1,17 @@
 """The results of studies as Markdown: of one in its folder, of several as docs/results.md. Nothing is typed by hand."""
 
-import json
 import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import Rows, as_markdown
 from dmlkit.files.atomic import atomic_write
 from dmlkit.study.plot import plot_study
+from dmlkit.study.protocol import MeanInterval, ProtocolResults
+from dmlkit.study.record import StudyRecord
+from dmlkit.study.results import Difference, JudgedStatement, StudyResults
 
 PLOT = "results.png"
 EXPLANATION = """\
@@ -21,7 +22,7 @@ is not separable at this size where it holds 0; then follows about how many seed
 stayed what they are. Verdicts are one by one, not corrected for their number."""
 
 
-def study_section(results: dict[str, Any], plot: str, *, heading: str) -> str:
+def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
     """One study as Markdown: claim, verdicts, figures, cost and command.
 
     Args:
@@ -29,19 +30,19 @@ def study_section(results: dict[str, Any], plot: str, *, heading: str) -> str:
         plot: where the picture is, from the document.
         heading: ``#`` or ``##``.
     """
-    source = ", ".join(filter(None, (results["paper"], results["table"])))
-    parts = [f"{heading} {results['claim']}", *([f"From: {source}."] if source else [])]
-    if results["verdicts"]:
+    source = ", ".join(filter(None, (results.paper, results.table)))
+    parts = [f"{heading} {results.claim}", *([f"From: {source}."] if source else [])]
+    if results.verdicts:
         parts.append(as_markdown(verdict_rows(results)))
-    parts += [as_markdown(variant_rows(results)), f"![{results['claim']}]({plot})"]
-    if any(variant["tuned"] for variant in results["variants"].values()):
+    parts += [as_markdown(variant_rows(results)), f"![{results.claim}]({plot})"]
+    if any(variant.tuned for variant in results.variants.values()):
         text = "Tuned with the first seed on validation classes, every variant with the same number of trials:"
         parts += [text, as_markdown(tuning_rows(results))]
-    parts += [_setting(results), f"    {results['command']}"]
+    parts += [_setting(results), f"    {results.command}"]
     return "\n\n".join(parts)
 
 
-def write_section(results: dict[str, Any], folder: Path) -> Path:
+def write_section(results: StudyResults, folder: Path) -> Path:
     """Write a study's own document and picture into its folder; returns the document."""
     with atomic_write(folder / PLOT) as partial:
         plot_study(results, partial)
@@ -50,22 +51,21 @@ def write_section(results: dict[str, Any], folder: Path) -> Path:
     return document
 
 
-def verdict_rows(results: dict[str, Any]) -> Rows:
+def verdict_rows(results: StudyResults) -> Rows:
     """One row a statement of the claim."""
     rows = [["statement", "figure", "ours", "difference", "95 % interval", "p", "verdict"]]
-    for judged in results["verdicts"]:
-        metric = judged["metric"]
-        ours = " vs ".join(_mean(results["variants"][judged[side]]["summary"][metric]) for side in ("better", "than"))
-        more = judged["runs_to_separate"]
-        text = judged["verdict"]
+    for judged in results.verdicts:
+        metric, more = judged.metric, judged.runs_to_separate
+        ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
+        text: str = judged.verdict
         if text.startswith("not separable") and more:
             text += f"; about {more} seeds would do"
-        statement = f"{judged['better']} better than {judged['than']}"
-        rows.append([statement, metric, ours, f"{judged['difference']:+.4f}", _interval(judged), _p(judged), text])
+        statement = f"{judged.better} better than {judged.than}"
+        rows.append([statement, metric, ours, f"{judged.difference:+.4f}", _interval(judged), _p(judged), text])
     return rows
 
 
-def verdict_lines(results: dict[str, Any]) -> list[str]:
+def verdict_lines(results: StudyResults) -> list[str]:
     """One line a statement of the claim, for a terminal."""
     return [
         f"{statement}, {metric}: {difference} ({interval}), {verdict}"
@@ -73,33 +73,45 @@ def verdict_lines(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def figure_rows(results: dict[str, Any]) -> Rows:
+def figure_rows(results: StudyResults) -> Rows:
     """One row a variant with every figure, for a terminal."""
-    variants = results["variants"].items()
-    rows = [[name, *(_mean(variant["summary"][metric]) for metric in results["metrics"])] for name, variant in variants]
-    return [["variant", *results["metrics"]], *rows]
+    variants, metrics = results.variants.items(), results.metrics
+    rows = [[name, *(_mean(variant.summary[metric]) for metric in metrics)] for name, variant in variants]
+    return [["variant", *metrics], *rows]
 
 
-def variant_rows(results: dict[str, Any]) -> Rows:
+def variant_rows(results: StudyResults) -> Rows:
     """One row a variant: every figure, and how it differs from the reference."""
-    metrics, reference = results["metrics"], results["reference"]
+    metrics, reference = results.metrics, results.reference
     rows = [["variant", *(cell for name in metrics for cell in (name, f"minus {reference}"))]]
-    for name, variant in results["variants"].items():
+    for name, variant in results.variants.items():
         row = [name]
         for metric in metrics:
-            row.append(_mean(variant["summary"][metric]))
-            change = variant["difference"] and variant["difference"][metric]
-            row.append(f"{change['difference']:+.4f} ({_interval(change)}, p {_p(change)})" if change else "")
+            row.append(_mean(variant.summary[metric]))
+            change = variant.difference[metric] if variant.difference else None
+            row.append(f"{change.difference:+.4f} ({_interval(change)}, p {_p(change)})" if change else "")
         rows.append(row)
     return rows
 
 
-def tuning_rows(results: dict[str, Any]) -> Rows:
+def tuning_rows(results: StudyResults) -> Rows:
     """One row a variant: what was tried, with the score on validation classes that chose."""
     rows = [["variant", "tried", "chosen"]]
-    for name, variant in results["variants"].items():
-        tried = ", ".join(f"{label}: {score:.4f}" for label, score in variant["tuned"]["validation"].items())
-        rows.append([name, tried, variant["tuned"]["chosen"]])
+    for name, variant in results.variants.items():
+        if variant.tuned:
+            tried = ", ".join(f"{label}: {score:.4f}" for label, score in variant.tuned.validation.items())
+            rows.append([name, tried, variant.tuned.chosen])
+    return rows
+
+
+def protocol_rows(results: ProtocolResults) -> Rows:
+    """One row for each kind of figure and metric: the mean over repeats and half the width of its interval."""
+    rows = [["of", "metric", "mean", "95 % interval", *(f"repeat {i}" for i in range(len(results.repeats)))]]
+    for kind, metrics in results.summary.items():
+        for metric, summary in metrics.items():
+            margin = "" if summary.high is None else f"± {summary.high - summary.mean:.4f}"
+            values = [f"{repeat[kind][metric]:.4f}" for repeat in results.repeats]
+            rows.append([kind, metric, f"{summary.mean:.4f}", margin, *values])
     return rows
 
 
@@ -123,7 +135,7 @@ def report(folders: Sequence[Path], output: Path) -> None:
         shutil.copyfile(folder / PLOT, plots / f"{name}.png")
     rows = [["claim", "statement", "figure", "difference", "verdict"]]
     for results in studies:
-        claim = results["claim"]
+        claim = results.claim
         for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
             rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
             claim = ""  # once is enough
@@ -137,7 +149,7 @@ def report(folders: Sequence[Path], output: Path) -> None:
     write_text(output, "\n\n".join([*head, *sections]))
 
 
-def read_results(folder: Path) -> dict[str, Any]:
+def read_results(folder: Path) -> StudyResults:
     """The results of a finished study.
 
     Raises:
@@ -146,11 +158,10 @@ def read_results(folder: Path) -> dict[str, Any]:
     record = folder / "study.json"
     if not record.exists():
         raise UserError(f"{folder}: no study here (study.json is missing); expected a folder that dmlkit study wrote")
-    stored = json.loads(record.read_text(encoding="utf-8"))
-    path = folder / "results.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if results is None or results["seeds"] != stored["study"]["seeds"]:
-        raise UserError(f"{folder}: this study is not finished; go on with: {stored['command']}")
+    stored, path = StudyRecord.read(record), folder / "results.json"
+    results = StudyResults.read(path) if path.exists() else None
+    if results is None or results.seeds != stored.study.seeds:
+        raise UserError(f"{folder}: this study is not finished; go on with: {stored.command}")
     return results
 
 
@@ -160,9 +171,9 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text + "\n", encoding="utf-8")
 
 
-def _counts(studies: Sequence[dict[str, Any]]) -> str:
-    verdicts = [judged["verdict"] for results in studies for judged in results["verdicts"]]
-    models, seconds = (sum(results["cost"][key] for results in studies) for key in ("models", "seconds"))
+def _counts(studies: Sequence[StudyResults]) -> str:
+    verdicts = [judged.verdict for results in studies for judged in results.verdicts]
+    models, seconds = sum(results.cost.models for results in studies), sum(results.cost.seconds for results in studies)
     held, failed = (sum(verdict == word for verdict in verdicts) for word in ("holds", "does not hold"))
     return (
         f"{len(studies)} studies, {models} models, {spoken_time(seconds)} of training and validation.\n"
@@ -171,27 +182,26 @@ def _counts(studies: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _setting(results: dict[str, Any]) -> str:
-    cost, seeds = results["cost"], ", ".join(map(str, results["seeds"]))
-    protocol = "Reality Check protocol, 4 models a run" if results["protocol"] == "reality_check" else "Official split"
+def _setting(results: StudyResults) -> str:
+    cost, seeds = results.cost, ", ".join(map(str, results.seeds))
+    protocol = "Reality Check protocol, 4 models a run" if results.protocol == "reality_check" else "Official split"
     return (
-        f"{protocol}; seeds {seeds}; {cost['models']} models, {spoken_time(cost['seconds'])} of training and "
-        f"validation on {'; '.join(cost['on'])}. To repeat it:"
+        f"{protocol}; seeds {seeds}; {cost.models} models, {spoken_time(cost.seconds)} of training and "
+        f"validation on {'; '.join(cost.on)}. To repeat it:"
     )
 
 
-def _mean(summary: dict[str, float | None]) -> str:
-    mean, high = summary["mean"], summary["high"]
-    assert mean is not None
+def _mean(summary: MeanInterval) -> str:
+    mean, high = summary.mean, summary.high
     return f"{mean:.4f}" if high is None else f"{mean:.4f} ± {high - mean:.4f}"
 
 
-def _interval(change: dict[str, Any]) -> str:
-    return "no interval" if change["low"] is None else f"{change['low']:+.4f} .. {change['high']:+.4f}"
+def _interval(change: Difference | JudgedStatement) -> str:
+    return "no interval" if change.low is None else f"{change.low:+.4f} .. {change.high:+.4f}"
 
 
-def _p(change: dict[str, Any]) -> str:
-    return f"{change['p_value']:.4f}"
+def _p(change: Difference | JudgedStatement) -> str:
+    return f"{change.p_value:.4f}"
 
 
 def spoken_time(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """Study: every variant with every seed, and what that says about a claim."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,22 +7,19 @@ from statistics import fmean
 from typing import Any, Literal, Protocol
 
 from lightning_fabric import Fabric
-from pydantic import ValidationError
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import write_json
-from dmlkit.files.differences import differences
-from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import Summary
 from dmlkit.study.config import Candidate, Study, Variant
 from dmlkit.study.protocol import Figures, fold_recipe, is_complete, run_once
 from dmlkit.study.ray import train_on_ray
-from dmlkit.study.results import Choice, summarize_study
+from dmlkit.study.record import open_study
+from dmlkit.study.results import Choice, Cost, StudyResults, summarize_study
 from dmlkit.study.workers import Run, train_at_once
 from dmlkit.training.experiment import assemble
 from dmlkit.training.progress import Progress
 
-REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
 Engine = Literal["local", "ray"]  # where runs are trained: by this machine, or on a Ray cluster
 
 
@@ -55,7 +51,7 @@ def run_study(
     jobs: int = 1,
     engine: Engine = "local",
     device: str = "auto",
-) -> dict[str, Any]:
+) -> StudyResults:
     """Train what is missing of a study, and hold its claim against the figures.
 
     Runs lie in ``runs/VARIANT/seed-S``, with values to choose from in ``runs/VARIANT/CHOICE/seed-S``: there every
@@ -79,7 +75,7 @@ def run_study(
         UserError: the folder holds another study, or a run fails.
         TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint or between two runs.
     """
-    open_study(study, folder, fabric, command)
+    open_study(study.record(), folder, fabric, command)
     with stop_signals() as stop_requested:
         runs = _Runs(study, folder, fabric, progress, stop_requested, jobs, engine, device)
         check_parts(study, folder)
@@ -95,46 +91,11 @@ def run_study(
             for variant in study.variants:
                 choice = choices[variant.name]
                 choice.figures[seed] = figures[runs.run(variant, choice.candidate, seed).name]
-    results = {**summarize_study(study, choices), "cost": _cost(folder), "command": command}
+    cost = Cost.of([path.parent for path in _summaries(folder / "runs")])
+    results = summarize_study(study, choices, cost, command)
     if fabric.is_global_zero:
-        write_json(folder / "results.json", results)
+        results.write(folder / "results.json")
     return results
-
-
-def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without its seed, as an older dmlkit recorded it, with the defaults of keys that are new since."""
-    try:
-        return Recipe.model_validate_json(json.dumps(recipe)).model_dump(mode="json", exclude={"seed"})
-    except ValidationError:  # a key has gone: the difference tells which
-        return recipe
-
-
-def open_study(study: Study, folder: Path, fabric: Fabric, command: str) -> None:
-    """Begin a study in a folder, or find it there again; its seeds may have grown and its claim been reworded.
-
-    Raises:
-        UserError: the folder holds something else, or a study with other runs.
-    """
-    path = folder / "study.json"
-    record = study.record()
-    if path.exists():
-        stored = json.loads(path.read_text(encoding="utf-8"))["study"]
-        kept = record["seeds"][: len(stored["seeds"])]
-        same = {name: stored[name] for name in REWORDED} | {"seeds": kept}
-        for recipes in stored["variants"].values():
-            recipes.update({label: with_new_defaults(recipe) for label, recipe in recipes.items()})
-        changes = list(differences("", stored, {**record, **same}))
-        if changes:
-            raise UserError(
-                f"{folder}: the study has changed since it began ({'; '.join(changes)}); undo that, or start anew "
-                "with another --output"
-            )
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists and is not a study; choose another --output")
-    fabric.barrier()  # all ranks have looked before the first one writes
-    if fabric.is_global_zero:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"study": record, "command": command})
 
 
 def check_parts(study: Study, folder: Path) -> None:
@@ -242,25 +203,13 @@ def _flat(figures: Figures) -> dict[str, float]:
 
 def _validation_score(path: Path) -> float:
     """What chose the checkpoint of a run; of a Reality Check the mean of its 4 models."""
-    summaries = [json.loads(file.read_text(encoding="utf-8")) for file in _summaries(path)]
-    return fmean(summary["best"]["validation"][summary["selected_by"]] for summary in summaries)
+    return fmean(_best_score(Summary.read(file)) for file in _summaries(path))
+
+
+def _best_score(summary: Summary) -> float:
+    assert summary.best and summary.best.validation and summary.selected_by  # a study has validation classes
+    return summary.best.validation[summary.selected_by]
 
 
 def _summaries(path: Path) -> list[Path]:
     return sorted(path.rglob("summary.json"))
-
-
-def _cost(folder: Path) -> dict[str, Any]:
-    """How many models were trained, for how long, and on what."""
-    summaries = _summaries(folder / "runs")
-    environments = [json.loads((file.parent / "environment.json").read_text("utf-8")) for file in summaries]
-    return {
-        "models": len(summaries),
-        "seconds": round(sum(json.loads(file.read_text("utf-8"))["seconds"] for file in summaries), 1),
-        "on": sorted({_device(environment) for environment in environments}),
-    }
-
-
-def _device(environment: dict[str, Any]) -> str:
-    where = environment["gpu"] or f"{environment['threads']} CPU thread(s)"
-    return f"{where}, torch {environment['packages']['torch']}, dmlkit {environment['dmlkit']}"

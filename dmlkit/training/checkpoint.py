@@ -7,6 +7,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
 
@@ -57,6 +58,11 @@ def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -
 def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
     """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts anew."""
     if not run.checkpoint_path("last").exists():
+        if len(run.read_metrics()) > 1:  # a kill between the first epoch's row and its checkpoint leaves one
+            raise UserError(
+                f"{run.checkpoint_path('last')}: missing, though {run.metrics_path} has finished epochs; bring it "
+                "back, or train anew with --overwrite"
+            )
         return State()
     saved = run.load_checkpoint("last")
     for part in experiment.objective.sharded_parameters():

@@ -45,14 +45,10 @@ def train(
         recipe: what to train, or its YAML file.
         folder: of the run; see `RunFolder`.
         overrides: ``key.subkey=value`` each, laid over a file.
-        device: where, see `start_fabric`.
-        fabric: a device, precision and ranks that were launched already.
-        progress: told of steps and epochs; silent by default.
+        device, fabric: where, see `start_fabric`; or a fabric that was launched already.
+        progress: told of steps and epochs.
         resume: continue the run in ``folder`` from its last checkpoint, or start it if there is none yet.
         overwrite: replace the run in ``folder``, and what was made with its weights.
-
-    Returns:
-        The summary: last and best checkpoint with their validation and test metrics.
 
     Raises:
         UserError: the recipe, the data or the folder is at fault, the loss is no longer finite, or a rank has gone.

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.progress import TrainingProgress
 from dmlkit.loading.batches import TimedBatches
+from dmlkit.run_folder.documents import EpochRow
 
 
 def test_time_in_the_loader_is_told_from_time_in_the_step(monkeypatch: pytest.MonkeyPatch):
@@ -29,6 +30,7 @@ def test_time_in_the_loader_is_told_from_time_in_the_step(monkeypatch: pytest.Mo
 def test_a_slow_loader_is_told(waiting: float, told: bool):
     screen = io.StringIO()
     progress = TrainingProgress(Console(file=screen, width=200), epochs=2)
-    progress.epoch({"epoch": 1, "loss": 1.0, "images_per_second": 10.0, "waiting": waiting, "validation": None})
+    row = EpochRow(epoch=1, loss=1.0, lr=0.1, images_per_second=10, waiting=waiting, seconds=1, validation=None)
+    progress.epoch(row)
     assert ("of the time waiting for images" in screen.getvalue()) == told
     assert (f"({waiting:.0%} " in screen.getvalue()) == told

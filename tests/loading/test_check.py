@@ -10,17 +10,17 @@ from PIL import Image
 from dmlkit.datasets import Cub200Config, FolderConfig
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import MAX_PIXELS
-from dmlkit.loading.check import Report, check_files, check_images
+from dmlkit.loading.check import Findings, check_files, check_images
 from tests.datasets import trees
 
 
-def check(config: DatasetConfig) -> Report:
+def check(config: DatasetConfig) -> Findings:
     listing, report = check_files(config)
     check_images(listing, report, is_published=config.published is not None, advance=lambda _: None)
     return report
 
 
-def found(report: Report) -> dict[str, str]:
+def found(report: Findings) -> dict[str, str]:
     return {row.check: row.found for row in report.rows}
 
 

@@ -9,7 +9,8 @@ import torch.multiprocessing as mp
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.metrics.ranking import cpu_search, gpu_search, retrieval_metrics, score_retrieval
+from dmlkit.metrics import retrieval_metrics, score_retrieval
+from dmlkit.metrics.ranking import cpu_search, gpu_search
 from dmlkit.metrics.ranking.inputs import build_search
 from dmlkit.metrics.ranking.search import Depth
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.protocol import concatenate, fold_recipe, summarize
+from dmlkit.study.protocol import ProtocolResults, concatenate, fold_recipe, summarize
+from dmlkit.study.record import ProtocolRecord
 from tests.conftest import TINY_RECIPE
 
 RECIPE = TINY_RECIPE.replace("classes: 12", "classes: 32").replace("epochs: 3", "epochs: 2")
@@ -53,7 +55,8 @@ def test_reality_check_trains_and_reports_what_it_says(dmlkit, recipe, tmp_path)
     result = dmlkit("protocol", "reality_check", recipe, "-o", out, *options, "--set", "dataset.validation_fraction=0")
     assert result.code == 0, result.err
     results = json.loads(result.out)
-    assert results == json.loads((out / "results.json").read_text())
+    assert results == ProtocolResults.read(out / "results.json").plain()
+    assert ProtocolRecord.read(out / "protocol.json").protocol == "reality_check"
     fabric = start_fabric("cpu")
     for repeat in range(2):
         parts, separated = [], []
@@ -116,6 +119,7 @@ def test_a_protocol_killed_half_way_goes_on_to_the_same_figures(dmlkit, recipe, 
 def test_a_run_killed_while_it_was_created_is_begun_again(dmlkit, recipe, tmp_path):
     (tmp_path / "o" / "repeat-0" / "checkpoints").mkdir(parents=True)
     (tmp_path / "o" / "repeat-0" / "environment.json").write_text("{}")
+    ProtocolRecord(protocol="official").write(tmp_path / "o" / "protocol.json")
     assert dmlkit("protocol", "official", recipe, "-o", tmp_path / "o", "--repeats", "1", "--device", "cpu").code == 0
 
 
@@ -142,6 +146,66 @@ def test_another_recipe_in_the_folder_is_refused(dmlkit, recipe, tmp_path):
     assert result.code == 2 and "loss.margin: was 0.1, now 0.3" in result.err
 
 
+def all_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["official", "reality_check"])
+@pytest.mark.parametrize("file", ["repeat-0/thesis.txt", "results.md", "results.json", "repeat-0/fold-0/recipe.yaml"])
+def test_a_strangers_folder_is_refused_and_its_files_survive(dmlkit, recipe, tmp_path, name, file):
+    out = tmp_path / "work"
+    (out / file).parent.mkdir(parents=True)
+    (out / file).write_text("mine")
+    result = dmlkit("protocol", name, recipe, "-o", out, "--repeats", "1", "--device", "cpu")
+    assert result.code == 2
+    told = f"error: {out}: exists and holds no runs of the protocol {name}; choose another --output"
+    assert result.err.splitlines() == [told]
+    assert all_files(out) == {file: b"mine"}
+    result = dmlkit("protocol", name, recipe, "-o", out / file, "--repeats", "1", "--device", "cpu")
+    assert result.code == 2 and f"{out / file}: exists" in result.err and all_files(out) == {file: b"mine"}
+
+
+def test_a_strangers_files_beside_the_runs_survive(dmlkit, recipe, tmp_path):
+    out = tmp_path / "work"
+    ProtocolRecord(protocol="official").write(made(out) / "protocol.json")
+    (made(out / "repeat-0") / "thesis.txt").write_text("mine")
+    result = dmlkit("protocol", "official", recipe, "-o", out, "--repeats", "1", "--device", "cpu")
+    assert result.code == 2 and f"{out / 'repeat-0'}: exists and is not a dmlkit run" in result.err
+    assert set(all_files(out)) == {"protocol.json", "repeat-0/thesis.txt"}
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_another_protocol_in_the_folder_is_refused_also_where_none_was_recorded(dmlkit, recipe, tmp_path):
+    out = tmp_path / "official"
+
+    def run(name: str):
+        return dmlkit("protocol", name, recipe, "-o", out, "--repeats", "1", "--device", "cpu")
+
+    assert run("official").code == 0
+    before = all_files(out)
+    refused = run("reality_check")
+    assert refused.code == 2 and all_files(out) == before
+    told = f"error: {out}: holds runs of the protocol official, not of reality_check; choose another --output"
+    assert refused.err.splitlines() == [told]
+    (out / "protocol.json").unlink()  # as dmlkit 0.1.0 left it, with results of no format
+    results = json.loads((out / "results.json").read_text())
+    (out / "results.json").write_text(json.dumps({"protocol": "official"} | results["summary"]))
+    refused = run("reality_check")
+    assert refused.code == 2 and "holds no runs of the protocol reality_check" in refused.err
+    assert run("official").code == 0
+    assert all_files(out) == before
+
+
+def test_a_record_whose_writing_was_cut_off_is_written_again(dmlkit, recipe, tmp_path):
+    (made(tmp_path / "o") / ".protocol.json.partial").write_text("{")
+    assert dmlkit("protocol", "official", recipe, "-o", tmp_path / "o", "--repeats", "1", "--device", "cpu").code == 0
+    assert ProtocolRecord.read(tmp_path / "o" / "protocol.json").protocol == "official"
+
+
 def test_concatenation_gives_each_model_the_same_weight():
     parts = [torch.randn(5, 4), 100 * torch.randn(5, 3)]
     joined = concatenate(parts)
@@ -150,4 +214,4 @@ def test_concatenation_gives_each_model_the_same_weight():
 
 
 def test_summary_of_one_repeat_has_no_interval():
-    assert summarize([{"test": {"map@r": 0.5}}])["test"]["map@r"]["low"] is None
+    assert summarize([{"test": {"map@r": 0.5}}])["test"]["map@r"].low is None

@@ -3,10 +3,11 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ variants:
 expect:
 - {better: large, than: small, metric: recall@1}
 """
+LINUX = Path("/proc/self/cwd").exists()
 RUNS = [f"{name}/seed-{seed}" for seed in (0, 1) for name in ("small", "large")]
 
 
@@ -41,16 +43,13 @@ class Told:
         self.events: list[tuple[str, str]] = []
 
     def start_run(self, name: str, epochs: int) -> Any:
-        events = self.events
+        def tell(method: str) -> Callable[..., None]:
+            def append(*_: Any, **__: Any) -> None:
+                self.events.append((name, method))
 
-        class Run:
-            def __getattr__(self, method: str) -> Callable[..., None]:
-                return lambda **_: events.append((name, method))
+            return append
 
-            def finish(self, figures: dict[str, float]) -> None:
-                events.append((name, "finish"))
-
-        return Run()
+        return SimpleNamespace(**{method: tell(method) for method in ("start_model", "step", "epoch", "finish")})
 
     def of(self, name: str) -> list[str]:
         return [method for other, method in self.events if other == name and method != "step"]
@@ -89,15 +88,13 @@ def here(environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @contextmanager
-def at_first_checkpoint(action: Callable[[], object]) -> Iterator[None]:
-    """Do something once a run has written a checkpoint, whether or not the study was told of it."""
+def meanwhile(act: Callable[[], bool]) -> Generator[None]:
+    """Look again and again whether it is time to act, until that is done."""
     over = Event()
 
     def watch() -> None:
-        while not over.wait(0.005):
-            if any(Path("out").rglob("last.pt")):
-                action()
-                return
+        while not over.wait(0.01) and not act():
+            pass
 
     thread = Thread(target=watch)
     thread.start()
@@ -108,43 +105,52 @@ def at_first_checkpoint(action: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def signal_workers(number: signal.Signals, count: int) -> int:
-    """Signal processes of Ray that train a study of the working directory; how many were there."""
-    found: list[int] = []
+def checkpoint_written() -> bool:
+    return any(Path("out").rglob("last.pt"))
+
+
+def stop_the_study() -> bool:
+    if checkpoint_written():
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+    return False
+
+
+def signal_a_worker(number: signal.Signals) -> bool:
+    """Whether there was a process of Ray that trains a run of a study in the working directory."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # has gone, or is another user's
             if (process / "cmdline").read_bytes().startswith(b"ray::train_run") and (process / "cwd").samefile("."):
-                found.append(int(process.name))
-    for process in found[:count]:
-        os.kill(process, number)
-    return len(found[:count])
+                os.kill(int(process.name), number)
+                return True
+    return False
 
 
-def test_stopped_it_leaves_checkpoints_and_goes_on(tmp_path: Path):
-    text = STUDY.replace("EPOCHS", "200").replace("[0, 1]", "[0]")
+def test_stopped_it_leaves_checkpoints_and_goes_on(request: pytest.FixtureRequest, tmp_path: Path):
+    text = STUDY.replace("EPOCHS", "120").replace("[0, 1]", "[0]")
     runs = [tmp_path / "out" / "runs" / name for name in RUNS[:2]]
     told, again = Told(), Told()
-    handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(TrainingStoppedError, match="each run after a checkpoint"):
-        # SIGTERM comes to the study, not to what Ray would do
-        with at_first_checkpoint(lambda: os.kill(os.getpid(), signal.SIGTERM)):
-            train(tmp_path, "ray", told, text)
+    handler, signalled = signal.getsignal(signal.SIGTERM), []
+    with pytest.raises(TrainingStoppedError, match="each run after a checkpoint"), meanwhile(stop_the_study):
+        train(tmp_path, "ray", told, text)
     assert signal.getsignal(signal.SIGTERM) == handler
     began = [run for run in runs if (run / "recipe.yaml").exists()]
     assert began and all((run / "checkpoints" / "last.pt").exists() for run in began)
     assert not all((run / "summary.json").exists() for run in runs)
-    with at_first_checkpoint(lambda: signal_workers(signal.SIGTERM, 2)):  # the runs go on in other tasks
-        train(tmp_path, "ray", again, text)
+    request.getfixturevalue("cluster")
+    with meanwhile(lambda: signal_a_worker(signal.SIGTERM) and not signalled.append(True)):
+        train(tmp_path, "ray", again, text)  # and the run goes on in another task
+    assert signalled or not LINUX
     for name, run in zip(RUNS, runs, strict=False):
-        assert [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").open()] == list(range(1, 201))
-        assert told.of(name).count("epoch") + again.of(name).count("epoch") <= 202  # none began anew
+        assert [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").open()] == list(range(1, 121))
+        assert told.of(name).count("epoch") + again.of(name).count("epoch") <= 122  # none began anew
 
 
 def test_the_figures_are_those_of_this_machine_though_a_worker_dies(cluster: None, tmp_path: Path):
-    text, told, again, killed = STUDY.replace("EPOCHS", "40"), Told(), Told(), []
-    with at_first_checkpoint(lambda: killed.append(signal_workers(signal.SIGKILL, 1))):
+    text, told, again, killed = STUDY.replace("EPOCHS", "20"), Told(), Told(), []
+    with meanwhile(lambda: checkpoint_written() and signal_a_worker(signal.SIGKILL) and not killed.append(True)):
         results = train(tmp_path, "ray", told, text)
-    assert killed == [1] or not Path("/proc/self/cwd").exists()
+    assert killed or not LINUX
     assert {name for name, _ in told.events} == set(RUNS)
     for name in RUNS:
         assert told.of(name)[0] == "start_model" and told.of(name)[-1] == "finish" and "epoch" in told.of(name)

@@ -16,12 +16,16 @@ import pytest
 from scipy import stats
 from typer.main import get_command
 
+from dmlkit import __version__
 from dmlkit.cli.app import app
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.config import StudyConfig
 from dmlkit.study.file import read_study
 from dmlkit.study.plot import plot_study
+from dmlkit.study.protocol import MeanInterval
+from dmlkit.study.record import StudyRecord
+from dmlkit.study.results import Cost, StudyResults, SweptAxis, VariantResults
 from tests.conftest import ROOT, TINY_RECIPE
 
 STUDY = """\
@@ -145,6 +149,30 @@ def test_a_study_of_an_older_dmlkit_lacks_new_keys_and_goes_on(dmlkit, whole: Pa
     (out / "study.json").write_text(json.dumps(record))
     refused = dmlkit("study", tmp_path / "study.yaml", "-o", out, "--device", "cpu")
     assert refused.code == 2 and ".gone: was 1, now nothing" in refused.err
+
+
+def test_documents_of_a_dmlkit_that_wrote_no_format_give_the_same_report(dmlkit, whole: Path, tmp_path: Path):
+    old, documents = tmp_path / "out", [tmp_path / name / "results.md" for name in ("now", "then")]
+    shutil.copytree(whole, old)
+    for name in ("results.json", "study.json"):
+        stored = json.loads((whole / name).read_text())
+        assert (stored.pop("format"), stored.pop("dmlkit")) == (1, __version__)
+        (old / name).write_text(json.dumps(stored))
+    assert StudyResults.read(old / "results.json").plain() == json.loads((old / "results.json").read_text())
+    assert StudyRecord.read(old / "study.json") == StudyRecord.read(whole / "study.json")
+    for folder, document in zip((whole, old), documents, strict=True):
+        assert dmlkit("report", folder, "-o", document).code == 0
+    now, then = (document.read_text().partition("\n")[2] for document in documents)  # the first line names them
+    assert now == then
+
+
+@pytest.mark.parametrize("name", ["results.json", "study.json"])
+def test_a_damaged_document_is_told_by_its_name(dmlkit, whole: Path, tmp_path: Path, name: str):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / name).write_text((out / name).read_text().replace('"seeds"', '"seed"'))
+    result = dmlkit("report", out, "-o", tmp_path / "results.md")
+    assert result.code == 2 and f"{out / name}: " in result.err and "damaged" in result.err
 
 
 def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp_path: Path):
@@ -446,14 +474,27 @@ def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlki
 
 
 def test_the_plot_of_a_sweep_and_of_single_runs(tmp_path: Path):
-    def variant(*values: float) -> dict:
-        ends = (None, None) if len(values) == 1 else (min(values) - 0.1, max(values) + 0.1)
-        summary = {"mean": float(np.mean(values)), "low": ends[0], "high": ends[1]}
-        return {"runs": {str(i): {"map@r": value} for i, value in enumerate(values)}, "summary": {"map@r": summary}}
+    def variant(*values: float) -> VariantResults:
+        runs = {seed: {"map@r": value} for seed, value in enumerate(values)}
+        summary = {"map@r": MeanInterval.of(list(values))}
+        return VariantResults(tuned=None, runs=runs, summary=summary, difference=None)
 
-    results = {"metrics": ["map@r"], "variants": {"a": variant(0.5), "b": variant(0.4, 0.6), "c": variant(0.7)}}
-    for axis in (None, {"key": "loss.margin", "values": [1.0, 0.01, 0.1]}):
-        plot_study({**results, "axis": axis}, tmp_path / "plot.png")
+    for axis in (None, SweptAxis(key="loss.margin", values=(1.0, 0.01, 0.1))):
+        results = StudyResults(
+            claim="Margins matter",
+            paper=None,
+            table=None,
+            protocol="official",
+            seeds=(0, 1),
+            metrics=("map@r",),
+            reference="a",
+            axis=axis,
+            verdicts=(),
+            variants={"a": variant(0.5), "b": variant(0.4, 0.6), "c": variant(0.7)},
+            cost=Cost(models=4, seconds=1.5, on=("1 CPU thread(s)",)),
+            command="dmlkit study",
+        )
+        plot_study(results, tmp_path / "plot.png")
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

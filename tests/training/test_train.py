@@ -193,6 +193,16 @@ def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else
     assert {str(path) for path in after} == fresh
 
 
+def test_a_run_whose_last_checkpoint_is_gone_is_not_trained_from_nothing(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
+    (run / "checkpoints" / "last.pt").unlink()
+    best, rows = (run / "checkpoints" / "best.pt").read_bytes(), (run / "metrics.jsonl").read_text()
+    result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", "--resume")
+    assert result.code == 2 and "last.pt: missing, though" in result.err
+    assert (run / "checkpoints" / "best.pt").read_bytes() == best and (run / "metrics.jsonl").read_text() == rows
+
+
 def test_a_folder_with_a_recipe_alone_is_no_run(dmlkit, tiny_recipe: Path, tmp_path: Path):
     home = tmp_path / "home"
     (home / "checkpoints").mkdir(parents=True)

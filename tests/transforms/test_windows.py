@@ -1,6 +1,7 @@
 """Augmentation on the device, beside torch's own resizing and beside the loader's."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ def test_a_run_is_the_same_within_rounding(dmlkit, tiny_recipe: Path, tmp_path: 
     losses = []
     for on_device in (False, True):
         if on_device:  # a CPU would leave it to the loader
-            monkeypatch.setattr("dmlkit.training.train.TransformedImages", ForcedOnDevice)
+            monkeypatch.setattr(sys.modules["dmlkit.training.train"], "TransformedImages", ForcedOnDevice)
         run = tmp_path / f"run-{on_device}"
         result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", *sets)
         assert result.code == 0, result.err

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.manifolds import Euclidean, Lorentz, LorentzConfig, Poincare, PoincareConfig, Sheet
+from dmlkit.manifolds import Euclidean, Lorentz, LorentzConfig, Poincare, PoincareConfig
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.sheet import Sheet
 
 CURVATURES = (-0.1, -1.0, -4.0)
 MODELS = (Poincare, Lorentz)

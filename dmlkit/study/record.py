@@ -1,0 +1,128 @@
+"""What a folder records when a study or a protocol begins in it, and who may go on there."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lightning_fabric import Fabric
+from pydantic import BaseModel, ValidationError
+
+from dmlkit.errors import UserError
+from dmlkit.files.differences import differences
+from dmlkit.files.document import Document
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import RunFolder
+
+REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
+
+
+class RecordedStudy(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Everything that a study's figures depend on, and what it claims."""
+
+    claim: str
+    paper: str | None
+    table: str | None
+    protocol: str
+    metrics: tuple[str, ...]
+    """Names of the figures."""
+    seeds: tuple[int, ...]
+    reference: str
+    """The variant that the others are compared with."""
+    expect: tuple[dict[str, str], ...]
+    """The statements of the claim."""
+    variants: dict[str, dict[str, dict[str, Any]]]
+    """Recipes without their seed, by variant and choice."""
+
+
+class StudyRecord(Document, frozen=True, use_attribute_docstrings=True):
+    """``study.json``: what the runs of a folder depend on."""
+
+    kind: ClassVar[str] = "record of a study"
+
+    study: RecordedStudy
+    command: str
+    """That repeats the study."""
+
+
+class ProtocolRecord(Document, frozen=True, use_attribute_docstrings=True):
+    """``protocol.json``: whose runs a folder holds."""
+
+    kind: ClassVar[str] = "record of a protocol"
+
+    protocol: str
+    """Its name."""
+
+
+def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command: str) -> None:
+    """Begin a study in a folder, or find it there again; its seeds may have grown and its claim been reworded.
+
+    Args:
+        record: see `Study.record`.
+        folder: of the study; need not exist yet.
+        fabric: the ranks.
+        command: that repeats the study.
+
+    Raises:
+        UserError: the folder holds something else, or a study with other runs.
+    """
+    path = folder / "study.json"
+    begun = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
+    if path.exists():
+        stored, new = (one.study.model_dump(mode="json") for one in (StudyRecord.read(path), begun))
+        same = {name: stored[name] for name in REWORDED} | {"seeds": new["seeds"][: len(stored["seeds"])]}
+        for recipes in stored["variants"].values():
+            recipes.update({label: with_new_defaults(recipe) for label, recipe in recipes.items()})
+        changes = list(differences("", stored, {**new, **same}))
+        if changes:
+            raise UserError(
+                f"{folder}: the study has changed since it began ({'; '.join(changes)}); undo that, or start anew "
+                "with another --output"
+            )
+    elif is_taken(folder, path):
+        raise UserError(f"{folder}: exists and is not a study; choose another --output")
+    _write(begun, path, fabric)
+
+
+def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without its seed, as an older dmlkit recorded it, with the defaults of keys that are new since."""
+    try:
+        return Recipe.model_validate_json(json.dumps(recipe)).model_dump(mode="json", exclude={"seed"})
+    except ValidationError:  # a key has gone: the difference tells which
+        return recipe
+
+
+def open_protocol(name: str, folder: Path, fabric: Fabric, runs: str) -> None:
+    """Begin a protocol in a folder, or find it there again.
+
+    Args:
+        name: of the protocol.
+        folder: of its runs; need not exist yet.
+        fabric: the ranks.
+        runs: where they lie in the folder, as a pattern: dmlkit 0.1.0 recorded no protocol beside them.
+
+    Raises:
+        UserError: the folder holds something else, or another protocol.
+    """
+    path = folder / "protocol.json"
+    if path.exists():
+        found = ProtocolRecord.read(path).protocol
+        if found != name:
+            raise UserError(f"{folder}: holds runs of the protocol {found}, not of {name}; choose another --output")
+    elif is_taken(folder, path) and not any(RunFolder(run).holds_run() for run in folder.glob(runs)):
+        raise UserError(f"{folder}: exists and holds no runs of the protocol {name}; choose another --output")
+    _write(ProtocolRecord(protocol=name), path, fabric)
+
+
+def is_taken(folder: Path, record: Path) -> bool:
+    """Whether something is here but what is left of a ``record`` whose writing was cut off."""
+    if not folder.is_dir():
+        return folder.exists()
+    return any(entry.name != f".{record.name}.partial" for entry in folder.iterdir())
+
+
+def _write(record: Document, path: Path, fabric: Fabric) -> None:
+    fabric.barrier()  # all ranks have looked before the first one writes
+    if fabric.is_global_zero:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record.write(path)
