@@ -166,3 +166,14 @@ def test_listing_imports_no_training_export_or_ray():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_no_class_has_the_name_of_another():
+    """A word means one thing; the transform and the backbone of BN-Inception are both named after the paper."""
+    found: dict[str, list[str]] = {"BNInceptionConfig": []}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module)
+    twice = {name: modules for name, modules in found.items() if len(modules) > 1}
+    assert set(twice) == {"BNInceptionConfig"}

@@ -43,7 +43,7 @@ class BNInceptionConfig(BackboneConfig, frozen=True):
         return input_requirements(CAFFE, "these weights take BGR pixels in 0..255 (transform: bn_inception)")
 
 
-class Block(NamedTuple):
+class InceptionBlock(NamedTuple):
     """Channels of an inception block; a block without ``one`` halves the sides of the map.
 
     Args:
@@ -69,16 +69,16 @@ class Block(NamedTuple):
 
 
 BLOCKS = (
-    Block("3a", 64, (64, 64), (64, 96), "avg", 32),
-    Block("3b", 64, (64, 96), (64, 96), "avg", 64),
-    Block("3c", 0, (128, 160), (64, 96), "max", 0),
-    Block("4a", 224, (64, 96), (96, 128), "avg", 128),
-    Block("4b", 192, (96, 128), (96, 128), "avg", 128),
-    Block("4c", 160, (128, 160), (128, 160), "avg", 128),
-    Block("4d", 96, (128, 192), (160, 192), "avg", 128),
-    Block("4e", 0, (128, 192), (192, 256), "max", 0),
-    Block("5a", 352, (192, 320), (160, 224), "avg", 128),
-    Block("5b", 352, (192, 320), (192, 224), "max", 128),
+    InceptionBlock("3a", 64, (64, 64), (64, 96), "avg", 32),
+    InceptionBlock("3b", 64, (64, 96), (64, 96), "avg", 64),
+    InceptionBlock("3c", 0, (128, 160), (64, 96), "max", 0),
+    InceptionBlock("4a", 224, (64, 96), (96, 128), "avg", 128),
+    InceptionBlock("4b", 192, (96, 128), (96, 128), "avg", 128),
+    InceptionBlock("4c", 160, (128, 160), (128, 160), "avg", 128),
+    InceptionBlock("4d", 96, (128, 192), (160, 192), "avg", 128),
+    InceptionBlock("4e", 0, (128, 192), (192, 256), "max", 0),
+    InceptionBlock("5a", 352, (192, 320), (160, 224), "avg", 128),
+    InceptionBlock("5b", 352, (192, 320), (192, 224), "max", 128),
 )
 
 
@@ -134,7 +134,7 @@ class BNInception(Backbone):
             maps = self._inception(block, maps)
         return self.pooling(maps)
 
-    def _inception(self, block: Block, maps: Tensor) -> Tensor:
+    def _inception(self, block: InceptionBlock, maps: Tensor) -> Tensor:
         prefix = f"inception_{block.name}_"
 
         def chain(*names: str) -> Tensor:
@@ -159,7 +159,7 @@ class BNInception(Backbone):
         return torch.cat(outputs, dim=1)
 
 
-def branches(block: Block, channels: int) -> Iterable[tuple[str, int, int, int]]:
+def branches(block: InceptionBlock, channels: int) -> Iterable[tuple[str, int, int, int]]:
     """The convolutions of a block with ``channels`` going in: name, channels before and after, side."""
     prefix = f"inception_{block.name}_"
     if block.one:

@@ -13,14 +13,14 @@ from dmlkit.component import Requirement, one_of
 from dmlkit.pooling.base import Pooling, PoolingConfig
 from dmlkit.pooling.cls import Cls, ClsConfig
 
-Variant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
+ViTVariant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
 
 
 class ViTConfig(BackboneConfig, frozen=True):
     """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); see timm for ViT-S."""
 
     name: Literal["vit"] = "vit"
-    variant: Variant = "b_16"
+    variant: ViTVariant = "b_16"
     """Width, and the side of a patch in pixels."""
     image_size: Annotated[int, Field(ge=14)] = 224
     """Of the position embeddings; must be the transform's size."""
@@ -54,7 +54,7 @@ class ViT(Backbone):
     def __init__(
         self,
         *,
-        variant: Variant = "b_16",
+        variant: ViTVariant = "b_16",
         image_size: int = 224,
         weights: str | None = None,
         pooling: Pooling | None = None,

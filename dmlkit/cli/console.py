@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Rows = Sequence[Sequence[str]]
+TableRows = Sequence[Sequence[str]]
 """A header row and others."""
 TEXT_COLUMNS = (
     *("run", "of", "metric", "definition", "class", "taken for"),
@@ -32,7 +32,7 @@ def say(console: Console, text: str, *, style: str | None = None) -> None:
     console.print(Text(printable(text), style=style or ""), soft_wrap=True)
 
 
-def print_table(rows: Rows, console: Console, title: str | None = None) -> None:
+def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:
     """A table with a header row; columns of figures are aligned to the right."""
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
     for name in rows[0]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, RecipeFile, Set
+from dmlkit.cli.options import Debug, RecipePath, Set
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
 
 @app.command(epilog="Example:  dmlkit data cache recipe.yaml -o caches/birds")
 def cache(
-    recipe: RecipeFile,
+    recipe: RecipePath,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", show_default=False)],
     overrides: Set = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,

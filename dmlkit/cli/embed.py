@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Run, SplitName
+from dmlkit.cli.options import Checkpoint, Debug, Device, RunPath, SplitName
 
 app = typer.Typer()
 
 
 @app.command(epilog="Example:  dmlkit embed runs/demo photos/ -o embeddings/photos")
 def embed(
-    run: Run,
+    run: RunPath,
     images: Annotated[Path | None, typer.Argument(metavar="[IMAGES]", help="Folder of images.")] = None,
     split: Annotated[SplitName | None, typer.Option(help="Embed a split of the run's own dataset instead.")] = None,
     output: Annotated[

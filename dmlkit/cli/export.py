@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Source
+from dmlkit.cli.options import Checkpoint, Debug, SourcePath
 
 app = typer.Typer()
 
@@ -14,7 +14,7 @@ app = typer.Typer()
     epilog="Examples:  dmlkit export runs/demo --format onnx    dmlkit export embeddings/photos --format faiss"
 )
 def export(
-    source: Source,
+    source: SourcePath,
     format: Annotated[  # noqa: A002
         Literal["safetensors", "onnx", "torch-export", "faiss", "parquet", "npz", "tensorboard"],
         typer.Option(help="Of a run: the first three. Of embeddings: the others.", show_default=False),

@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Run, Source, SplitName
+from dmlkit.cli.options import Checkpoint, Debug, Device, RunPath, SourcePath, SplitName
 
 app = typer.Typer()
 
 
 @app.command(epilog="Examples:  dmlkit curvature runs/demo    dmlkit curvature embeddings/photos")
 def curvature(
-    source: Source,
+    source: SourcePath,
     split: Annotated[
         SplitName | None, typer.Option(help="Of a run: whose images; train by default.", show_default=False)
     ] = None,
@@ -43,7 +43,7 @@ def curvature(
 
 @app.command(epilog="Examples:  dmlkit plot runs/demo --kind tsne    dmlkit plot runs/disk -o disk.svg")
 def plot(
-    run: Run,
+    run: RunPath,
     kind: Annotated[
         Literal["disk", "pca", "tsne"] | None,
         typer.Option(help="By default the disk for 2-d hyperbolic embeddings, else pca."),

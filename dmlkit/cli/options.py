@@ -15,11 +15,11 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Build everything, say what would run, write nothing.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that train wrote.", show_default=False)]
-Source = Annotated[
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that train wrote.", show_default=False)]
+SourcePath = Annotated[
     Path, typer.Argument(metavar="RUN|EMBEDDINGS", help="Folder that train or embed wrote.", show_default=False)
 ]
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML recipe.", show_default=False)]
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML recipe.", show_default=False)]
 Checkpoint = Annotated[
     Literal["best", "last"] | None,
     typer.Option(help="Which weights; by default the best on validation classes, else the last."),

@@ -86,14 +86,14 @@ class _Speed(ProgressColumn):
 
 
 @contextmanager
-def image_progress(console: Console, description: str, total: int | None = None) -> Generator["ImageProgress"]:
+def image_progress(console: Console, description: str, total: int | None = None) -> Generator["ImageBar"]:
     """A bar over images; yields what advances it. Silent where there is no terminal."""
     columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        yield ImageProgress(bar, bar.add_task(description, total=total))
+        yield ImageBar(bar, bar.add_task(description, total=total))
 
 
-class ImageProgress:
+class ImageBar:
     """Called with how many more images are done."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:

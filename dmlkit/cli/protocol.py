@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, Json, RecipeFile, Set
+from dmlkit.cli.options import Debug, Device, Json, RecipePath, Set
 
 if TYPE_CHECKING:
     from dmlkit.study.protocol import ProtocolName
@@ -21,7 +21,7 @@ Repeats = Annotated[int, typer.Option(min=1, help="Trainings with other seeds; r
 
 @app.command(name="official", epilog="Example:  dmlkit protocol official RECIPE -o runs/five --repeats 5")
 def official(
-    recipe: RecipeFile,
+    recipe: RecipePath,
     output: Output,
     repeats: Repeats = 5,
     overrides: Set = None,
@@ -35,7 +35,7 @@ def official(
 
 @app.command(name="reality_check", epilog="Example:  dmlkit protocol reality_check RECIPE -o runs/check --repeats 10")
 def reality_check(
-    recipe: RecipeFile,
+    recipe: RecipePath,
     output: Output,
     repeats: Repeats = 10,
     overrides: Set = None,

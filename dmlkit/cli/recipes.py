@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmlkit.cli.options import Debug, RecipeFile, Set
+from dmlkit.cli.options import Debug, RecipePath, Set
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def print_recipes(folder: Path, console: "Console") -> None:
 
 
 @app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")
-def check(recipe: RecipeFile, overrides: Set = None, debug: Debug = False) -> None:
+def check(recipe: RecipePath, overrides: Set = None, debug: Debug = False) -> None:
     """Check a recipe and print it with every default spelled out."""
     from dmlkit.recipe.file import dump_recipe, read_recipe
 

@@ -47,9 +47,9 @@ class RunsProgress:
     ) -> None:
         self.bar.stop()
 
-    def start_run(self, name: str, epochs: int) -> "RunProgress":
+    def start_run(self, name: str, epochs: int) -> "RunLine":
         """See `dmlkit.study.run.StudyProgress`."""
-        return RunProgress(self, name, epochs)
+        return RunLine(self, name, epochs)
 
     def start_training(self, name: str) -> None:
         """A run that was not complete begins, or its next model."""
@@ -72,7 +72,7 @@ class RunsProgress:
         return f"about {spoken_time(each * (self.epochs - self.epochs_behind - sum(self.training.values())))} left"
 
 
-class RunProgress:
+class RunLine:
     """One run's part of a study's progress.
 
     Args:

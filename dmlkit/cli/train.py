@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, DryRun, RecipeFile, Set
+from dmlkit.cli.options import Debug, Device, DryRun, RecipePath, Set
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,7 @@ app = typer.Typer()
 
 @app.command(epilog="Example:  dmlkit train recipes/glyphs/proxy_anchor.yaml --set training.epochs=3 -o runs/short")
 def train(
-    recipe: RecipeFile,
+    recipe: RecipePath,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Run folder; by default runs/ and the recipe's name.")
     ] = None,
@@ -43,7 +43,7 @@ def train(
     console, output = Console(), output or Path("runs") / recipe.stem
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
-        describe(resolved, console)
+        print_experiment(resolved, console)
         return
     fabric = start_fabric(device, resolved.training.precision)
     console.quiet = not fabric.is_global_zero
@@ -63,7 +63,7 @@ def train(
     say(console, f"run folder: {output}")
 
 
-def describe(recipe: "Recipe", console: "Console") -> None:
+def print_experiment(recipe: "Recipe", console: "Console") -> None:
     """``--dry-run``: the resolved recipe and the size of everything."""
     from dmlkit.cli.console import say
     from dmlkit.recipe.file import dump_recipe

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published
-from dmlkit.datasets.files.listing import Listing, Rows
+from dmlkit.datasets.files.listing import ListedRows, Listing
 from dmlkit.datasets.files.locate import locate, missing
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import is_split, split_folders
@@ -54,7 +54,7 @@ class Cars196Config(DatasetConfig, frozen=True):
         raise missing(root, self.published, f"{', '.join(LAYOUTS)} or train/ and test/")
 
 
-class Row(NamedTuple):
+class CarsRow(NamedTuple):
     """An image as its list has it."""
 
     where: str
@@ -62,7 +62,7 @@ class Row(NamedTuple):
     model: int  # from 1
 
 
-def to_listing(rows: Rows, images: Iterator[Row], names: list[str]) -> Listing:
+def to_listing(rows: ListedRows, images: Iterator[CarsRow], names: list[str]) -> Listing:
     """A listing of images; a model outside 1..C, C being the number of names, is a fault."""
     for where, name, model in images:
         if 1 <= model <= len(names):
@@ -74,7 +74,7 @@ def to_listing(rows: Rows, images: Iterator[Row], names: list[str]) -> Listing:
 
 def from_annotations(folder: Path) -> Listing:
     """``cars_annos.mat`` beside ``car_ims/``."""
-    rows = Rows(folder)
+    rows = ListedRows(folder)
     contents = read_mat(folder / "cars_annos.mat", ("annotations", "class_names"), rows.faults)
     annotations = mat_rows(folder / "cars_annos.mat", contents, "relative_im_path", "", rows.faults)
     return to_listing(rows, annotations, class_names(contents))
@@ -82,10 +82,10 @@ def from_annotations(folder: Path) -> Listing:
 
 def from_devkit(folder: Path) -> Listing:
     """``devkit/`` with the two folders of images and the published test labels."""
-    rows = Rows(folder)
+    rows = ListedRows(folder)
     names = class_names(read_mat(folder / "devkit" / "cars_meta.mat", ("class_names",), rows.faults))
 
-    def images() -> Iterator[Row]:
+    def images() -> Iterator[CarsRow]:
         for path, directory in (
             (folder / "devkit" / "cars_train_annos.mat", "cars_train/"),
             (folder / "cars_test_annos_withlabels.mat", "cars_test/"),
@@ -98,10 +98,10 @@ def from_devkit(folder: Path) -> Listing:
 
 def from_kaggle(folder: Path) -> Listing:
     """``names.csv`` and ``anno_{train,test}.csv``: name, box, model; images in folders named after the models."""
-    rows = Rows(folder)
+    rows = ListedRows(folder)
     names = [line.strip().strip('"') for line in read_lines(folder / "names.csv", rows.faults) if line.strip()]
 
-    def images() -> Iterator[Row]:
+    def images() -> Iterator[CarsRow]:
         for part in ("train", "test"):
             path = folder / f"anno_{part}.csv"
             for line, cells in enumerate(csv.reader(read_lines(path, rows.faults)), start=1):
@@ -110,7 +110,7 @@ def from_kaggle(folder: Path) -> Listing:
                     continue
                 model = int(cells[-1])
                 name = names[model - 1].replace("/", "-") if 1 <= model <= len(names) else ""
-                yield Row(f"{path}:{line}", f"car_data/car_data/{part}/{name}/{cells[0]}", model)
+                yield CarsRow(f"{path}:{line}", f"car_data/car_data/{part}/{name}/{cells[0]}", model)
 
     return to_listing(rows, images(), names)
 
@@ -143,7 +143,7 @@ def class_names(contents: dict[str, Any]) -> list[str]:
     return [str(name) for name in np.atleast_1d(contents["class_names"])] if contents else []
 
 
-def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faults: list[str]) -> Iterator[Row]:
+def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faults: list[str]) -> Iterator[CarsRow]:
     """The images of the structure array ``annotations``: the path in ``field``, the model in ``class``."""
     if not contents:
         return
@@ -153,4 +153,4 @@ def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faul
         faults.append(f"{path}: annotations hold no {' and '.join(sorted(absent))}; expected those of Cars196")
         return
     for number, (name, model) in enumerate(zip(annotations[field], annotations["class"], strict=True), start=1):
-        yield Row(f"{path}: annotation {number}", f"{prefix}{name}", int(model))
+        yield CarsRow(f"{path}: annotation {number}", f"{prefix}{name}", int(model))

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published
-from dmlkit.datasets.files.listing import Listing, Part, Rows
+from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.locate import locate, missing
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import class_folders, image_files, is_split, split_folders
@@ -52,14 +52,14 @@ class Cub200Config(DatasetConfig, frozen=True):
         raise missing(root, self.published, "CUB_200_2011/images.txt, CUB_200_2011/images/ or train/ and test/")
 
 
-def part_of(number: int) -> Part:
+def part_of(number: int) -> ListedSplit:
     """The split of a species by its number, from 1."""
     return "train" if number <= TRAINING_CLASSES else "test"
 
 
 def from_lists(folder: Path) -> Listing:
     """The images that ``images.txt`` names, with the classes of ``image_class_labels.txt``."""
-    rows = Rows(folder / "images")
+    rows = ListedRows(folder / "images")
     labels = numbered(folder / "image_class_labels.txt", rows.faults)
     names = {number: name for number, name in numbered(folder / "classes.txt", rows.faults).items() if name}
     paths = numbered(folder / "images.txt", rows.faults)
@@ -87,7 +87,7 @@ def numbered(path: Path, faults: list[str]) -> dict[int, str]:
 
 def from_folders(images: Path) -> Listing:
     """The images below ``images/NNN.Name/``; the number decides the split."""
-    rows = Rows(images)
+    rows = ListedRows(images)
     names: list[str] = []
     for folder in class_folders(images):
         match = re.match(r"(\d+)", folder.name)

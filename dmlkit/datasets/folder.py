@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import EXTENSIONS
-from dmlkit.datasets.files.listing import PARTS, Listing, Part, Rows
+from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import UserError
 
@@ -46,18 +46,18 @@ def split_folders(root: Path) -> Listing:
     Raises:
         UserError: one of ``train`` and ``test`` is missing.
     """
-    parts: list[Part] = [part for part in PARTS if (root / part).is_dir()]
+    parts: list[ListedSplit] = [part for part in LISTED_SPLITS if (root / part).is_dir()]
     for missing, beside in (("test", "train"), ("train", "test")):
         if missing not in parts:
             raise UserError(f"dataset.root: {root} has no folder {missing!r} beside {beside!r}; add it")
     return class_listing(root, [(folder, part) for part in parts for folder in class_folders(root / part)])
 
 
-def class_listing(root: Path, classes: list[tuple[Path, Part]]) -> Listing:
+def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listing:
     """The images of class folders; a class with a single image, or a name that is not UTF-8, is a fault."""
     if not classes:
         raise UserError(f"dataset.root: {root}: too few class folders; expected at least one to train, one to test")
-    rows = Rows(root)
+    rows = ListedRows(root)
     labels: dict[str, int] = {}
     for folder, part in classes:
         if not readable_name(folder.name):

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published
-from dmlkit.datasets.files.listing import Listing, Part, Rows
+from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.locate import locate, missing
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.errors import UserError
 
 LIST = "list_eval_partition.txt"
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html"
-PARTS: dict[str, Part] = {"train": "train", "query": "test", "gallery": "test"}
+SPLIT_OF_STATUS: dict[str, ListedSplit] = {"train": "train", "query": "test", "gallery": "test"}
 
 
 class InShopConfig(DatasetConfig, frozen=True):
@@ -59,7 +59,7 @@ class InShopConfig(DatasetConfig, frozen=True):
         return from_list(folder / LIST, top, self.images)
 
 
-class Row(NamedTuple):
+class InShopRow(NamedTuple):
     """A line of the list."""
 
     name: str
@@ -74,22 +74,22 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
     if root is None:
         raise UserError(f"{top}: no images; expected {' or '.join(f'Img/{choice}/' for choice in choices)}")
     folder = next(choice for choice in choices if (root / choice).exists())
-    rows = Rows(root)
+    rows = ListedRows(root)
     statuses: list[str] = []
-    items: dict[tuple[Part, str], int] = {}
+    items: dict[tuple[ListedSplit, str], int] = {}
     kinds: dict[int, str] = {}
-    ordered = sorted(read_rows(path, rows.faults), key=lambda row: PARTS[row[1].status] == "test")
+    ordered = sorted(read_rows(path, rows.faults), key=lambda row: SPLIT_OF_STATUS[row[1].status] == "test")
     for line, (name, item, status) in ordered:
-        label = items.setdefault((PARTS[status], item), len(items))
+        label = items.setdefault((SPLIT_OF_STATUS[status], item), len(items))
         name = folder + name.removeprefix("img") if folder == "img_highres" else name
-        if rows.add(f"{path}:{line}", name, label, PARTS[status]):
+        if rows.add(f"{path}:{line}", name, label, SPLIT_OF_STATUS[status]):
             statuses.append(status)
             kinds.setdefault(label, "/".join(name.split("/")[1:3]))
     both = {item for part, item in items if part == "train"} & {item for part, item in items if part == "test"}
     rows.faults += [f"{path}: garment {item} is in both train and test" for item in sorted(both)]
     kind_of = [kinds.get(label, "") for label in range(len(items))]
     kind_names = sorted(set(kind_of))
-    masks = {status: np.array([found == status for found in statuses], dtype=bool) for status in PARTS}
+    masks = {status: np.array([found == status for found in statuses], dtype=bool) for status in SPLIT_OF_STATUS}
     return rows.listing(
         [item for _, item in items],
         query=masks["query"],
@@ -99,16 +99,16 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
     )
 
 
-def read_rows(path: Path, faults: list[str]) -> Iterator[tuple[int, Row]]:
+def read_rows(path: Path, faults: list[str]) -> Iterator[tuple[int, InShopRow]]:
     """The numbered lines of the list; its first line counts them, its second names the columns."""
     lines = read_lines(path, faults)
     count = lines[0].strip() if lines else ""
     found = 0
     for number, text in enumerate(lines[2:], start=3):
         cells = text.split()
-        if len(cells) == 3 and cells[2] in PARTS:
+        if len(cells) == 3 and cells[2] in SPLIT_OF_STATUS:
             found += 1
-            yield number, Row(*cells)
+            yield number, InShopRow(*cells)
         elif cells:
             faults.append(f"{path}:{number}: got {text!r}, expected image_name item_id train|query|gallery")
     if lines and count != str(found):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published
-from dmlkit.datasets.files.listing import Listing, Part, Rows
+from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.locate import locate, missing
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import is_split, split_folders
@@ -54,11 +54,11 @@ class SopConfig(DatasetConfig, frozen=True):
 
 def from_lists(folder: Path) -> Listing:
     """The images of the two lists; products in the order of their ids."""
-    rows = Rows(folder)
+    rows = ListedRows(folder)
     products: list[int] = []
     kinds: dict[int, int] = {}
     kind_names: dict[int, str] = {}
-    parts: tuple[Part, ...] = ("train", "test")
+    parts: tuple[ListedSplit, ...] = ("train", "test")
     for part in parts:
         path = folder / f"Ebay_{part}.txt"
         for line, text in enumerate(read_lines(path, rows.faults)[1:], start=2):

@@ -7,11 +7,11 @@ from typing import Literal
 
 from lightning_fabric import Fabric
 
-from dmlkit.embedding.files import assemble
+from dmlkit.embedding.files import write_embeddings
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob
 from dmlkit.embedding.manifest import Manifest, describe
-from dmlkit.embedding.shards import PartFolder
+from dmlkit.embedding.shards import ShardFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 
@@ -86,7 +86,7 @@ def embed_job(
         if not fabric.is_global_zero:
             return None
         _wait(parts, missing, fabric, skip_bad_images=skip)
-        return assemble(parts, job.dataset, describe(trained), source=job.source, labelled=job.labelled)
+        return write_embeddings(parts, job.dataset, describe(trained), source=job.source, labelled=job.labelled)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
             raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; it is whole") from None
@@ -108,7 +108,7 @@ def _scaled(advance: Advance, share: int, whole: int) -> Advance:
     return told
 
 
-def _wait(parts: PartFolder, missing: list[int], fabric: Fabric, *, skip_bad_images: bool) -> None:
+def _wait(parts: ShardFolder, missing: list[int], fabric: Fabric, *, skip_bad_images: bool) -> None:
     """Wait until other ranks have written their parts. A barrier would give up after 30 minutes, and ranks of
     unequal speed can be further apart than that; if one of them dies, torchrun ends this one too."""
     while missing := parts.missing(missing, skip_bad_images=skip_bad_images):

@@ -8,11 +8,13 @@ from numpy.lib import format as npy
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.manifest import Description, Manifest
-from dmlkit.embedding.shards import PartFolder
+from dmlkit.embedding.shards import ShardFolder
 from dmlkit.files.atomic import atomic_write
 
 
-def assemble(parts: PartFolder, dataset: Dataset, description: Description, *, source: str, labelled: bool) -> Manifest:
+def write_embeddings(
+    parts: ShardFolder, dataset: Dataset, description: Description, *, source: str, labelled: bool
+) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json`` from all parts, one in memory at a time.
 
     Until the manifest is there this may be done again, also by another process at the same time.
@@ -48,7 +50,7 @@ def _write_header(file: Any, count: int, dim: int) -> None:
     npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (count, dim)})
 
 
-def _write_items(path: Path, parts: PartFolder, dataset: Dataset, *, labelled: bool) -> None:
+def _write_items(path: Path, parts: ShardFolder, dataset: Dataset, *, labelled: bool) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 

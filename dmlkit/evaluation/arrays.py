@@ -19,10 +19,10 @@ from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.metrics.scoring.retrieval import DEFAULT_METRICS, score_retrieval
 
-Metrics = Sequence[MetricConfig | str]
+WantedMetrics = Sequence[MetricConfig | str]
 
 
-def evaluate_folder(path: Path, *, metrics: Metrics = (), ties: Ties = "expected") -> tuple[Report, Evaluation]:
+def evaluate_folder(path: Path, *, metrics: WantedMetrics = (), ties: Ties = "expected") -> tuple[Report, Evaluation]:
     """Score a folder of embeddings on its own manifold, each item against all others.
 
     Args:
@@ -49,7 +49,7 @@ def evaluate_arrays(
     *,
     gallery: tuple[Path, Path] | None = None,
     manifold: str = "sphere",
-    metrics: Metrics = (),
+    metrics: WantedMetrics = (),
     ties: Ties = "expected",
 ) -> tuple[Report, Evaluation]:
     """Score ``.npy`` files: (N, D) numbers and (N,) integers or strings.
@@ -75,7 +75,7 @@ def evaluate_arrays(
     return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
 
 
-def _configs(metrics: Metrics) -> Metrics:
+def _configs(metrics: WantedMetrics) -> WantedMetrics:
     try:
         return metric_configs(metrics or DEFAULT_METRICS)
     except ValueError as error:
@@ -107,7 +107,7 @@ def _score(
     queries: tuple[Any, Any],
     gallery: tuple[Any, Any] | None,
     manifold: Manifold,
-    metrics: Metrics,
+    metrics: WantedMetrics,
     ties: Ties,
     names: list[str],
 ) -> Evaluation:

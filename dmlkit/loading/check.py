@@ -16,19 +16,19 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import frames
-from dmlkit.datasets.files.listing import PARTS, ListedImages, Listing
+from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.errors import UserError
 
-Verdict = Literal["ok", "note", "fault"]
+Soundness = Literal["ok", "note", "fault"]
 
 
-class Row(NamedTuple):
+class Finding(NamedTuple):
     """One line of the report's table."""
 
     check: str
     expected: str
     found: str
-    verdict: Verdict
+    verdict: Soundness
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Findings:
         notes: what is worth knowing, one line each.
     """
 
-    rows: list[Row] = field(default_factory=list[Row])
+    rows: list[Finding] = field(default_factory=list[Finding])
     faults: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
 
@@ -71,12 +71,12 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     findings.faults += [*listing.faults, *overlaps]
     findings.notes += listing.notes
     findings.rows += count_rows(listing, config.published)
-    findings.rows.append(Row("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
+    findings.rows.append(Finding("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
     findings.rows += class_size_rows(listing)
     return listing, findings
 
 
-def archive_rows(config: DatasetConfig) -> Iterator[Row]:
+def archive_rows(config: DatasetConfig) -> Iterator[Finding]:
     """The md5 of each archive that lies in the root or beside it."""
     if config.published is None:
         return
@@ -86,13 +86,13 @@ def archive_rows(config: DatasetConfig) -> Iterator[Row]:
         if path is not None and archive.md5 is not None:
             found = md5(path)
             size = f"{found}, {path.stat().st_size:,} bytes"
-            verdict: Verdict = "ok" if found == archive.md5 else "fault"
-            yield Row(f"md5 of {path}", archive.md5, size if verdict == "fault" else found, verdict)
+            verdict: Soundness = "ok" if found == archive.md5 else "fault"
+            yield Finding(f"md5 of {path}", archive.md5, size if verdict == "fault" else found, verdict)
 
 
-def count_rows(listing: Listing, published: Published | None) -> Iterator[Row]:
+def count_rows(listing: Listing, published: Published | None) -> Iterator[Finding]:
     """Images and classes of each part, against the published ones."""
-    masks: dict[str, np.ndarray] = {part: listing.parts == index for index, part in enumerate(PARTS)}
+    masks: dict[str, np.ndarray] = {part: listing.parts == index for index, part in enumerate(LISTED_SPLITS)}
     if listing.query is not None and listing.gallery is not None:
         masks |= {"query": listing.query, "gallery": listing.gallery}
     for part, mask in masks.items():
@@ -102,19 +102,19 @@ def count_rows(listing: Listing, published: Published | None) -> Iterator[Row]:
         found = int(mask.sum()), len(np.unique(listing.labels[mask]))
         for what, count, wanted in zip(("images", "classes"), found, expected or ("", ""), strict=True):
             shown = f"{wanted:,}" if expected else ""
-            yield Row(f"{part} {what}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
+            yield Finding(f"{part} {what}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
 
 
-def class_size_rows(listing: Listing) -> Iterator[Row]:
+def class_size_rows(listing: Listing) -> Iterator[Finding]:
     """Images per class, smallest, median and largest; classes with a single image are worth a note."""
-    for index, part in enumerate(PARTS):
+    for index, part in enumerate(LISTED_SPLITS):
         _, counts = np.unique(listing.labels[listing.parts == index], return_counts=True)
         if len(counts):
             spread = f"{counts.min()} / {median(counts.tolist()):g} / {counts.max()}"
-            yield Row(f"{part} images per class, min / median / max", "", spread, "ok")
+            yield Finding(f"{part} images per class, min / median / max", "", spread, "ok")
             lone = int((counts == 1).sum())
             if lone:
-                yield Row(f"{part} classes of a single image", "0", str(lone), "note")
+                yield Finding(f"{part} classes of a single image", "0", str(lone), "note")
 
 
 class Inspection(NamedTuple):
@@ -181,14 +181,14 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
             if item.note:
                 findings.notes.append(item.note)
         advance(len(batch))
-    findings.rows.append(Row("unreadable images", "0", str(unreadable), "fault" if unreadable else "ok"))
+    findings.rows.append(Finding("unreadable images", "0", str(unreadable), "fault" if unreadable else "ok"))
     groups = [group for group in seen.values() if len(group) > 1]
     findings.rows += duplicate_rows(listing, images.paths, groups, findings, is_published=is_published)
 
 
 def duplicate_rows(
     listing: Listing, paths: Sequence[str], groups: list[list[int]], findings: Findings, *, is_published: bool
-) -> Iterator[Row]:
+) -> Iterator[Finding]:
     """Images of equal pixels, within a class and across classes; the latter are label errors in one's own data."""
     kinds: dict[str, list[list[int]]] = {"within a class": [], "across classes": []}
     for group in groups:
@@ -196,7 +196,7 @@ def duplicate_rows(
         kinds["within a class" if is_one_class else "across classes"].append(group)
     for kind, found in kinds.items():
         # the authors' archives hold some, and changing them would make results incomparable
-        verdict: Verdict = "fault" if kind == "across classes" and not is_published else "note"
+        verdict: Soundness = "fault" if kind == "across classes" and not is_published else "note"
         lines = [f"duplicate {kind}: {', '.join(paths[index] for index in group)}" for group in found]
         (findings.faults if verdict == "fault" else findings.notes).extend(lines)
-        yield Row(f"duplicates {kind}", "0", str(len(found)), verdict if found else "ok")
+        yield Finding(f"duplicates {kind}", "0", str(len(found)), verdict if found else "ok")

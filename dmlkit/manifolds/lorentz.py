@@ -17,7 +17,7 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     farthest,
     make_learnable,
 )
-from dmlkit.manifolds.numerics.product_distance import Rows, product_distance, row_squares
+from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares
 from dmlkit.manifolds.numerics.sheet import Sheet
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
@@ -141,10 +141,10 @@ class Lorentz(Manifold):
         time = -height - 1 / (-self.curvature.double()).sqrt() if side == "query" else height
         return torch.cat([time, space], dim=-1).to(points.dtype)
 
-    def _rows(self, points: Tensor) -> Rows:
+    def _rows(self, points: Tensor) -> PointRows:
         squared = row_squares(points[:, 1:])
         factor = (-self.curvature).sqrt() / 2
-        return Rows(points[:, 1:], squared, factor.expand_as(squared), self._height(squared))
+        return PointRows(points[:, 1:], squared, factor.expand_as(squared), self._height(squared))
 
     def index_formula(self) -> dict[Side, str]:
         if self.similarity_name == "origin_cosine":

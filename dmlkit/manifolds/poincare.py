@@ -19,7 +19,7 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     farthest,
     make_learnable,
 )
-from dmlkit.manifolds.numerics.product_distance import Rows, product_distance, row_squares
+from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
@@ -168,6 +168,6 @@ class Poincare(Manifold):
     def learned_options(self) -> dict[str, float]:
         return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}
 
-    def _rows(self, points: Tensor) -> Rows:
+    def _rows(self, points: Tensor) -> PointRows:
         squared = row_squares(points)
-        return Rows(points, squared, (-self.curvature).sqrt() / (1 + self.curvature * squared))
+        return PointRows(points, squared, (-self.curvature).sqrt() / (1 + self.curvature * squared))

@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     """What the tasks of a study share."""
 
     protocol: ProtocolName
-    device: str  # cpu or cuda
+    gpus: int  # of a task, 0 or 1
     processors: int  # of a task
     folder: Path  # where the command was started; relative paths begin there
     command: list[str]  # of the driver's process, for the record of each run
@@ -65,8 +65,7 @@ def train_on_ray(
     check_ray(device)
     with ray_cluster("complete runs and checkpoints stay, the same command goes on"):
         gpus, processors = worker_share(device)
-        setting = Setting(protocol, "cuda" if gpus else "cpu", processors, Path.cwd(), sys.argv)
-        tasks = _Tasks(setting, gpus, tell)
+        tasks = _Tasks(Setting(protocol, gpus, processors, Path.cwd(), sys.argv), tell)
         try:
             for run in runs:
                 tasks.start(run)
@@ -87,18 +86,16 @@ class _Tasks:
 
     Args:
         setting: of all of them.
-        gpus: that each takes.
         tell: see `train_on_ray`.
     """
 
-    def __init__(self, setting: Setting, gpus: int, tell: Tell) -> None:
+    def __init__(self, setting: Setting, tell: Tell) -> None:
         import ray
 
         self.setting, self.tell = setting, tell
         self.board = _start_board()
         self.awake = self.board.put.remote()  # known once it has started
-        share = ray.remote(num_gpus=gpus, num_cpus=setting.processors, max_retries=RETRIES)
-        self.train: Any = share(train_run)
+        self.train: Any = ray.remote(num_gpus=setting.gpus, num_cpus=setting.processors, max_retries=RETRIES)(train_run)
         self.pending: dict[Any, Run] = {}  # by Ray's reference to the outcome
         self.faults: list[UserError] = []
         self.stopped = False
@@ -192,7 +189,7 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
             with chdir(setting.folder):
                 if not run.folder.parent.is_dir():
                     raise UserError(f"{run.folder.parent}: not there; every machine of the Ray cluster must reach it")
-                fabric = start_fabric(setting.device, run.recipe.training.precision)
+                fabric = start_fabric("cuda" if setting.gpus else "cpu", run.recipe.training.precision)
                 told = Told(run.name, lambda event: board.put.remote(pickle.dumps(event)))
                 run_once(setting.protocol, run.recipe, run.folder, fabric, told.start_model)
         except TrainingStoppedError:

@@ -12,7 +12,7 @@ from dmlkit.transforms.cropping.windows import Interpolation
 
 Channels = tuple[float, float, float]
 PositiveChannels = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
-Side = Annotated[int, Field(ge=8)]  # pixels
+Pixels = Annotated[int, Field(ge=8)]  # pixels
 ImageTransform = Callable[[Tensor], Tensor]
 
 
@@ -54,7 +54,7 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
     exported model takes plain pixels.
     """
 
-    size: Side
+    size: Pixels
     """Side of the square that the model sees, in pixels."""
     mean: Channels
     """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
+from dmlkit.transforms.base import Channels, ImageTransform, Pixels, PositiveChannels, Resizing, TransformConfig
 from dmlkit.transforms.cropping.crops import SquareCrop
 
 
@@ -14,9 +14,9 @@ class CgmlCarsConfig(TransformConfig, frozen=True):
     """
 
     name: Literal["cgml_cars"] = "cgml_cars"
-    size: Side = 227
+    size: Pixels = 227
     """Side of the square that the model sees, in pixels."""
-    resize: Side = 256
+    resize: Pixels = 256
     """Both sides before the crop, in pixels, whatever the shape."""
     flip: bool = True
     """Mirror a training image half of the time."""

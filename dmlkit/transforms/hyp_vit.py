@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
+from dmlkit.transforms.base import Channels, ImageTransform, Pixels, PositiveChannels, Resizing, TransformConfig
 from dmlkit.transforms.cropping.crops import RandomResizedCrop
 
 
@@ -16,9 +16,9 @@ class HypViTConfig(TransformConfig, frozen=True):
     """
 
     name: Literal["hyp_vit"] = "hyp_vit"
-    size: Side = 224
+    size: Pixels = 224
     """Side of the square that the model sees, in pixels."""
-    resize: Side = 224
+    resize: Pixels = 224
     """Shorter side before the centre crop, in pixels."""
     min_scale: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Smallest share of the area that a random crop keeps."""

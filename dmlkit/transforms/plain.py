@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-from dmlkit.transforms.base import Channels, ImageTransform, PositiveChannels, Resizing, Side, TransformConfig
+from dmlkit.transforms.base import Channels, ImageTransform, Pixels, PositiveChannels, Resizing, TransformConfig
 
 
 class PlainConfig(TransformConfig, frozen=True):
     """Resize to a square, nothing else; for small images that carry their own variation."""
 
     name: Literal["plain"] = "plain"
-    size: Side = 32
+    size: Pixels = 32
     """Side of the square that the model sees, in pixels."""
     mean: Channels = (0.5, 0.5, 0.5)
     """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.paths import Selection
+from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ClassSubset(Dataset):
         super().__init__(
             labels[self.indices],
             [dataset.class_names[label] for label in classes],
-            Selection(dataset.paths, self.indices.numpy()),
+            PickedPaths(dataset.paths, self.indices.numpy()),
             query=query,
             gallery=gallery,
             super_classes=None if super_classes is None else super_classes[list(classes)],

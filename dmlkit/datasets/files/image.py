@@ -33,7 +33,7 @@ def read_image(path: str | Path, box: Box | None = None) -> Tensor:
             if image.format == "JPEG" and image.mode == "RGB" and box is None:
                 return read_jpeg(path)
             upright = ImageOps.exif_transpose(image)
-            pixels = np.asarray(to_rgb(upright if box is None else cut(upright, box, path)))
+            pixels = np.asarray(to_rgb(upright if box is None else crop_box(upright, box, path)))
     except BadImageError:
         raise
     # Pillow's and torchvision's decoders raise these for damaged files, by format
@@ -51,7 +51,7 @@ def read_jpeg(path: str | Path) -> Tensor:
     return decoded
 
 
-def cut(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
+def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
     """The part of an image in a box, to whole pixels.
 
     Raises:

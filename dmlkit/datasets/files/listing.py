@@ -12,11 +12,11 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import Box, read_image
-from dmlkit.datasets.files.paths import Selection, inside, leaves_root, raise_faults
+from dmlkit.datasets.files.paths import PickedPaths, inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 
-Part = Literal["train", "validation", "test"]
-PARTS: tuple[Part, ...] = ("train", "validation", "test")
+ListedSplit = Literal["train", "validation", "test"]
+LISTED_SPLITS: tuple[ListedSplit, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Listing:
         names: N paths relative to the root.
         labels: (N,) int64 into ``class_names``.
         class_names: C names, in the order that numbers them.
-        parts: (N,) int8, positions in `PARTS`.
+        parts: (N,) int8, positions in `LISTED_SPLITS`.
         query: (N,) bool, or None; see `Dataset`.
         gallery: (N,) bool, or None.
         super_classes: (C,) int64, or None.
@@ -51,29 +51,29 @@ class Listing:
     faults: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
 
-    def has(self, part: Part) -> bool:
+    def has(self, part: ListedSplit) -> bool:
         """Whether the part has an image."""
-        return bool((self.parts == PARTS.index(part)).any())
+        return bool((self.parts == LISTED_SPLITS.index(part)).any())
 
     def overlaps(self) -> list[str]:
         """A fault for each class that is in two parts."""
-        present = np.zeros((len(self.class_names), len(PARTS)), dtype=bool)
+        present = np.zeros((len(self.class_names), len(LISTED_SPLITS)), dtype=bool)
         present[self.labels, self.parts] = True
         return [
             f"{self.root}: class {self.class_names[label]!r} is in both "
-            f"{' and '.join(part for part, is_in in zip(PARTS, present[label], strict=True) if is_in)}; "
+            f"{' and '.join(part for part, is_in in zip(LISTED_SPLITS, present[label], strict=True) if is_in)}; "
             "test classes must be unseen in training"
             for label in (present.sum(1) > 1).nonzero()[0]
         ]
 
-    def images(self, part: Part | Literal["all"]) -> "ListedImages":
+    def images(self, part: ListedSplit | Literal["all"]) -> "ListedImages":
         """The images of a part, its classes numbered 0..C'-1.
 
         Raises:
             UserError: the listing has faults, or the part is empty.
         """
         raise_faults([*self.faults, *self.overlaps()])
-        rows = np.arange(len(self.labels)) if part == "all" else (self.parts == PARTS.index(part)).nonzero()[0]
+        rows = np.arange(len(self.labels)) if part == "all" else (self.parts == LISTED_SPLITS.index(part)).nonzero()[0]
         if len(rows) == 0:
             raise UserError(
                 f"{self.root}: no images for {part}; expected at least two classes, one to train, one to test"
@@ -100,10 +100,10 @@ class ListedImages(Dataset):
         super().__init__(
             torch.from_numpy(labels.astype(np.int64)),
             [listing.class_names[int(label)] for label in classes],
-            Selection(listing.names, rows, prefix=f"{listing.root}{os.sep}"),
-            query=select(listing.query, rows) if searches else None,
-            gallery=select(listing.gallery, rows) if searches else None,
-            super_classes=select(listing.super_classes, classes),
+            PickedPaths(listing.names, rows, prefix=f"{listing.root}{os.sep}"),
+            query=picked(listing.query, rows) if searches else None,
+            gallery=picked(listing.gallery, rows) if searches else None,
+            super_classes=picked(listing.super_classes, classes),
         )
         self.boxes = None if listing.boxes is None else listing.boxes[rows]
 
@@ -122,12 +122,12 @@ class ListedImages(Dataset):
         return read_image(self.paths[index], self.box(index))
 
 
-def select(values: np.ndarray | None, rows: np.ndarray) -> Tensor | None:
+def picked(values: np.ndarray | None, rows: np.ndarray) -> Tensor | None:
     """Some rows as a tensor, where there are values."""
     return None if values is None else torch.from_numpy(values[rows])
 
 
-class Rows:
+class ListedRows:
     """Images collected one by one, for the datasets whose lists are read line by line.
 
     Args:
@@ -141,7 +141,7 @@ class Rows:
         self.parts: list[int] = []
         self.faults: list[str] = []
 
-    def add(self, where: str, name: str, label: int, part: Part) -> bool:
+    def add(self, where: str, name: str, label: int, part: ListedSplit) -> bool:
         """Add an image; False, and a fault, if its name leads out of the root. ``where`` says who names it."""
         safe = inside(self.root, name)
         if safe is None:
@@ -149,7 +149,7 @@ class Rows:
             return False
         self.names.append(safe)
         self.labels.append(label)
-        self.parts.append(PARTS.index(part))
+        self.parts.append(LISTED_SPLITS.index(part))
         return True
 
     def listing(self, class_names: Sequence[str], **more: Any) -> Listing:

@@ -16,7 +16,7 @@ MAX_FAULTS = 20  # lines of one message
 SUSPICIOUS = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)"
 
 
-class Selection(Sequence[str]):
+class PickedPaths(Sequence[str]):
     """Some strings of a sequence, without copying them: a million paths cost a gigabyte as a tuple of a subset.
 
     Args:
@@ -25,7 +25,7 @@ class Selection(Sequence[str]):
         prefix: put before each.
 
     Example:
-        >>> list(Selection(["a.jpg", "b.jpg", "c.jpg"], np.array([2, 0]), prefix="birds/"))
+        >>> list(PickedPaths(["a.jpg", "b.jpg", "c.jpg"], np.array([2, 0]), prefix="birds/"))
         ['birds/c.jpg', 'birds/a.jpg']
     """
 
@@ -39,10 +39,10 @@ class Selection(Sequence[str]):
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, index: slice) -> "Selection": ...
-    def __getitem__(self, index: int | slice) -> "str | Selection":
+    def __getitem__(self, index: slice) -> "PickedPaths": ...
+    def __getitem__(self, index: int | slice) -> "str | PickedPaths":
         if isinstance(index, slice):
-            return Selection(self.names, self.rows[index], prefix=self.prefix)
+            return PickedPaths(self.names, self.rows[index], prefix=self.prefix)
         return f"{self.prefix}{self.names[int(self.rows[index])]}"
 
 

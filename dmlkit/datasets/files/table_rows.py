@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dmlkit.datasets.files.listing import PARTS, Listing
+from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
 from dmlkit.datasets.files.table_file import BOX, is_csv
 
@@ -133,22 +133,22 @@ class TableRows:
             )
 
     def _parts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """(N,) positions in `PARTS`."""
+        """(N,) positions in `LISTED_SPLITS`."""
         compute = arrow_compute()
 
         if "split" not in self.table.column_names:
-            return np.where(labels < classes // 2, 0, PARTS.index("test")).astype(np.int8)
+            return np.where(labels < classes // 2, 0, LISTED_SPLITS.index("test")).astype(np.int8)
         encoded = compute.fill_null(self._text("split"), "").dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
-        known = {name: index for index, name in enumerate(PARTS)}
+        known = {name: index for index, name in enumerate(LISTED_SPLITS)}
         parts = np.array([known.get(value, -1) for value in values], dtype=np.int8)[encoded.indices.to_numpy()]
         for code, value in enumerate(values):
             if value not in known:
                 rows = (encoded.indices.to_numpy() == code).nonzero()[0]
-                self._refuse(rows, f"split {value!r}; expected {', '.join(PARTS)}")
+                self._refuse(rows, f"split {value!r}; expected {', '.join(LISTED_SPLITS)}")
         if "validation" in values and "test" not in values:
             self.notes.append(f"{self.file}: no test rows; the validation rows test, as in OML's tables")
-            parts[parts == PARTS.index("validation")] = PARTS.index("test")
+            parts[parts == LISTED_SPLITS.index("validation")] = LISTED_SPLITS.index("test")
         return parts
 
     def _truths(self, name: str) -> np.ndarray | None:

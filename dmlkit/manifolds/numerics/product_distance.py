@@ -11,7 +11,7 @@ from dmlkit.manifolds.base import rounding_error
 
 
 @dataclass(frozen=True)
-class Rows:
+class PointRows:
     """What `product_distance` takes of one set of points, each (N, 1) but the coordinates.
 
     Args:
@@ -46,7 +46,7 @@ class _RowSquares(torch.autograd.Function):
         return ctx.saved_tensors[0] * (2 * grad)
 
 
-def product_distance(x: Rows, y: Rows, curvature: Tensor) -> Tensor:
+def product_distance(x: PointRows, y: PointRows, curvature: Tensor) -> Tensor:
     r"""d_ij (N, M) with one product of (N, d) and (d, M), and no (N, M, d) tensor.
 
     .. math:: \sinh^2(\tfrac{\sqrt{-K}}{2} d_{ij}) = p_i p_j (|x_i|^2 + |y_j|^2 - 2 x_i \cdot y_j - (h_i - h_j)^2)
@@ -54,7 +54,7 @@ def product_distance(x: Rows, y: Rows, curvature: Tensor) -> Tensor:
     Where the bracket is below its own rounding error, d is 0 with a zero gradient.
 
     Example:
-        >>> flat = Rows(torch.eye(2), torch.ones(2, 1), torch.full((2, 1), 0.5e-3))
+        >>> flat = PointRows(torch.eye(2), torch.ones(2, 1), torch.full((2, 1), 0.5e-3))
         >>> product_distance(flat, flat, torch.tensor(-1e-6))  # nearly flat: |x - y|
         tensor([[0.0000, 1.4142],
                 [1.4142, 0.0000]])

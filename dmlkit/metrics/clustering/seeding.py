@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vecdot
 
-from dmlkit.metrics.ranking.products import inner_products, largest_columns
+from dmlkit.metrics.ranking.products import inner_products_into, largest_columns
 
 BATCH = 2048  # candidates drawn from the same distances
 BLOCK_ENTRIES = 2**24  # products held at once: 64 MB, whatever their shape; fewer rows slow thin products down by half
@@ -50,7 +50,7 @@ def _draw(squared: Tensor, size: int, generator: torch.Generator) -> Tensor | No
 
 def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Tensor:
     """Which candidates (n, D) become seeds, one after the other: (n,) bool."""
-    between = squared_distances(candidates, candidates).cpu()
+    between = squared_distances_to(candidates, candidates).cpu()
     threshold = then.cpu() * torch.rand(len(candidates), generator=generator)
     now = then.cpu().clone()
     kept = torch.zeros(len(candidates), dtype=torch.bool)
@@ -85,7 +85,7 @@ def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor
     best: list[Tensor] = []
     columns: list[Tensor] = []
     for rows in points.split(height):
-        scores = inner_products(rows, centroids, products)
+        scores = inner_products_into(rows, centroids, products)
         scores -= norms / 2
         columns.append(largest_columns(scores))
         best.append(scores.gather(1, columns[-1][:, None])[:, 0])
@@ -94,7 +94,7 @@ def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor
     return squared.masked_fill(squared < 8 * torch.finfo(points.dtype).eps * (own + norms[column]), 0), column
 
 
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+def squared_distances_to(x: Tensor, y: Tensor) -> Tensor:
     """|x_i - y_j|^2 of (n, D) and (m, D), not below 0: (n, m)."""
-    products = inner_products(x, y, x.new_empty(len(x), len(y)))
+    products = inner_products_into(x, y, x.new_empty(len(x), len(y)))
     return (x.square().sum(1)[:, None] + y.square().sum(1) - 2 * products).clamp(min=0)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from dmlkit.metrics.ranking.products import block_rows, inner_products
+from dmlkit.metrics.ranking.products import block_rows, inner_products_into
 from dmlkit.metrics.ranking.search import Depth, Search, Standing, repeated_rows
 
 SORT_ABOVE = 8  # positives; each is a pass over the products, and sorting them takes about as long as ten
@@ -20,7 +20,7 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
         width = int(search.positives.count[block].max())
         parts: list[tuple[Tensor, ...]] = []
         for part in block.split(rows):
-            products = inner_products(search.queries[part], search.gallery, out)
+            products = inner_products_into(search.queries[part], search.gallery, out)
             products[:, copies] = products[:, originals]
             hidden, present = search.excluded.columns(part)
             row = torch.arange(len(part), device=part.device)[:, None].expand_as(hidden)
