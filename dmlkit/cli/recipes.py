@@ -1,7 +1,7 @@
 """``dmlkit list``, ``check`` and ``schema``: what recipes are made of."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ app = typer.Typer()
 def list_members(
     family: Annotated[str | None, typer.Argument(help="One family, or recipes.", show_default=False)] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default recipes/.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print every key of every family as Markdown.")] = False,
     debug: Debug = False,
 ) -> None:
     """List the families that recipes put together, the members of one with their keys, or the recipes."""
@@ -25,7 +26,13 @@ def list_members(
 
     if root is not None and family != "recipes":
         raise UserError("list: --root is a folder of recipes; give it with dmlkit list recipes")
-    if family == "recipes":
+    if markdown:
+        if family is not None:
+            raise UserError("list: --markdown prints all families; leave FAMILY out")
+        from dmlkit.recipe.reference import as_markdown
+
+        typer.echo(as_markdown(), nl=False)
+    elif family == "recipes":
         print_recipes(root or Path("recipes"), Console())
     elif family is None:
         print_families(Console())
@@ -51,6 +58,7 @@ def print_families(console: "Console") -> None:
 def print_family(family: str, console: "Console") -> None:
     """Every member of a family: what it is, and each key with its default and its meaning."""
     from dmlkit.cli.console import say
+    from dmlkit.recipe.reference import first_sentence, keys_of
     from dmlkit.recipe.schema import FAMILIES
 
     if family not in FAMILIES:
@@ -58,11 +66,8 @@ def print_family(family: str, console: "Console") -> None:
     for name, variant in sorted(FAMILIES[family].variants.items()):
         say(console, f"{name}", style="bold")
         say_indented(console, first_sentence(variant), 2)
-        # a member's own keys first, then those that it shares
-        fields = sorted(variant.model_fields.items(), key=lambda field: field[0] not in variant.__annotations__)
-        for field, info in fields:
-            if field != "name":
-                say_indented(console, f"{field}: {default_of(info)}  {as_text(info.description or '')}", 4)
+        for key in keys_of(variant):
+            say_indented(console, f"{key.key}: {key.default}  {key.meaning}", 4)
         console.print()
 
 
@@ -74,31 +79,6 @@ def say_indented(console: "Console", text: str, indent: int) -> None:
     from dmlkit.cli.console import printable
 
     console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
-
-
-def first_sentence(variant: type[Any]) -> str:
-    """What a member is, in one line."""
-    return as_text((variant.__doc__ or "").strip().partition("\n")[0])
-
-
-def as_text(docstring: str) -> str:
-    """A docstring without its marks of code.
-
-    Example:
-        >>> as_text("For w+; ``none`` is 1, see `ProxyLoss`.")
-        'For w+; none is 1, see ProxyLoss.'
-    """
-    return " ".join(docstring.replace("`", "").split())
-
-
-def default_of(info: Any) -> str:
-    """A key's default as YAML would have it."""
-    import json
-
-    if info.is_required():
-        return "required"
-    default = info.get_default(call_default_factory=True)
-    return json.dumps(default.model_dump(mode="json") if hasattr(default, "model_dump") else default)
 
 
 def print_recipes(folder: Path, console: "Console") -> None:

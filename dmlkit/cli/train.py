@@ -35,7 +35,7 @@ def train(
 
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import TrainingProgress, format_metrics
-    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.launch import resolve_device, start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.recipe.file import read_recipe
     from dmlkit.training.train import train as train_recipe
@@ -43,6 +43,7 @@ def train(
     console, output = Console(), output or Path("runs") / recipe.stem
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
+        resolve_device(device)
         print_experiment(resolved, console)
         return
     fabric = start_fabric(device, resolved.training.precision)

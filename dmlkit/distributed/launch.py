@@ -26,7 +26,7 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
         UserError: the device does not exist here.
     """
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-    kind, index = _resolve(device)
+    kind, index = resolve_device(device)
     if kind == "cpu":
         keep_freed_memory()
     _warn_of_restarts()
@@ -62,7 +62,12 @@ def lost_ranks(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
 
 
-def _resolve(device: str) -> tuple[str, int | None]:
+def resolve_device(device: str) -> tuple[str, int | None]:
+    """The kind of a device and its number, where one was asked for.
+
+    Raises:
+        UserError: there is no such device here.
+    """
     match = re.fullmatch(r"(auto|cpu|mps|cuda)(?::(\d+))?", device)
     if match is None or (match[2] and match[1] != "cuda"):
         raise UserError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")

@@ -15,7 +15,7 @@ from dmlkit.errors import UserError
 from dmlkit.recipe.extends import EXTENDS, read_tree
 from dmlkit.recipe.faults import describe_faults
 from dmlkit.recipe.metrics import names_of, spell_out
-from dmlkit.recipe.schema import Recipe
+from dmlkit.recipe.schema import FAMILIES, Recipe
 from dmlkit.recipe.yaml_tree import Key, Tree, parse_yaml
 
 
@@ -147,6 +147,11 @@ def schema() -> dict[str, Any]:
     A file that extends another may leave out what that one has: required keys, and the names of parts.
     """
     found = Recipe.model_json_schema()
+    # pydantic leaves the description out where a key holds a mapping of one kind
+    owners = {"Recipe": Recipe} | {part.__name__: part for root in FAMILIES.values() for part in root.variants.values()}
+    for name, described in {"Recipe": found, **found["$defs"]}.items():
+        for key, field in owners[name].model_fields.items() if name in owners else ():
+            described["properties"][key].setdefault("description", field.description or "")
     extends = {"type": "string", "description": "A recipe file to build on, relative to this one."}
     complete = [{"required": [EXTENDS]}, {"required": found.pop("required")}]
     name = {"type": "string", "description": "A metric by the name of its figure, e.g. recall@1, map@r, ndcg@8, nmi."}

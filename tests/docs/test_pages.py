@@ -1,5 +1,6 @@
 """The pages of docs/ do what they say: their recipes, commands and Python run one after another in an empty folder."""
 
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -129,3 +130,14 @@ def test_the_losses_that_scale_names_share_proxies_out_and_sample(loss: str):
         return
     for key in re.findall(r"`((?:loss|training)\.\w+=[^`]+)`", text):
         parse_recipe(TINY_RECIPE.replace("proxy_anchor", loss), "tiny.yaml", [*sets, key] if "fp" not in key else [key])
+
+
+def test_the_page_of_keys_is_what_the_classes_say(dmlkit):
+    assert page("recipe_keys") == dmlkit("list", "--markdown").out
+
+
+def test_the_schema_explains_every_key(dmlkit):
+    schema = json.loads(dmlkit("schema").out)
+    for name, part in {"Recipe": schema, **schema["$defs"]}.items():
+        for key, described in part.get("properties", {}).items():
+            assert key == "name" or described.get("description"), f"{name}.{key}"
