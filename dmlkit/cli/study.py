@@ -64,7 +64,7 @@ def study(
     progress = RunsProgress(console, read.num_runs, read.num_epochs)
     try:
         with progress:
-            results = run_study(read, output, fabric, progress, command, jobs=jobs, engine=engine)
+            results = run_study(read, output, fabric, progress, command, jobs=jobs, engine=engine, device=device)
     except TrainingStoppedError as stopped:
         done = f"{progress.finished} of {progress.runs} runs are complete"
         where = f"{stopped} ({progress.names()})" if progress.training else f"{stopped}"
