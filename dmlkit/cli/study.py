@@ -52,7 +52,8 @@ def study(
     if dry_run:
         describe(read, output, console)
         return
-    fabric = start_fabric(device, read.variants[0].candidates[0].recipe.training.precision)
+    precision = read.variants[0].candidates[0].recipe.training.precision
+    fabric = start_fabric("cpu") if engine == "ray" else start_fabric(device, precision)  # Ray's tasks need the device
     if (jobs > 1 or engine == "ray") and fabric.world_size > 1:
         asked = "--engine ray" if engine == "ray" else f"--jobs {jobs}"
         raise UserError(f"{asked}: under torchrun all ranks train one run together; start dmlkit without torchrun")

@@ -107,6 +107,8 @@ def faults_of(recipe: Recipe, *key: str) -> Generator[None]:
         raise
     except (ValueError, RuntimeError, MemoryError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
+            text = "needs more memory than there is here; make the model or the images smaller"
         raise UserError(recipe.fault(key, text)) from error
 
 
