@@ -149,7 +149,7 @@ class BNInception(Backbone):
         if not block.projection:
             if maps.shape[-1] % 2 or maps.shape[-2] % 2:  # convolutions round up here, pooling down
                 raise ValueError(
-                    f"backbone: bn_inception got images whose map before block {block.name} is "
+                    f"bn_inception got images whose map before block {block.name} is "
                     f"{maps.shape[-2]} x {maps.shape[-1]}, expected even sides; use images of 224, 227 or 256 pixels"
                 )
             outputs.append(halve(maps))

@@ -70,8 +70,9 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     Raises:
         UserError: the data is missing or does not fit the recipe.
     """
-    train = images_of_split(recipe.dataset, "train")
-    validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
+    with faults_of(recipe, "dataset"):
+        train = images_of_split(recipe.dataset, "train")
+        validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
     with faults_of(recipe, "sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
     torch.manual_seed(recipe.seed)
@@ -103,8 +104,13 @@ def faults_of(recipe: Recipe, *key: str) -> Generator[None]:
     """Tell what a member of a family objects to as one line, with the recipe's file, line and key."""
     try:
         yield
-    except UserError:
-        raise
+    except UserError as error:
+        # a member that names its key itself, such as ``sampler.batch_size``, lacks only the place
+        named, _, text = str(error).partition(": ")
+        own = tuple(named.split("."))
+        if own[0] != key[0] or "\n" in text:
+            raise
+        raise UserError(recipe.fault(own, text)) from error
     except (ValueError, RuntimeError, MemoryError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
