@@ -11,7 +11,11 @@ from dmlkit.recipe.yaml_tree import Key, Tree
 
 def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
     """Every fault that ``model`` found in a tree, one a line: ``file:line: key: what, and what was expected``."""
-    return [line for fault in error.errors() for line in _describe(fault, tree, model)]
+    found = error.errors()
+    # pydantic finds a list whose items are all at fault too short as well
+    deeper = {fault["loc"][:length] for fault in found for length in range(len(fault["loc"]))}
+    told = (fault for fault in found if fault["type"] != "too_short" or fault["loc"] not in deeper)
+    return [line for fault in told for line in _describe(fault, tree, model)]
 
 
 def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
