@@ -28,6 +28,8 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     kind, index = resolve_device(device)
     if kind == "cpu":
+        if precision == "fp16":
+            raise UserError("training.precision: fp16 needs a GPU; on a CPU use bf16 or fp32")
         keep_freed_memory()
     _warn_of_restarts()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))

@@ -72,7 +72,7 @@ def suggest(name: str, known: Sequence[str]) -> str:
 
 
 def _is_tag(part: str | int) -> bool:
-    return isinstance(part, str) and part.startswith("<")
+    return isinstance(part, str) and part.startswith("<") and part.endswith(">")
 
 
 def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:

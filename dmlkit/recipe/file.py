@@ -16,7 +16,7 @@ from dmlkit.recipe.extends import EXTENDS, read_tree
 from dmlkit.recipe.faults import describe_faults
 from dmlkit.recipe.metrics import names_of, spell_out
 from dmlkit.recipe.schema import FAMILIES, Recipe
-from dmlkit.recipe.yaml_tree import Key, Tree, parse_yaml
+from dmlkit.recipe.yaml_tree import MAX_DEPTH, Key, Tree, parse_yaml
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def parse_override(text: str) -> Override:
 
 def _apply_override(tree: Tree, override: Override) -> None:
     name, source = override.key, override.value.source
-    if not all(name.split(".")):
+    if not all(name.split(".")) or name.count(".") > MAX_DEPTH:
         raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
-    key: Key = tuple(int(part) if part.isdigit() else part for part in name.split("."))
+    key: Key = tuple(int(part) if part.isascii() and part.isdigit() else part for part in name.split("."))
     parent: Any = tree.data
     for index, part in enumerate(key[:-1]):
         if isinstance(part, str) and isinstance(parent, dict):

@@ -7,6 +7,7 @@ YAML 1.2 is resolved here, and nothing else is constructed.
 import re
 from dataclasses import dataclass, field
 from functools import reduce
+from math import isfinite
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ Key = tuple[str | int, ...]
 MAX_BYTES = 1_000_000  # of a file
 MAX_NODES = 10_000  # stops aliases that multiply ("billion laughs")
 MAX_DEPTH = 50
+MAX_DIGITS = 400  # a float of 64 bits may be written with 309 before the point
 
 
 @dataclass
@@ -104,6 +106,8 @@ def parse_yaml(text: str, source: str) -> Tree:
         raise UserError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{source}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{source}: more than {MAX_DEPTH} levels; this is no recipe") from None
     tree = Tree(source)
     if node is not None:
         tree.data = _build(node, (), tree)
@@ -134,16 +138,30 @@ def _build(node: yaml.Node, key: Key, tree: Tree) -> Any:
 
 def _scalar(node: yaml.Node, where: str) -> Any:
     text: str = node.value
-    match node.tag.rpartition(":")[2]:
+    kind = node.tag.rpartition(":")[2]
+    match kind:
         case "str":
             return text
         case "null":
             return None
         case "bool":
             return text.lower() == "true"
-        case "int":
-            return int(text, 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10)
         case _:
-            if text.lower().endswith(("inf", "nan")):
-                raise UserError(f"{where}: {text} is not a finite number")
-            return float(text)
+            return _number(text, kind, where)
+
+
+def _number(text: str, kind: str, where: str) -> int | float:
+    """A finite number of at most 64 bits."""
+    shown = text if len(text) <= 40 else f"{text[:40]}..."
+    if len(text) > MAX_DIGITS:
+        raise UserError(f"{where}: {shown} has more than {MAX_DIGITS} digits")
+    try:
+        base = 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10
+        number = int(text, base) if kind == "int" else float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:
+        raise UserError(f"{where}: {shown} is no number") from None
+    if not isfinite(number):  # 1e999 is infinite too
+        raise UserError(f"{where}: {shown} is not a finite number")
+    if kind == "int" and not -(2**63) <= number < 2**63:
+        raise UserError(f"{where}: {shown} does not fit into 64 bits")
+    return number

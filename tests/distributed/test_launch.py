@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.errors import UserError
+
 FAULTS = """
 import resource, sys
 import torch
@@ -26,3 +29,8 @@ def test_memory_that_was_freed_is_used_again_without_page_faults():
         for word in ("given back", "kept")
     )
     assert kept < 10 and kept < given_back
+
+
+def test_half_precision_of_16_bits_needs_a_gpu():
+    with pytest.raises(UserError, match="fp16 needs a GPU"):
+        start_fabric("cpu", "fp16")

@@ -166,3 +166,25 @@ def test_the_schema_knows_every_loss_and_its_ranges():
     definitions = json.loads(json.dumps(schema()))["$defs"]
     assert definitions["TripletConfig"]["properties"]["margin"]["minimum"] == 0
     assert definitions["TripletConfig"]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("training.clip_grad_norm=1e999", "1e999 is not a finite number"),
+        ("training.clip_grad_norm=.inf", ".inf is not a finite number"),
+        ("seed=18446744073709551616", "does not fit into 64 bits"),
+        ("seed=" + "9" * 5000, "has more than 400 digits"),
+        ("seed=!!int x", "x is no number"),
+        ("training.clip_grad_norm=!!float x", "x is no number"),
+        ("optimizer={<<: {lr: 1}}", "optimizer.<<: unknown key"),
+        ("seed=" + "[" * 900 + "]" * 900, "levels; this is no recipe"),
+        ("metrics.\u00b2=1", "expected a valid array"),
+        (".".join(["a"] * 2000) + "=1", "expected key.subkey=value"),
+    ],
+    ids=range(10),
+)
+def test_values_that_hurt_are_one_line(change: str, told: str):
+    with pytest.raises(UserError) as error:
+        parse_recipe(GOOD, "good.yaml", [change])
+    assert told in str(error.value) and "\n" not in str(error.value)
