@@ -70,7 +70,13 @@ class ClassShard(NamedTuple):
         return torch.cat(parts) if parts else rows.new_empty(0)
 
     def own_rows(self, whole: Tensor) -> Tensor:
-        """This rank's rows of (C, ...): a copy, for a view would keep all of them in memory."""
+        """This rank's rows of (C, ...): a copy, for a view would keep all of them in memory.
+
+        Raises:
+            ValueError: there are fewer classes than ranks.
+        """
+        if self.num_classes < self.ranks:
+            raise ValueError(f"expected at least one class for each of {self.ranks} ranks, got {self.num_classes}")
         return whole[self.classes.start : self.classes.stop].clone()
 
 

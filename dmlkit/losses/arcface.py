@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.losses.checks.similarity import require_similarity
-from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold, safe_sqrt
 
@@ -71,12 +70,15 @@ class ArcFace(ProxyLoss):
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
+        super().__init__(
+            manifold,
+            num_classes,
+            logit_scale=scale,
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )
         require_similarity("ArcFace", manifold, SIMILARITIES, REASON)
         self.margin, self.scale = margin, scale
-
-    def logits(self, block: Block) -> Tensor:
-        return self.scale * block.similarity
 
     def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
         return super().row_losses(others, self.scale * turn(own / self.scale, self.margin))

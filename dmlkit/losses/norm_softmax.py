@@ -3,9 +3,7 @@
 from typing import Literal
 
 from pydantic import PositiveFloat
-from torch import Tensor
 
-from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold
 
@@ -54,8 +52,10 @@ class NormSoftmax(ProxyLoss):
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
-        self.temperature = temperature
-
-    def logits(self, block: Block) -> Tensor:
-        return block.similarity / self.temperature
+        super().__init__(
+            manifold,
+            num_classes,
+            logit_scale=1 / temperature,
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )

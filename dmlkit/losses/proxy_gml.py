@@ -122,9 +122,9 @@ class ProxyGML(ProxyLoss):
         threshold = self._threshold(classes)
 
         def logits(block: Block) -> Tensor:
-            return self.scale * self.linked_sum(block, threshold)
+            return self.linked_sum(block, threshold)
 
-        loss = self.row_losses(*others_and_own(classes, logits)).mean()
+        loss = self.row_losses(*others_and_own(classes, logits, self.scale)).mean()
         return loss + self.regularizer_weight * self.regularizer() if self.regularizer_weight else loss
 
     def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class ProxyGML(ProxyLoss):
             parameters=(),
             block_size=automatic_block_size(sums, vectors),
             total=len(vectors),
-            in_batch=sums.new_full((), num_classes),
+            all_labels=torch.zeros(len(sums), dtype=torch.int64, device=sums.device),
             shard=ClassShard(len(vectors)),
         )
         return sum_over_classes(against_sums, terms)

@@ -5,7 +5,6 @@ from typing import Literal
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold
 
@@ -62,13 +61,16 @@ class ProxyNCA(ProxyLoss):
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,
     ) -> None:
-        super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
+        super().__init__(
+            manifold,
+            num_classes,
+            logit_scale=scale,
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )
         if num_classes == 1 and not positive_in_denominator:
             raise ValueError("ProxyNCA: expected at least 2 classes, so that there are negatives; got 1")
-        self.scale, self.positive_in_denominator = scale, positive_in_denominator
-
-    def logits(self, block: Block) -> Tensor:
-        return self.scale * block.similarity
+        self.positive_in_denominator = positive_in_denominator
 
     def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
         return super().row_losses(others, own) if self.positive_in_denominator else others - own

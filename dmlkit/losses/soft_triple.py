@@ -6,7 +6,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.losses.proxies.centers import mean_center_distance, pool_centers
-from dmlkit.losses.proxies.classes import Block, Classes
+from dmlkit.losses.proxies.classes import Classes
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds.base import Manifold
 
@@ -81,14 +81,12 @@ class SoftTriple(ProxyLoss):
             num_classes,
             proxies_per_class=centers_per_class,
             pool=pool_centers("softmax", gamma),
+            logit_scale=scale,
             chunk_size=chunk_size,
             negative_fraction=negative_fraction,
         )
         self.scale, self.margin = scale, margin
         self.regularizer_weight = regularizer_weight
-
-    def logits(self, block: Block) -> Tensor:
-        return self.scale * block.similarity
 
     def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
         return super().row_losses(others, own - self.scale * self.margin)

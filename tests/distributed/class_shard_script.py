@@ -5,11 +5,13 @@ Prints what the ranks made of it as JSON: how far values and gradients are from 
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, distributed, nn
 
 from dmlkit.losses.base import LossConfig
+from dmlkit.losses.proxies import proxy_loss
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.losses.proxies.sampling import Selection, positions_among
 from dmlkit.losses.proxy_isa import ProxyISA
@@ -33,12 +35,14 @@ def gradients(
     loss: Any, points: Tensor, labels: Tensor, chosen: Tensor | None, total: int = 0
 ) -> tuple[Tensor, list[Tensor]]:
     """Value, and the gradients of points, proxies and temperature; ``chosen`` is what a step samples."""
+    select = proxy_loss.select
     if chosen is not None:
         own = labels - loss.shard.classes.start
         at = positions_among(chosen, own, len(loss.shard.classes))
-        loss.select = lambda _: Selection(at, total, loss.shard, chosen)
+        select = lambda *_: Selection(at, total, loss.shard, chosen)  # noqa: E731
     leaf = points.clone().requires_grad_()
-    value = loss(leaf, labels)
+    with patch.object(proxy_loss, "select", select):
+        value = loss(leaf, labels)
     return value.detach(), list(torch.autograd.grad(value * 3, (leaf, loss.proxies, loss.manifold.temperature)))
 
 
@@ -73,7 +77,7 @@ def distance(name: str, fraction: float, rank: int, ranks: int) -> float:
             loss.keep_shard(other, ranks)
             start = loss.shard.classes.start
             torch.manual_seed(7 + other)
-            samples.append(loss.select(labels).chosen + start)
+            samples.append(loss.classes(points, labels).chosen + start)
         chosen, own = torch.cat(samples), samples[rank] - mine.start
         total = len(chosen)
     expected, (to_points, to_proxies, to_temperature) = gradients(whole, points, labels, chosen, total)

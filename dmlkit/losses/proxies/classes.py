@@ -24,10 +24,15 @@ class Classes:
     parameters: tuple[Tensor, ...]  # learnable tensors of the measure
     block_size: int  # classes in a block
     total: int  # classes of the step, over all ranks
-    in_batch: Tensor  # |P+|, how many classes occur in the batch, a scalar
+    all_labels: Tensor  # (B,) the own class of each row among all classes
     shard: ClassShard  # where the other classes are
     keep: bool = False  # blocks may wait for the backward pass where a loss would compute them twice
     chosen: Tensor | None = None  # (n,) which of this rank's classes these are; None for all
+
+    @cached_property
+    def in_batch(self) -> Tensor:
+        """How many classes occur in the batch, |P+|; a look at the labels would stall a GPU."""
+        return self.embeddings.new_zeros(self.shard.num_classes).scatter_(0, self.all_labels, 1).sum()
 
     def blocks(self, *, with_graph: bool = False) -> "Iterator[tuple[Block, tuple[Tensor, ...]]]":
         """All blocks, each with the leaves of its graph: embeddings, its proxies, parameters."""
@@ -60,8 +65,7 @@ class Block:
     @cached_property
     def own(self) -> Tensor:
         """(B, w) bool: the class is the row's own."""
-        mask = torch.zeros(len(self.column), self.similarity.shape[-1], dtype=torch.bool, device=self.column.device)
-        return mask.scatter_(1, self.column, self.inside)
+        return self.inside & (self.column == torch.arange(self.similarity.shape[-1], device=self.column.device))
 
 
 def sum_over_classes(classes: Classes, terms: Callable[[Block], Tensor]) -> Tensor:
@@ -82,8 +86,7 @@ class _SumOverClasses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_gradient_of_gradient()
-        (grad,), gradients = grad_outputs, ctx.gradients
-        ctx.gradients = None  # let go, so that autograd need not copy C x d numbers
+        (grad,), gradients, ctx.gradients = grad_outputs, ctx.gradients, None  # else autograd copies C x d numbers
         if gradients is None:  # a second backward pass; reading saved tensors refuses those changed since
             gradients = _value_and_gradients(*ctx.arguments)[1] if ctx.saved_tensors else ()
         is_one = grad.is_cpu and grad.item() == 1  # a look at it would stall a GPU

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.distributed.class_shard import ClassShard, ShardedParameter
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
-from dmlkit.losses.proxies.sampling import Selection, classes_of, select
+from dmlkit.losses.proxies.sampling import classes_of, select
 from dmlkit.losses.proxies.similarity import similarity_to
 from dmlkit.losses.proxies.softmax import others_and_own
 from dmlkit.manifolds.base import Manifold
@@ -28,17 +28,17 @@ class ProxyLossConfig(LossConfig, frozen=True, abstract=True):
 
 
 class ProxyLoss(Loss):
-    """A loss over proxies: a member implements `class_terms` or `logits`, and the engine walks over the classes.
+    """A loss over proxies, computed block by block: a sum of `class_terms`, or a softmax of ``logit_scale * logits``.
 
     Args:
         manifold, num_classes: see `Loss`.
         proxies_per_class: K, or None for proxies (C, d).
         pool: makes one similarity (B, w) of K (B, K, w); None leaves them to the loss.
+        logit_scale: inverse temperature > 0 of a loss with a softmax.
         chunk_size: how many classes to compute at a time; None chooses by size.
         negative_fraction: the part of the classes that a training step computes, in (0, 1]; evaluation computes all.
     """
 
-    proxies: nn.Parameter
     closed_form = True
     """Take gradients in closed form where the loss brings one; without it autograd gives the same numbers."""
 
@@ -49,13 +49,14 @@ class ProxyLoss(Loss):
         *,
         proxies_per_class: int | None = None,
         pool: Callable[[Tensor], Tensor] | None = None,
+        logit_scale: float = 1.0,
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,
     ) -> None:
         super().__init__(manifold, num_classes)
         if not 0 < negative_fraction <= 1:
             raise ValueError(f"{type(self).__name__}: expected negative_fraction in (0, 1], got {negative_fraction}")
-        self.measure, self.chunk_size = similarity_to(manifold, pool), chunk_size
+        self.measure, self.logit_scale, self.chunk_size = similarity_to(manifold, pool), logit_scale, chunk_size
         self.negative_fraction, self.shard = negative_fraction, ClassShard(num_classes)
         self.proxies = manifold.new_proxies(num_classes, *([] if proxies_per_class is None else [proxies_per_class]))
 
@@ -64,8 +65,8 @@ class ProxyLoss(Loss):
         raise NotImplementedError
 
     def logits(self, block: Block) -> Tensor:
-        """Of a loss with a softmax over the classes of each row: the logits (B, w) of a block."""
-        raise NotImplementedError
+        """Of a loss with a softmax over the classes of each row: the logits (B, w) of a block, before their scale."""
+        return block.similarity
 
     def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
         """The cross-entropy (B,) of log sum_{c != y} exp(z_c) and z_y, both (B,)."""
@@ -78,21 +79,15 @@ class ProxyLoss(Loss):
         """The loss over the classes of a step."""
         if type(self).class_terms is not ProxyLoss.class_terms:
             return sum_over_classes(classes, self.class_terms)
-        return self.row_losses(*others_and_own(classes, self.logits)).mean()
+        return self.row_losses(*others_and_own(classes, self.logits, self.logit_scale)).mean()
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
         """The classes of this step: all of this rank's, or the sampled ones."""
         parameters = [part for part in self.parameters() if part is not self.proxies and part.requires_grad]
-        selection = self.select(labels)
+        selection = select(self.shard, labels, self.negative_fraction if self.training else 1)
         return classes_of(selection, self.proxies, embeddings, labels, self.measure, parameters, self.chunk_size)
 
-    def select(self, labels: Tensor) -> Selection:
-        """Which classes a step computes for a batch with labels (B,)."""
-        return select(self.shard, labels, self.negative_fraction if self.training else 1)
-
     def keep_shard(self, rank: int, ranks: int) -> None:
-        if self.shard.num_classes < ranks:
-            raise ValueError(f"expected at least one class for each of {ranks} ranks, got {self.shard.num_classes}")
         self.shard = ClassShard(self.shard.num_classes, rank, ranks)
         self.proxies.data = self.shard.own_rows(self.proxies.data)
 

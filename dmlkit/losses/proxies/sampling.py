@@ -53,8 +53,7 @@ def classes_of(
         tuple(parameters),
         block_size or automatic_block_size(embeddings, proxies),
         selection.total,
-        # |P+| without a look at the labels, which would stall a GPU
-        in_batch=embeddings.new_zeros(selection.shard.num_classes).scatter_(0, labels, 1).sum(),
+        all_labels=labels,
         shard=selection.shard,
         keep=not block_size and may_wait(embeddings, proxies),
         chosen=selection.chosen,

@@ -13,57 +13,61 @@ Logits = Callable[[Block], Tensor]
 """Of a block: (B, w), differentiable."""
 
 
-def others_and_own(classes: Classes, logits: Logits) -> tuple[Tensor, Tensor]:
-    """log sum_{c != y_i} exp(z_ic) and z_iy_i of the logits z: a softmax loss is a function of the two.
+def others_and_own(classes: Classes, logits: Logits, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """log sum_{c != y_i} exp(a z_ic) and a z_iy_i of logits z times a: a softmax loss is a function of the two.
 
     Args:
         classes: of the step.
-        logits: of a block; may not depend on other blocks.
+        logits: z of a block; may not depend on other blocks.
+        scale: a > 0; two passes over a block fewer than where the logits hold it.
 
     Returns:
         (B,) and (B,); -inf where there is no other class, or where the logit is.
     """
     if torch.is_grad_enabled():
-        return _OthersAndOwn.apply(classes, logits, classes.embeddings, classes.proxies, *classes.parameters)
+        return _OthersAndOwn.apply(classes, logits, scale, classes.embeddings, classes.proxies, *classes.parameters)
     sums = _RowSums(classes)
     for block, _ in classes.blocks():
-        sums.add(_Part.of(block, logits(block)))
+        sums.add(_BlockSoftmax.of(block, logits(block), scale))
     return sums.over_ranks()
 
 
-class _Part(NamedTuple):
+class _BlockSoftmax(NamedTuple):
     """What the softmax takes from a block."""
 
     logits: Tensor  # (B, w), with its graph
-    exponentials: Tensor  # exp(z - shift), 0 for the own class (B, w)
+    own: Tensor  # scaled logit of the own class (B, 1)
+    exponentials: Tensor  # exp(scaled logit - shift), 0 for the own class (B, w)
     shift: Tensor  # (B, 1)
     column: Tensor  # of the own class (B, 1)
     inside: Tensor  # (B, 1)
 
     @classmethod
-    def of(cls, block: Block, logits: Tensor) -> "_Part":
-        values = logits.detach()
-        exponent = values.scatter(
-            1, block.column, values.gather(1, block.column).masked_fill_(block.inside, -torch.inf)
-        )
+    def of(cls, block: Block, logits: Tensor, scale: float) -> "_BlockSoftmax":
+        exponent = logits.detach() * scale
+        own = exponent.gather(1, block.column)
+        exponent.scatter_(1, block.column, own.masked_fill(block.inside, -torch.inf))
         shift = exponent.amax(1, keepdim=True).clamp_(min=torch.finfo(exponent.dtype).min)
-        return cls(logits, exponent.sub_(shift).exp_(), shift, block.column, block.inside)
+        return cls(logits, own, exponent.sub_(shift).exp_(), shift, block.column, block.inside)
 
 
-_Kept = tuple[_Part, int, tuple[Tensor, ...]]
+_Kept = tuple[_BlockSoftmax, int, tuple[Tensor, ...]]
 """With the first class of the block, and the leaves of its graph."""
 
 
 class _RowSums:
-    """The two results over the blocks so far, (B, 1) each."""
+    """The two results of the blocks so far, (B, 1) each."""
 
     def __init__(self, classes: Classes) -> None:
         self.shard = classes.shard
-        self.others = self.own = classes.embeddings.new_full((len(classes.embeddings), 1), -torch.inf)
+        self.others = self.own = torch.empty(0)
 
-    def add(self, part: _Part) -> None:
-        self.own = torch.where(part.inside, part.logits.detach().gather(1, part.column), self.own)
-        self.others = torch.logaddexp(self.others, part.exponentials.sum(1, keepdim=True).log_().add_(part.shift))
+    def add(self, softmax: _BlockSoftmax) -> None:
+        others = softmax.exponentials.sum(1, keepdim=True).log_().add_(softmax.shift)
+        own = torch.where(softmax.inside, softmax.own, -torch.inf)
+        self.others, self.own = (
+            (torch.logaddexp(self.others, others), torch.maximum(self.own, own)) if len(self.own) else (others, own)
+        )
 
     def over_ranks(self) -> tuple[Tensor, Tensor]:
         return self.shard.logsumexp(self.others[:, 0]), self.shard.maximum(self.own[:, 0].contiguous())
@@ -71,13 +75,13 @@ class _RowSums:
 
 class _OthersAndOwn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, classes: Classes, logits: Logits, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.classes, ctx.logits = classes, logits
+    def forward(ctx: Any, classes: Classes, logits: Logits, scale: float, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.arguments = classes, logits, scale
         sums, kept = _RowSums(classes), list[_Kept]()
         with in_full_precision(classes.proxies):
-            for part, first, leaves in _parts(classes, logits):
-                sums.add(part)
-                kept += [(part, first, leaves)] if classes.keep else []
+            for softmax, first, leaves in _softmaxes(*ctx.arguments):
+                sums.add(softmax)
+                kept += [(softmax, first, leaves)] if classes.keep else []
         ctx.kept = kept[::-1]
         others, own = sums.over_ranks()
         ctx.save_for_backward(*tensors, others)
@@ -88,20 +92,22 @@ class _OthersAndOwn(torch.autograd.Function):
         refuse_gradient_of_gradient()
         grad_others, grad_own = (grad[:, None] for grad in grad_outputs)
         others = ctx.saved_tensors[-1].clamp(min=torch.finfo(grad_own.dtype).min)  # -inf where there is no other class
-        gradients = GradientSums(ctx.classes.proxies, ctx.classes.shard)
+        classes, _, scale = ctx.arguments
+        gradients = GradientSums(classes.proxies, classes.shard)
         with in_full_precision(grad_own):
-            for part, first, leaves in _popped(ctx.kept) if ctx.kept else _parts(ctx.classes, ctx.logits):
-                gradient = part.exponentials.mul_(torch.exp(part.shift - others[:, None]) * grad_others)
-                own = torch.where(part.inside, grad_own, gradient.gather(1, part.column))
-                gradient = gradient.scatter_(1, part.column, own)
+            for softmax, first, leaves in _popped(ctx.kept) if ctx.kept else _softmaxes(*ctx.arguments):
+                factor = scale * torch.exp(softmax.shift - others[:, None]) * grad_others
+                gradient = softmax.exponentials.mul_(factor)
+                own = torch.where(softmax.inside, scale * grad_own, gradient.gather(1, softmax.column))
+                gradient = gradient.scatter_(1, softmax.column, own)
                 options = {"allow_unused": True, "materialize_grads": True}
-                gradients.add(first, torch.autograd.grad(part.logits, leaves, gradient, **options))
-        return None, None, *gradients.over_ranks()
+                gradients.add(first, torch.autograd.grad(softmax.logits, leaves, gradient, **options))
+        return None, None, None, *gradients.over_ranks()
 
 
-def _parts(classes: Classes, logits: Logits) -> Iterator[_Kept]:
+def _softmaxes(classes: Classes, logits: Logits, scale: float) -> Iterator[_Kept]:
     for block, leaves in classes.blocks(with_graph=True):
-        yield _Part.of(block, logits(block)), block.first, leaves
+        yield _BlockSoftmax.of(block, logits(block), scale), block.first, leaves
 
 
 def _popped(kept: list[_Kept]) -> Iterator[_Kept]:

@@ -85,6 +85,13 @@ class PlainSoftmax(ProxyLoss):
         return 20 * block.similarity
 
 
+class ScaledSoftmax(ProxyLoss):
+    """The same by a logit scale."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, logit_scale=20, **options)
+
+
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> type[ProxyHingeConfig]:
     """The example as a member of the family, for one test."""
@@ -169,9 +176,10 @@ def test_a_new_sum_over_classes_equals_loops(registered: type[ProxyHingeConfig],
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, None])
-def test_a_new_softmax_equals_cross_entropy(agree, batch, chunk_size: int | None):
+@pytest.mark.parametrize("build", [PlainSoftmax, ScaledSoftmax])
+def test_a_new_softmax_equals_cross_entropy(build: type[ProxyLoss], agree, batch, chunk_size: int | None):
     torch.manual_seed(0)
-    loss = PlainSoftmax(Sphere(DIM), 15, chunk_size=chunk_size).double()
+    loss = build(Sphere(DIM), 15, chunk_size=chunk_size).double()
     agree(loss, lambda points, labels, proxies: cross_entropy(20 * points @ proxies.T, labels))
     features, labels = batch
     points = loss.manifold.from_features(features)
@@ -187,7 +195,7 @@ def test_a_new_loss_of_sampled_classes_is_the_loss_of_these_alone(build: type[Pr
     sampled = build(Sphere(DIM), 40, chunk_size=chunk_size, negative_fraction=0.4).double()
     points = draw(0, sampled.manifold).requires_grad_()
     torch.manual_seed(5)
-    chosen = sampled.select(LABELS).chosen
+    chosen = sampled.classes(points, LABELS).chosen
     assert len(chosen) == 16 and set(LABELS.tolist()) <= set(chosen.tolist())
     alone = build(Sphere(DIM), 16, chunk_size=chunk_size).double()
     alone.proxies.data.copy_(sampled.proxies.data[chosen])

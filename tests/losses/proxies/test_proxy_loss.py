@@ -28,7 +28,7 @@ def test_a_step_is_the_loss_of_the_sampled_classes_alone(name: str):
     sampled = build(name, negative_fraction=0.25)
     points = normalize(torch.randn(len(LABELS), 8, dtype=torch.float64), dim=1).requires_grad_()
     torch.manual_seed(5)
-    classes = sampled.select(LABELS).chosen
+    classes = sampled.classes(points, LABELS).chosen
     assert len(classes) == 10 and set(LABELS.tolist()) <= set(classes.tolist())
     alone = build(name, num_classes=10)
     alone.proxies.data.copy_(sampled.proxies.data[classes])
@@ -56,9 +56,10 @@ def test_evaluation_computes_all_classes(name: str):
 def test_every_other_class_is_drawn_equally_often():
     torch.manual_seed(0)
     loss = build("norm_softmax", negative_fraction=0.25)
+    points = torch.zeros(len(LABELS), 8, dtype=torch.float64)
     counts, draws = torch.zeros(CLASSES), 3000
     for _ in range(draws):
-        counts[loss.select(LABELS).chosen] += 1
+        counts[loss.classes(points, LABELS).chosen] += 1
     own = LABELS.unique()
     assert (counts[own] == draws).all()
     others = counts[torch.ones(CLASSES, dtype=torch.bool).index_fill(0, own, False)] / draws
@@ -68,8 +69,8 @@ def test_every_other_class_is_drawn_equally_often():
 
 def test_a_batch_with_more_classes_than_the_fraction_is_kept_whole():
     loss = build("norm_softmax", negative_fraction=0.05)
-    labels = torch.arange(12)
-    assert loss.select(labels).chosen.tolist() == labels.tolist()
+    points, labels = torch.zeros(12, 8, dtype=torch.float64), torch.arange(12)
+    assert loss.classes(points, labels).chosen.tolist() == labels.tolist()
 
 
 def test_shards_hold_all_classes_once():
