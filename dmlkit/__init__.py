@@ -1,6 +1,6 @@
 """dmlkit: train, evaluate, embed and export deep metric learning models.
 
-The command line (``dmlkit --help``) and the recipes are the front door. The parts are a library too::
+The command line (``dmlkit --help``) and the recipes are the front door. Its components are a library too::
 
     from dmlkit.losses import ProxyAnchor
     from dmlkit.manifolds import Sphere

@@ -20,10 +20,10 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a component needs of another part of the recipe; ``Recipe`` checks it when it is read.
+    """What a component needs of another component of the recipe; ``Recipe`` checks it when it is read.
 
     Args:
-        key: dotted key of the other part, e.g. ``"manifold.name"``.
+        key: dotted key of the other component, e.g. ``"manifold.name"``.
         allowed: the values that go with this component.
         reason: why, in words that complete "..., because <reason>".
     """
@@ -76,7 +76,7 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_a
         return {field: getattr(self, field) for field in type(self).model_fields if field not in ("name", *others)}
 
     def requirements(self) -> Iterable[Requirement]:
-        """What this component needs of other parts of the recipe; nothing unless a member says so."""
+        """What this component needs of other components of the recipe; nothing unless a member says so."""
         return ()
 
 

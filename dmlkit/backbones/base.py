@@ -54,7 +54,7 @@ class Backbone(nn.Module, ABC):
     def freeze(
         self, *, batchnorm_statistics: bool = False, batchnorm_affine: bool = False, epochs: int = 0
     ) -> "Backbone":
-        """Leave parts out of training.
+        """Leave some parameters out of training.
 
         Args:
             batchnorm_statistics: batch norms use their running statistics also in training, and keep them.

@@ -60,7 +60,7 @@ def study(
     if jobs > 1 and engine == "ray":
         raise UserError(f"--jobs {jobs}: Ray trains as many runs at once as its cluster has room for; leave --jobs out")
     console.quiet = not fabric.is_global_zero
-    sets = [part for override in overrides or [] for part in ("--set", override)]
+    sets = [word for override in overrides or [] for word in ("--set", override)]
     command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets])
     progress = RunsProgress(console, read.num_runs, read.num_epochs)
     try:
@@ -88,9 +88,9 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     from dmlkit.cli.console import cells, say
     from dmlkit.files.differences import differences
     from dmlkit.recipe.file import plain
-    from dmlkit.study.run import check_parts
+    from dmlkit.study.run import check_components
 
-    check_parts(study, output)
+    check_components(study, output)
     first = plain(study.variants[0].candidates[0].recipe)
     table = Table("variant", f"differs from {study.variants[0].name} by", "to choose from", show_lines=True)
     for variant in study.variants:

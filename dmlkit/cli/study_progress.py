@@ -73,10 +73,10 @@ class RunsProgress:
 
 
 class RunLine:
-    """One run's part of a study's progress.
+    """One run's share of a study's progress.
 
     Args:
-        study: that it is part of.
+        study: whose run it is.
         name: of the run.
         epochs: of all its models.
     """

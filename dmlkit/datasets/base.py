@@ -101,7 +101,7 @@ def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "te
 
     Example:
         >>> folds = class_fold(200, fold=1)  # CUB-200-2011
-        >>> [(len(part), part[0], part[-1]) for part in folds.values()]
+        >>> [(len(fold), fold[0], fold[-1]) for fold in folds.values()]
         [(75, 25, 99), (25, 0, 24), (100, 100, 199)]
     """
     half = count // 2

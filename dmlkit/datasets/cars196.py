@@ -102,15 +102,15 @@ def from_kaggle(folder: Path) -> Listing:
     names = [line.strip().strip('"') for line in read_lines(folder / "names.csv", rows.faults) if line.strip()]
 
     def images() -> Iterator[CarsRow]:
-        for part in ("train", "test"):
-            path = folder / f"anno_{part}.csv"
+        for split in ("train", "test"):
+            path = folder / f"anno_{split}.csv"
             for line, cells in enumerate(csv.reader(read_lines(path, rows.faults)), start=1):
                 if len(cells) < 2 or not cells[-1].strip().isdigit():
                     rows.faults.append(f"{path}:{line}: got {','.join(cells)!r}, expected name,x1,y1,x2,y2,class")
                     continue
                 model = int(cells[-1])
                 name = names[model - 1].replace("/", "-") if 1 <= model <= len(names) else ""
-                yield CarsRow(f"{path}:{line}", f"car_data/car_data/{part}/{name}/{cells[0]}", model)
+                yield CarsRow(f"{path}:{line}", f"car_data/car_data/{split}/{name}/{cells[0]}", model)
 
     return to_listing(rows, images(), names)
 

@@ -37,7 +37,7 @@ class FolderConfig(DatasetConfig, frozen=True):
 
 def is_split(root: Path) -> bool:
     """Whether a folder has ``train`` or ``test`` folders instead of class folders."""
-    return any((root / part).is_dir() for part in ("train", "test"))
+    return any((root / split).is_dir() for split in ("train", "test"))
 
 
 def split_folders(root: Path) -> Listing:
@@ -46,20 +46,24 @@ def split_folders(root: Path) -> Listing:
     Raises:
         UserError: one of ``train`` and ``test`` is missing.
     """
-    parts: list[ListedSplit] = [part for part in LISTED_SPLITS if (root / part).is_dir()]
+    splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
     for missing, beside in (("test", "train"), ("train", "test")):
-        if missing not in parts:
+        if missing not in splits:
             raise UserError(f"dataset.root: {root} has no folder {missing!r} beside {beside!r}; add it")
-    return class_listing(root, [(folder, part) for part in parts for folder in class_folders(root / part)])
+    return class_listing(root, [(folder, split) for split in splits for folder in class_folders(root / split)])
 
 
 def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listing:
-    """The images of class folders; a class with a single image, or a name that is not UTF-8, is a fault."""
+    """The images of class folders; a class with a single image, or a name that is not UTF-8, is a fault.
+
+    Raises:
+        UserError: there is no class.
+    """
     if not classes:
         raise UserError(f"dataset.root: {root}: too few class folders; expected at least one to train, one to test")
     rows = ListedRows(root)
     labels: dict[str, int] = {}
-    for folder, part in classes:
+    for folder, split in classes:
         if not readable_name(folder.name):
             rows.faults.append(unreadable_name(str(folder)))
             continue
@@ -72,7 +76,7 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
             )
         for path in images:
             if readable_name(path):
-                rows.add(str(folder), os.path.relpath(path, root), label, part)
+                rows.add(str(folder), os.path.relpath(path, root), label, split)
             else:
                 rows.faults.append(unreadable_name(path))
     return rows.listing(list(labels))

@@ -68,7 +68,11 @@ class InShopRow(NamedTuple):
 
 
 def from_list(path: Path, top: Path, images: str | None) -> Listing:
-    """The images of the list; training garments first, then those of query and gallery."""
+    """The images of the list; training garments first, then those of query and gallery.
+
+    Raises:
+        UserError: the images are not where the archive has them.
+    """
     choices = [images] if images else ["img", "img_highres"]
     root = locate(top, ("Img", "."), choices)
     if root is None:
@@ -85,7 +89,7 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
         if rows.add(f"{path}:{line}", name, label, SPLIT_OF_STATUS[status]):
             statuses.append(status)
             kinds.setdefault(label, "/".join(name.split("/")[1:3]))
-    both = {item for part, item in items if part == "train"} & {item for part, item in items if part == "test"}
+    both = {item for split, item in items if split == "train"} & {item for split, item in items if split == "test"}
     rows.faults += [f"{path}: garment {item} is in both train and test" for item in sorted(both)]
     kind_of = [kinds.get(label, "") for label in range(len(items))]
     kind_names = sorted(set(kind_of))

@@ -58,16 +58,16 @@ def from_lists(folder: Path) -> Listing:
     products: list[int] = []
     kinds: dict[int, int] = {}
     kind_names: dict[int, str] = {}
-    parts: tuple[ListedSplit, ...] = ("train", "test")
-    for part in parts:
-        path = folder / f"Ebay_{part}.txt"
+    splits: tuple[ListedSplit, ...] = ("train", "test")
+    for split in splits:
+        path = folder / f"Ebay_{split}.txt"
         for line, text in enumerate(read_lines(path, rows.faults)[1:], start=2):
             cells = text.split(maxsplit=COLUMNS - 1)
             if len(cells) < COLUMNS or not all(cell.isdigit() for cell in cells[:-1]):
                 rows.faults.append(f"{path}:{line}: got {text!r}, expected image_id class_id super_class_id path")
                 continue
             product, kind, name = int(cells[1]), int(cells[2]), cells[3]
-            if rows.add(f"{path}:{line}", name, product, part):
+            if rows.add(f"{path}:{line}", name, product, split):
                 products.append(product)
                 kinds[product] = kind
                 kind_names[kind] = name.split("/")[0].removesuffix("_final")

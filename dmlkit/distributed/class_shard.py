@@ -1,4 +1,4 @@
-"""The classes that one rank holds, and how the ranks put their parts together."""
+"""The classes that one rank holds, and how the ranks put theirs together."""
 
 from typing import NamedTuple
 
@@ -34,25 +34,25 @@ class ClassShard(NamedTuple):
         """The share of another rank."""
         return self._replace(rank=rank)
 
-    def sum(self, part: Tensor) -> Tensor:
+    def sum(self, own: Tensor) -> Tensor:
         """The sum over ranks, in place."""
         if self.ranks > 1:
-            distributed.all_reduce(part)
-        return part
+            distributed.all_reduce(own)
+        return own
 
-    def maximum(self, part: Tensor) -> Tensor:
+    def maximum(self, own: Tensor) -> Tensor:
         """The largest over ranks, in place."""
         if self.ranks > 1:
-            distributed.all_reduce(part, distributed.ReduceOp.MAX)
-        return part
+            distributed.all_reduce(own, distributed.ReduceOp.MAX)
+        return own
 
-    def logsumexp(self, part: Tensor) -> Tensor:
-        """log of the sum over ranks of exp(part)."""
+    def logsumexp(self, own: Tensor) -> Tensor:
+        """log of the sum over ranks of exp(own)."""
         if self.ranks == 1:
-            return part
-        parts = [torch.empty_like(part) for _ in range(self.ranks)]
-        distributed.all_gather(parts, part)
-        return torch.stack(parts).logsumexp(0)
+            return own
+        of_ranks = [torch.empty_like(own) for _ in range(self.ranks)]
+        distributed.all_gather(of_ranks, own)
+        return torch.stack(of_ranks).logsumexp(0)
 
     def collect(self, rows: Tensor) -> Tensor:
         """The rows of all classes (C, ...) on the CPU of the first rank, from each rank's own; elsewhere none of them.
@@ -61,13 +61,13 @@ class ClassShard(NamedTuple):
         """
         if self.ranks == 1:
             return rows
-        parts: list[Tensor] = []
+        of_ranks: list[Tensor] = []
         for rank in range(self.ranks):
             count = len(self.of(rank).classes)
-            part = rows.detach().contiguous() if rank == self.rank else rows.new_empty(count, *rows.shape[1:])
-            distributed.broadcast(part, rank)
-            parts += [part.cpu()] if self.rank == 0 else []
-        return torch.cat(parts) if parts else rows.new_empty(0)
+            own = rows.detach().contiguous() if rank == self.rank else rows.new_empty(count, *rows.shape[1:])
+            distributed.broadcast(own, rank)
+            of_ranks += [own.cpu()] if self.rank == 0 else []
+        return torch.cat(of_ranks) if of_ranks else rows.new_empty(0)
 
     def own_rows(self, whole: Tensor) -> Tensor:
         """This rank's rows of (C, ...): a copy, for a view would keep all of them in memory.

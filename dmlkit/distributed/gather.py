@@ -24,7 +24,7 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The own rows' part of the gradient."""
+        """The own rows' share of the gradient."""
         start = ctx.rank * ctx.count
         return gradients[0][start : start + ctx.count] * ctx.ranks, None
 
@@ -39,6 +39,6 @@ def gather_lists(fabric: Fabric, items: list[str]) -> list[str]:
     """The items of all ranks, in rank order."""
     if fabric.world_size == 1:
         return items
-    parts: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(parts, items)
-    return [item for part in parts for item in part]
+    of_ranks: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(of_ranks, items)
+    return [item for own in of_ranks for item in own]

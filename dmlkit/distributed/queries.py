@@ -19,6 +19,6 @@ def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
     world = dist.get_world_size(group)
     padded = values.new_zeros(-(-total // world))
     padded[: len(values)] = values
-    parts = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(parts, padded, group=group)
-    return torch.stack(parts, 1).flatten()[:total]
+    shares = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(shares, padded, group=group)
+    return torch.stack(shares, 1).flatten()[:total]

@@ -11,7 +11,7 @@ from dmlkit.embedding.files import write_embeddings
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob
 from dmlkit.embedding.manifest import Manifest, describe
-from dmlkit.embedding.shards import ShardFolder
+from dmlkit.embedding.parts import PartFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 
@@ -108,7 +108,7 @@ def _scaled(advance: Advance, share: int, whole: int) -> Advance:
     return told
 
 
-def _wait(parts: ShardFolder, missing: list[int], fabric: Fabric, *, skip_bad_images: bool) -> None:
+def _wait(parts: PartFolder, missing: list[int], fabric: Fabric, *, skip_bad_images: bool) -> None:
     """Wait until other ranks have written their parts. A barrier would give up after 30 minutes, and ranks of
     unequal speed can be further apart than that; if one of them dies, torchrun ends this one too."""
     while missing := parts.missing(missing, skip_bad_images=skip_bad_images):

@@ -8,12 +8,12 @@ from numpy.lib import format as npy
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.manifest import Description, Manifest
-from dmlkit.embedding.shards import ShardFolder
+from dmlkit.embedding.parts import PartFolder
 from dmlkit.files.atomic import atomic_write
 
 
 def write_embeddings(
-    parts: ShardFolder, dataset: Dataset, description: Description, *, source: str, labelled: bool
+    parts: PartFolder, dataset: Dataset, description: Description, *, source: str, labelled: bool
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json`` from all parts, one in memory at a time.
 
@@ -50,7 +50,7 @@ def _write_header(file: Any, count: int, dim: int) -> None:
     npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (count, dim)})
 
 
-def _write_items(path: Path, parts: ShardFolder, dataset: Dataset, *, labelled: bool) -> None:
+def _write_items(path: Path, parts: PartFolder, dataset: Dataset, *, labelled: bool) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 

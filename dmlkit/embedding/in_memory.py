@@ -46,13 +46,13 @@ def embed_dataset(
     workers: int | None = None,
     advance: Advance | None = None,
 ) -> Embeddings:
-    """Embed all images in float32, each rank a part; every rank gets all points, in the order of the dataset.
+    """Embed all images in float32, each rank a share; every rank gets all points, in the order of the dataset.
 
     Args:
         fabric: the device, and the ranks.
         model: on that device; its mode is restored afterwards.
         dataset: the images.
-        transform: its evaluation part is applied.
+        transform: the one for evaluation is applied.
         workers: processes that read images; see `dmlkit.loading.batches.make_loader`.
         advance: told of every batch.
     """
@@ -88,5 +88,5 @@ def embed_dataset(
 
 
 def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
-    points, indices = (gather_rows(fabric, part.to(fabric.device)).cpu() for part in (points, indices))
+    points, indices = (gather_rows(fabric, own.to(fabric.device)).cpu() for own in (points, indices))
     return points, indices, gather_lists(fabric, faults)

@@ -16,7 +16,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.manifest import describe
-from dmlkit.embedding.shards import Shard, ShardFolder
+from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import Draw, TransformedImages, make_loader
@@ -44,9 +44,9 @@ class EmbedJob:
     skip_bad_images: bool
 
     @property
-    def parts(self) -> ShardFolder:
+    def parts(self) -> PartFolder:
         """Where the parts lie."""
-        return ShardFolder(self.output, len(self.dataset))
+        return PartFolder(self.output, len(self.dataset))
 
     def describe(self, trained: TrainedModel) -> dict[str, Any]:
         """What the parts depend on."""
@@ -58,7 +58,7 @@ class EmbedJob:
         return {"dmlkit": __version__, **model, "source": self.source, "list": images}
 
 
-class ShardEmbedder:
+class PartEmbedder:
     """Computes parts with one model in one process; images of the next part are read while one is computed.
 
     Args:
@@ -72,7 +72,7 @@ class ShardEmbedder:
         self.parts, self.paths, self.skip_bad_images = job.parts, job.dataset.paths, job.skip_bad_images
         self.model, self.device = trained.model, fabric.device
         images = TransformedImages(job.dataset, trained.recipe.transform, training=False)
-        self.batches = ShardBatches(self.parts)
+        self.batches = PartBatches(self.parts)
         self.loader = make_loader(images, self.batches, workers=workers, pin_memory=fabric.device.type == "cuda")
 
     def __call__(self, numbers: list[int], advance: Advance) -> None:
@@ -84,7 +84,7 @@ class ShardEmbedder:
             self.parts.write(number, self._part(islice(batches, count), advance))
 
     @torch.inference_mode()
-    def _part(self, batches: Iterator[Any], advance: Advance) -> Shard:
+    def _part(self, batches: Iterator[Any], advance: Advance) -> Part:
         points = [torch.empty(0, self.model.manifold.point_dim)]
         indices = [torch.empty(0, dtype=torch.int64)]
         faults: list[str] = []
@@ -100,7 +100,7 @@ class ShardEmbedder:
                 indices.append(batch.indices)
                 self._refuse_non_finite(points[-1], batch.indices)
             advance(len(batch.labels) + len(batch.faults))
-        return Shard(torch.cat(points), torch.cat(indices), faults)
+        return Part(torch.cat(points), torch.cat(indices), faults)
 
     def _refuse_non_finite(self, points: Tensor, indices: Tensor) -> None:
         row = first_non_finite(points)
@@ -111,14 +111,14 @@ class ShardEmbedder:
             )
 
 
-class ShardBatches:
+class PartBatches:
     """The batches of some parts, one after another. Set ``numbers`` before each pass.
 
     Args:
         parts: how they are cut.
     """
 
-    def __init__(self, parts: ShardFolder) -> None:
+    def __init__(self, parts: PartFolder) -> None:
         self.parts = parts
         self.numbers: list[int] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.embedding.in_memory import Advance
-from dmlkit.embedding.job import Compute, EmbedJob, ShardEmbedder
+from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -89,7 +89,7 @@ class RayWorker:
             fabric = start_fabric(device)
             trained = load_model(RunFolder(run), fabric, checkpoint)
             self.job.parts.check(self.job.describe(trained))
-            self.embed = ShardEmbedder(self.job, trained, fabric, workers=processors if device == "cuda" else 0)
+            self.embed = PartEmbedder(self.job, trained, fabric, workers=processors if device == "cuda" else 0)
         except (UserError, OSError) as error:  # told by the first call: what fails here Ray would try for ever
             self.fault = f"a Ray worker cannot start: {error}"
 

@@ -8,7 +8,7 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.embed import Engine, choose_engine, embed_job
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import ImageProgress
-from dmlkit.embedding.job import EmbedJob, ShardEmbedder
+from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
@@ -68,7 +68,7 @@ def embed(
 
         compute = ray_compute(job, run, trained.checkpoint, device)
     else:
-        compute = ShardEmbedder(job, trained, fabric, workers=trained.recipe.training.workers)
+        compute = PartEmbedder(job, trained, fabric, workers=trained.recipe.training.workers)
     if progress:
         progress.expect(len(dataset))
     first = fabric.is_global_zero

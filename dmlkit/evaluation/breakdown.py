@@ -63,7 +63,7 @@ def confusions(labels: Tensor, nearest_labels: Tensor) -> list[Confusion]:
     """
     wrong = labels != nearest_labels
     pairs, counts = torch.stack([labels[wrong], nearest_labels[wrong]]).unique(dim=1, return_counts=True)
-    sizes = dict(zip(*(part.tolist() for part in labels.unique(return_counts=True)), strict=True))
+    sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True)), strict=True))
     found = [
         Confusion(label, other, count, count / sizes[label])
         for (label, other), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)

@@ -31,7 +31,7 @@ def evaluate(
     """Embed a split and score it with the recipe's metrics.
 
     Args:
-        fabric: the device, and the ranks; each searches for a part of the queries.
+        fabric: the device, and the ranks; each searches for its share of the queries.
         model: on that device.
         dataset: the images of the split.
         recipe: for its transform and metrics.

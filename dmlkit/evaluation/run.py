@@ -135,7 +135,7 @@ def _recipe_of(
         key = parse_override(override).key
         if not any(key == read or key.startswith(f"{read}.") for read in READ):
             raise UserError(
-                f"--set {override}: evaluation does not read {key}, which is part of the model or of its training; "
+                f"--set {override}: evaluation does not read {key}, which belongs to the model or its training; "
                 f"it reads {', '.join(READ)}"
             )
         if dataset_root is not None and key.partition(".")[0] == "dataset":

@@ -36,6 +36,9 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
 
     ``birds.faiss`` has ``birds.items.parquet`` and ``birds.manifest.json`` beside it, and ``birds.2023`` has
     ``birds.2023.items.parquet`` and ``birds.2023.manifest.json``.
+
+    Raises:
+        UserError: there are no embeddings, or one has no finite vector.
     """
     import faiss
 

@@ -74,7 +74,7 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
     with atomic_write(output) as partial, torch.inference_mode():
         run = write(trained, images, partial)
         # a smaller batch than the exporter saw: the batch size must not be baked in
-        differences = [(run(part) - model(part)).abs().max() for part in (images, images[:1])]
+        differences = [(run(batch) - model(batch)).abs().max() for batch in (images, images[:1])]
         difference = torch.stack(differences).max().item()  # of nan and a number nan, which Python's max may drop
         if not difference <= TOLERANCE:
             raise UserError(f"{output}: the exported model differs from the run by {difference:.1e}; nothing was kept")
@@ -90,7 +90,11 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
 
 
 def parity_images(trained: TrainedModel) -> Tensor:
-    """A few real images of the test split, evenly spread, as the model takes them."""
+    """A few real images of the test split, evenly spread, as the model takes them.
+
+    Raises:
+        UserError: none of them can be read.
+    """
     dataset = images_of_split(trained.recipe.dataset, "test")
     count = min(PARITY_IMAGES, len(dataset))
     indices = [index * len(dataset) // count for index in range(count)]

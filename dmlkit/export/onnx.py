@@ -13,7 +13,11 @@ from dmlkit.export.torch_export import program_of
 
 
 def write_onnx(trained: TrainedModel, images: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    """An ONNX graph with a free batch size."""
+    """An ONNX graph with a free batch size.
+
+    Raises:
+        UserError: onnxruntime or onnxscript is not installed.
+    """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it

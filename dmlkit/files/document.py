@@ -101,7 +101,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
             return cls.model_validate_json(json.dumps(fields))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))  # a union's tag
+            key = ".".join(str(step) for step in first["loc"] if not str(step).startswith("<"))  # a union's tag
             raise UserError(
                 f"{told}: {key}: {first['msg'].lower()}; it is damaged or of another version: let this one (dmlkit "
                 f"{__version__}) write it again"

@@ -72,7 +72,11 @@ def color(position: int, count: int) -> tuple[float, float, float]:
 
 
 def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
-    """Points (N, 2) of the unit disk, an isometry up to the scale of the curvature."""
+    """Points (N, 2) of the unit disk, an isometry up to the scale of the curvature.
+
+    Raises:
+        UserError: the manifold is another, or the points are not 2-d.
+    """
     if not isinstance(manifold, Poincare | Lorentz) or manifold.dim != 2:
         raise UserError(
             f"plot: the disk shows 2-d embeddings on poincare or lorentz, got {manifold.dim}-d on "

@@ -36,8 +36,8 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:
-        """The part that may run in half precision: (B, F) -> (B, F')."""
+        """What may run in half precision: (B, F) -> (B, F')."""
 
     def to_points(self, projected: Tensor) -> Tensor:
-        """The part in full precision: (B, F') -> (B, D)."""
+        """What runs in full precision: (B, F') -> (B, D)."""
         return self.manifold.from_features(projected)

@@ -57,7 +57,7 @@ class TransformedImages(torch.utils.data.Dataset[Item]):
     Args:
         dataset: the images.
         transform: what to do with each.
-        training: take the transform's training part instead of its evaluation part.
+        training: take the transform for training, not the one for evaluation.
         on_device: cut the augmentation's window out and leave it to `show_on_device` to show it.
 
     Raises:
@@ -121,14 +121,14 @@ class TrainingBatches:
     Args:
         sampler: gives the global batches.
         seed: of the augmentation.
-        rank: takes the ``rank``-th of ``ranks`` equal contiguous parts of every batch.
+        rank: takes the ``rank``-th of ``ranks`` equal contiguous shares of every batch.
         ranks: processes.
     """
 
     def __init__(self, sampler: Sampler, seed: int, *, rank: int = 0, ranks: int = 1) -> None:
         self.sampler, self.seed, self.ranks = sampler, seed, ranks
         share = sampler.batch_size // ranks
-        self.part = slice(rank * share, (rank + 1) * share)
+        self.share = slice(rank * share, (rank + 1) * share)
         self.epoch = self.start = 0
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class TrainingBatches:
         for step, batch in enumerate(self.sampler.batches(self.epoch)):
             if step >= self.start:
                 seeds = np.random.default_rng([self.seed, self.epoch, step]).integers(2**62, size=len(batch))
-                yield list(zip(batch[self.part], seeds[self.part].tolist(), strict=True))
+                yield list(zip(batch[self.share], seeds[self.share].tolist(), strict=True))
 
 
 def collate(items: list[Item]) -> Batch:

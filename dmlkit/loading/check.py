@@ -91,30 +91,30 @@ def archive_rows(config: DatasetConfig) -> Iterator[Finding]:
 
 
 def count_rows(listing: Listing, published: Published | None) -> Iterator[Finding]:
-    """Images and classes of each part, against the published ones."""
-    masks: dict[str, np.ndarray] = {part: listing.parts == index for index, part in enumerate(LISTED_SPLITS)}
+    """Images and classes of each split, against the published ones."""
+    masks: dict[str, np.ndarray] = {split: listing.splits == index for index, split in enumerate(LISTED_SPLITS)}
     if listing.query is not None and listing.gallery is not None:
         masks |= {"query": listing.query, "gallery": listing.gallery}
-    for part, mask in masks.items():
-        expected = published.counts.get(part) if published else None
+    for split, mask in masks.items():
+        expected = published.counts.get(split) if published else None
         if expected is None and not mask.any():
             continue
         found = int(mask.sum()), len(np.unique(listing.labels[mask]))
         for what, count, wanted in zip(("images", "classes"), found, expected or ("", ""), strict=True):
             shown = f"{wanted:,}" if expected else ""
-            yield Finding(f"{part} {what}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
+            yield Finding(f"{split} {what}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
 
 
 def class_size_rows(listing: Listing) -> Iterator[Finding]:
     """Images per class, smallest, median and largest; classes with a single image are worth a note."""
-    for index, part in enumerate(LISTED_SPLITS):
-        _, counts = np.unique(listing.labels[listing.parts == index], return_counts=True)
+    for index, split in enumerate(LISTED_SPLITS):
+        _, counts = np.unique(listing.labels[listing.splits == index], return_counts=True)
         if len(counts):
             spread = f"{counts.min()} / {median(counts.tolist()):g} / {counts.max()}"
-            yield Finding(f"{part} images per class, min / median / max", "", spread, "ok")
+            yield Finding(f"{split} images per class, min / median / max", "", spread, "ok")
             lone = int((counts == 1).sum())
             if lone:
-                yield Finding(f"{part} classes of a single image", "0", str(lone), "note")
+                yield Finding(f"{split} classes of a single image", "0", str(lone), "note")
 
 
 class Inspection(NamedTuple):

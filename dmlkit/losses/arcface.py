@@ -47,7 +47,7 @@ class ArcFace(ProxyLoss):
         margin: m in [0, pi), in radians.
         scale: s > 0, inverse temperature.
         chunk_size: see `ProxyLoss`, as the next.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1].
+        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.

@@ -60,10 +60,10 @@ class Loss(nn.Module, ABC):
         """Told before each epoch, counted from 0."""
 
     def keep_shard(self, rank: int, ranks: int) -> None:
-        """Keep the proxies of this rank's classes only; called once, before an optimizer is built."""
+        """Keep this rank's classes only; once, before an optimizer is built. A rank without any raises ValueError."""
         raise ValueError(f"{type(self).__name__}: has no classes to share out over {ranks} ranks")
 
     def sharded_parameters(self) -> list[ShardedParameter]:
-        """The parameters of which this rank holds a part, those of losses inside this one included."""
+        """The parameters of which this rank holds some rows, those of losses inside this one included."""
         inner = [(name, child) for name, child in self.named_children() if isinstance(child, Loss)]
-        return [part._replace(name=f"{name}.{part.name}") for name, loss in inner for part in loss.sharded_parameters()]
+        return [one._replace(name=f"{name}.{one.name}") for name, loss in inner for one in loss.sharded_parameters()]

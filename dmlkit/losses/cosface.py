@@ -43,7 +43,7 @@ class CosFace(ProxyLoss):
         margin: m >= 0, in units of the cosine.
         scale: s > 0, inverse temperature.
         chunk_size: see `ProxyLoss`, as the next.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1].
+        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.

@@ -43,7 +43,7 @@ class Margin(PairLoss):
     .. math:: \frac{1}{|L_+|} \sum_{(a,p,n)} [d(a,p) - \beta_{y_a} + \alpha]_+ + [\beta_{y_a} - d(a,n) + \alpha]_+
 
     L+ are the terms above 0. The boundary beta of a class starts at ``beta`` and is learned with the network (the
-    paper's beta_0 + beta_class; it has no per-image part and no regulariser nu). A pair that several triplets
+    paper's beta_0 + beta_class; it has no per-image term and no regulariser nu). A pair that several triplets
     share counts as often.
 
     Args:

@@ -66,7 +66,7 @@ class MPA(ProxyLoss):
         regularizer_weight: tau >= 0, how much the distances between the proxies of a class count.
         transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
         chunk_size: see `ProxyLoss`, as the next.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1].
+        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.

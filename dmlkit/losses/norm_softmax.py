@@ -29,7 +29,7 @@ class NormSoftmax(ProxyLoss):
         num_classes: C, one proxy each.
         temperature: sigma > 0, in similarity units.
         chunk_size: see `ProxyLoss`, as the next.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1].
+        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.

@@ -32,7 +32,7 @@ class ProxyGMLConfig(ProxyLossConfig, frozen=True):
     proxies_per_class: PositiveInt = 12
     """N; 1 on SOP."""
     ratio: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """r, the part of all proxies that a point is linked to."""
+    """r, the fraction of all proxies that a point is linked to."""
     scale: PositiveFloat = 1.0
     """Inverse temperature; 20 on SOP."""
     regularizer_weight: NonNegativeFloat = 0.3

@@ -88,7 +88,7 @@ class ProxyISA(ProxyLoss):
         negative_penalty: for w-: ``none`` or ``1/E``.
         memory_size: T, in embeddings.
         chunk_size: see `ProxyLoss`, as the next.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1].
+        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.

@@ -37,7 +37,7 @@ class ProxyNCA(ProxyLoss):
         scale: sigma > 0, inverse temperature.
         positive_in_denominator: whether Z_i holds the class of x_i.
         chunk_size: see `ProxyLoss`, as the next.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1].
+        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: a single class and nothing but negatives in the denominator; see also `Loss.forward`.

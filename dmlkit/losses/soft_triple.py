@@ -49,7 +49,7 @@ class SoftTriple(ProxyLoss):
         margin: delta >= 0, in similarity units.
         regularizer_weight: tau >= 0, how much the distances between the centers of a class count.
         chunk_size: see `ProxyLoss`, as the next.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1].
+        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.

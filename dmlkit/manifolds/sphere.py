@@ -79,6 +79,6 @@ class Sphere(Manifold):
 
     def _from_chord(self, chord: Tensor) -> Tensor:
         # asin of the half chord keeps small angles (acos gives d(x, x) = 0.014 in float32); its gradient is
-        # infinite at 1, between antipodes, so the half chord stops one part in 1e4 (float32) short of it.
+        # infinite at 1, between antipodes, so the half chord stops a 10 000th (float32) short of it.
         limit = 1 - torch.finfo(chord.dtype).eps ** 0.5
         return chord if self.metric == "chord" else 2 * torch.asin((chord / 2).clamp(max=limit))

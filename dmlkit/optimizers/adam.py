@@ -17,7 +17,7 @@ class AdamConfig(OptimizerConfig, frozen=True):
     eps: PositiveFloat = 1e-8
     """Keeps the step finite where gradients vanish."""
 
-    def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         return torch.optim.Adam(
-            self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=fused
+            self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=fused
         )

@@ -17,8 +17,8 @@ class RiemannianAdamConfig(OptimizerConfig, frozen=True):
     eps: PositiveFloat = 1e-8
     """Keeps the step finite where gradients vanish."""
 
-    def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         # stabilize: project back every 10 steps, so that rounding never adds up
         return geoopt.optim.RiemannianAdam(
-            self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, stabilize=10
+            self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, stabilize=10
         )

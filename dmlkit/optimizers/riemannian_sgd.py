@@ -17,7 +17,8 @@ class RiemannianSGDConfig(OptimizerConfig, frozen=True):
     momentum: float = Field(0.9, ge=0, lt=1)
     """Share of the last step that goes on."""
 
-    def build(self, parts: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         # stabilize: project back every 10 steps, so that rounding never adds up
         sgd: Any = geoopt.optim.RiemannianSGD  # its stub wants whole numbers
-        return sgd(self.groups(parts), lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum, stabilize=10)
+        options = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
+        return sgd(self.groups(parameters), stabilize=10, **options)

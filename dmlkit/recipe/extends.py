@@ -13,7 +13,7 @@ def read_tree(path: Path) -> Tree:
     """A recipe file as data, laid over the file that its ``extends`` names.
 
     The name is relative to the file's folder, and stays below the parent of that folder: recipes of one collection
-    share their parts, and a recipe from somewhere else reads no other files. See `overlay` for how values meet.
+    extend each other, and a recipe from somewhere else reads no other files. See `overlay` for how values meet.
 
     Raises:
         UserError: a file cannot be read or is no YAML, or the extended one is missing, lies elsewhere or itself
@@ -27,7 +27,7 @@ def read_tree(path: Path) -> Tree:
     missing = f"{where}: {base_path}: no such file; expected the path of a recipe from {path.parent}/"
     base = read_yaml(base_path, "recipe", missing)
     if not isinstance(base.data, dict):
-        raise UserError(f"{base.origin(())}: holds no keys; expected the part of a recipe that {path} extends")
+        raise UserError(f"{base.origin(())}: holds no keys; expected what {path} extends")
     if EXTENDS in base.data:
         raise UserError(
             f"{base.origin((EXTENDS,))}: {EXTENDS}: {path} extends this file, so it may not extend another; "
@@ -39,8 +39,8 @@ def read_tree(path: Path) -> Tree:
 def overlay(base: Tree, own: Tree) -> Tree:
     """``own`` over ``base``: mappings merge key by key, and everything else replaces.
 
-    A mapping with another ``name`` than the base's is another part with other keys, so it replaces the base's whole;
-    so does a list.
+    A mapping with another ``name`` than the base's is another component with other keys, so it replaces the base's
+    whole; so does a list.
 
     Example:
         >>> from dmlkit.recipe.yaml_tree import parse_yaml
@@ -57,14 +57,14 @@ def overlay(base: Tree, own: Tree) -> Tree:
 
 
 def _overlay(base: Any, own: Any, key: Key, replaced: set[Key]) -> Any:
-    if not (isinstance(base, dict) and isinstance(own, dict)) or _is_another_part(base, own):
+    if not (isinstance(base, dict) and isinstance(own, dict)) or _is_another_member(base, own):
         replaced.add(key)
         return own
     merged = {name: _overlay(base[name], own[name], (*key, name), replaced) for name in own if name in base}
     return base | own | merged
 
 
-def _is_another_part(base: dict[str, Any], own: dict[str, Any]) -> bool:
+def _is_another_member(base: dict[str, Any], own: dict[str, Any]) -> bool:
     return "name" in base and "name" in own and base["name"] != own["name"]
 
 

@@ -22,7 +22,7 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
     if fault["type"] == "requirements":
         return [fault_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
     location = fault["loc"]
-    key: Key = tuple(part for part in location if not _is_tag(part))
+    key: Key = tuple(step for step in location if not _is_tag(step))
     match fault["type"]:
         case "extra_forbidden":
             known = list(_model_at(location[:-1], model).model_fields)
@@ -42,7 +42,7 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
             came = "a mapping without a name" if isinstance(fault["input"], dict) else repr(fault["input"])
             text = f"got {came}; expected a mapping such as {{name: NAME}}, NAME one of {known}"
             return [fault_line(tree, key, text)]
-        case "value_error":  # two values of one part that do not go together
+        case "value_error":  # two values of one component that do not go together
             return [fault_line(tree, key, str(fault["ctx"]["error"]))]
         case _:
             expected = fault["msg"].removeprefix("Input should be ")
@@ -71,18 +71,18 @@ def suggest(name: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
 
 
-def _is_tag(part: str | int) -> bool:
-    return isinstance(part, str) and part.startswith("<") and part.endswith(">")
+def _is_tag(step: str | int) -> bool:
+    return isinstance(step, str) and step.startswith("<") and step.endswith(">")
 
 
 def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:
     """The model class that a pydantic error location points into."""
     model: Any = root
-    for part in location:
-        if _is_tag(part):
-            model = model.variants[str(part)[1:-1]]
-        elif isinstance(part, str):
-            model = _model_in(model.model_fields[part].annotation)
+    for step in location:
+        if _is_tag(step):
+            model = model.variants[str(step)[1:-1]]
+        elif isinstance(step, str):
+            model = _model_in(model.model_fields[step].annotation)
     return model
 
 

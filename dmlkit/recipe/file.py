@@ -62,13 +62,17 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override]) -> Recipe:
         _apply_override(tree, parse_override(override) if isinstance(override, str) else override)
     if isinstance(tree.data, dict) and EXTENDS in tree.data:
         raise UserError(f"{tree.origin((EXTENDS,))}: {EXTENDS}: only a recipe file can extend another")
-    _name_default_parts(tree.data)
+    _name_default_members(tree.data)
     spell_out(tree)
     return validate(tree)
 
 
 def validate(tree: Tree) -> Recipe:
-    """A tree as a recipe; every fault at once."""
+    """A tree as a recipe; every fault at once.
+
+    Raises:
+        UserError: a line for each fault, with file, line and key.
+    """
     try:
         # strict in JSON mode: lists become tuples, and nothing else is coerced
         return Recipe.model_validate_json(json.dumps(tree.data)).read_from(dict(tree.origins))
@@ -93,7 +97,7 @@ def plain(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json") | {"metrics": names_of(recipe.metrics)}
 
 
-def _name_default_parts(data: Any) -> None:
+def _name_default_members(data: Any) -> None:
     """Let ``optimizer: {lr: 1e-3}`` mean the default optimizer, as ``--set optimizer.lr=1e-3`` must."""
     for name, info in Recipe.model_fields.items() if isinstance(data, dict) else ():
         if isinstance(data.get(name), dict) and isinstance(info.default, ComponentConfig):
@@ -118,13 +122,13 @@ def _apply_override(tree: Tree, override: Override) -> None:
     name, source = override.key, override.value.source
     if not all(name.split(".")) or name.count(".") > MAX_DEPTH:
         raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
-    key: Key = tuple(int(part) if part.isascii() and part.isdigit() else part for part in name.split("."))
+    key: Key = tuple(int(step) if step.isascii() and step.isdigit() else step for step in name.split("."))
     parent: Any = tree.data
-    for index, part in enumerate(key[:-1]):
-        if isinstance(part, str) and isinstance(parent, dict):
-            parent = parent.setdefault(part, {})
-        elif isinstance(part, int) and isinstance(parent, list) and part < len(parent):
-            parent = parent[part]
+    for index, step in enumerate(key[:-1]):
+        if isinstance(step, str) and isinstance(parent, dict):
+            parent = parent.setdefault(step, {})
+        elif isinstance(step, int) and isinstance(parent, list) and step < len(parent):
+            parent = parent[step]
         else:
             raise UserError(f"{source}: {'.'.join(map(str, key[: index + 1]))} does not exist in {tree.source}")
         if not isinstance(parent, dict | list):
@@ -144,11 +148,12 @@ def _apply_override(tree: Tree, override: Override) -> None:
 def schema() -> dict[str, Any]:
     """The JSON schema of recipes, for editors that check YAML while it is typed.
 
-    A file that extends another may leave out what that one has: required keys, and the names of parts.
+    A file that extends another may leave out what that one has: required keys, and the names of members.
     """
     found = Recipe.model_json_schema()
     # pydantic leaves the description out where a key holds a mapping of one kind
-    owners = {"Recipe": Recipe} | {part.__name__: part for root in FAMILIES.values() for part in root.variants.values()}
+    members = [member for root in FAMILIES.values() for member in root.variants.values()]
+    owners = {"Recipe": Recipe} | {member.__name__: member for member in members}
     for name, described in {"Recipe": found, **found["$defs"]}.items():
         for key, field in owners[name].model_fields.items() if name in owners else ():
             described["properties"][key].setdefault("description", field.description or "")
@@ -158,14 +163,14 @@ def schema() -> dict[str, Any]:
     metrics = found["properties"]["metrics"]
     metrics["items"] = {"anyOf": [name, metrics["items"]]}
     found["properties"] = {EXTENDS: extends, **found["properties"]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_part(found), "anyOf": complete}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_member(found), "anyOf": complete}
 
 
-def _any_part(schema: Any) -> Any:
-    """``oneOf`` as ``anyOf``: a part without a name fits several members of its family, with a name only its own."""
+def _any_member(schema: Any) -> Any:
+    """``oneOf`` as ``anyOf``: without a name a component fits several members of its family, with a name one."""
     if isinstance(schema, dict):
-        return {"anyOf" if key == "oneOf" else key: _any_part(value) for key, value in schema.items()}
-    return [_any_part(item) for item in schema] if isinstance(schema, list) else schema
+        return {"anyOf" if key == "oneOf" else key: _any_member(value) for key, value in schema.items()}
+    return [_any_member(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def first_line(component: type[ComponentConfig]) -> str:

@@ -27,7 +27,7 @@ class RecipeHeader:
 
 
 def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:
-    """The recipes below a folder, by their own folder. Files that begin with ``_`` are parts of others.
+    """The recipes below a folder, by their own folder. Files that begin with ``_`` are there for others to extend.
 
     Raises:
         UserError: there is no such folder, or no recipe in it.

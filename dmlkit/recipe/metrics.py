@@ -10,7 +10,7 @@ from dmlkit.recipe.yaml_tree import Key, Tree
 def spell_out(tree: Tree) -> None:
     """Turn the names under ``metrics`` of a recipe's tree into mappings; those that are unknown stay, to be told.
 
-    Names of one metric that follow each other are one part with several cut-offs: ``recall@1, recall@2`` is
+    Names of one metric that follow each other are one metric with several cut-offs: ``recall@1, recall@2`` is
     ``{name: recall, k: [1, 2]}``, which may be written as well, for options that a name does not hold.
 
     Example:
@@ -26,14 +26,14 @@ def spell_out(tree: Tree) -> None:
     spelled: list[Any] = []
     origins: dict[Key, str] = {}
     for index, item in enumerate(items):
-        part = _mapping(item)
-        if part is not None and spelled and _is_more_of(spelled[-1], part, items[index - 1]):
-            spelled[-1]["k"] += part["k"]
+        entry = _mapping(item)
+        if entry is not None and spelled and _is_more_of(spelled[-1], entry, items[index - 1]):
+            spelled[-1]["k"] += entry["k"]
             continue
         for key, origin in tree.origins.items():
             if key[:2] == ("metrics", index):
                 origins["metrics", len(spelled), *key[2:]] = origin
-        spelled.append(item if part is None else part)
+        spelled.append(item if entry is None else entry)
     tree.data["metrics"] = spelled
     kept = {key: origin for key, origin in tree.origins.items() if key[:1] != ("metrics",) or len(key) == 1}
     tree.origins = kept | origins
@@ -49,11 +49,11 @@ def _mapping(item: Any) -> dict[str, Any] | None:
     return {"name": config.name} | config.model_dump(mode="json", exclude_unset=True)
 
 
-def _is_more_of(last: Any, part: dict[str, Any], item: Any) -> bool:
+def _is_more_of(last: Any, entry: dict[str, Any], item: Any) -> bool:
     """Whether a name goes on with the metric of the name before it."""
-    if not (isinstance(item, str) and isinstance(last, dict) and "k" in part):
+    if not (isinstance(item, str) and isinstance(last, dict) and "k" in entry):
         return False
-    return {**last, "k": None} == {**part, "k": None}
+    return {**last, "k": None} == {**entry, "k": None}
 
 
 def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:

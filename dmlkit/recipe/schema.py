@@ -1,4 +1,4 @@
-"""The recipe: everything that decides a training run, typed, frozen and checked across its parts."""
+"""The recipe: everything that decides a training run, typed, frozen and checked across its components."""
 
 from collections.abc import Iterator
 from functools import reduce
@@ -63,7 +63,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
     """One training run. Read one from YAML with `dmlkit.recipe.file.read_recipe`.
 
     Raises:
-        pydantic.ValidationError: a value is of the wrong type or out of range, or two parts do not fit together.
+        pydantic.ValidationError: a value is of the wrong type or out of range, or two components do not fit together.
 
     Example:
         >>> from dmlkit.datasets import GlyphsConfig
@@ -125,7 +125,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
 
     @model_validator(mode="after")
     def check_requirements(self) -> "Recipe":
-        """Hold every component's requirements against the other parts; all faults at once."""
+        """Hold every component's requirements against the other components; all faults at once."""
         faults = [
             *self._unmet_requirements(),
             *self._proxies_without_riemannian_optimizer(),
@@ -212,4 +212,4 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "schedules": ScheduleConfig,
     "metrics": MetricConfig,
 }
-"""The families of parts by the name of their folder, in the order in which an image meets them."""
+"""The families by the name of their folder, in the order in which an image meets them."""

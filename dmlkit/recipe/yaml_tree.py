@@ -26,7 +26,7 @@ MAX_DIGITS = 400  # a float of 64 bits may be written with 309 before the point
 
 @dataclass
 class Tree:
-    """Plain data and where each part of it came from.
+    """Plain data and where each value of it came from.
 
     Args:
         source: the name of the file.
@@ -45,7 +45,7 @@ class Tree:
         return self.origins.get(key, self.source)
 
     def below(self, key: Key) -> "Tree":
-        """The part of the tree at a key that it has."""
+        """What the tree has at a key that it has."""
         data: Any = reduce(getitem, key, self.data)
         size = len(key)
         origins = {place[size:]: origin for place, origin in self.origins.items() if place[:size] == key}

@@ -17,7 +17,7 @@ class SamplerConfig(ComponentConfig, frozen=True):
 
 
 class Sampler(ABC):
-    """Batches of indices. Each rank takes its contiguous part of a batch, so any number of ranks sees the same.
+    """Batches of indices. Each rank takes its contiguous share of a batch, so any number of ranks sees the same.
 
     Args:
         seed: with the epoch, it alone decides the batches.

@@ -40,7 +40,7 @@ class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True, use_attr
 
 
 class MethodsConfig(BaseModel, frozen=True, strict=True, use_attribute_docstrings=True):
-    """The part of a study that says what is compared."""
+    """What of a study says what is compared."""
 
     recipe: str
     """What every variant starts from; relative to the study's file."""

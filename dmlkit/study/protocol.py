@@ -87,7 +87,7 @@ def run_protocol(
 
     ``reality_check`` (Musgrave et al., ECCV 2020): the last half of the sorted classes tests. The first half is cut
     into 4 contiguous folds; of 4 models with 128 dimensions each validates on one fold, by MAP@R, and trains on the
-    others. Reported are the mean of the 4 models, ``separated``, and their 512-dimensional concatenation, each part
+    others. Reported are the mean of the 4 models, ``separated``, and their 512-dimensional concatenation, each model's
     normalised and then the whole, compared by the cosine, ``concatenated``.
 
     Repeat r has the recipe's seed + r.
@@ -193,7 +193,7 @@ def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[s
 
 
 def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
-    parts: list[Tensor] = []
+    points: list[Tensor] = []
     labels: list[Tensor] = []
     for path in folds:
         trained = load_model(RunFolder(path), fabric, "best")
@@ -201,16 +201,16 @@ def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
         images = images_of_split(recipe.dataset, "test")
         embeddings = embed_dataset(fabric, trained.model, images, recipe.transform, workers=recipe.training.workers)
         refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
-        parts.append(embeddings.points)
+        points.append(embeddings.points)
         labels.append(embeddings.labels)
-    return retrieval_metrics(concatenate(parts).to(fabric.device), labels[0], metrics=METRICS)
+    return retrieval_metrics(concatenate(points).to(fabric.device), labels[0], metrics=METRICS)
 
 
-def concatenate(parts: Sequence[Tensor]) -> Tensor:
+def concatenate(points: Sequence[Tensor]) -> Tensor:
     """Embeddings (N, D) of several models as one (N, sum of D): each normalised, then the whole.
 
     Example:
         >>> concatenate([torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 9.0]])]).mul(2**0.5).round(decimals=4).tolist()
         [[1.0, 0.0, 0.0, 1.0]]
     """
-    return normalize(torch.cat([normalize(part, dim=1) for part in parts], dim=1), dim=1)
+    return normalize(torch.cat([normalize(one, dim=1) for one in points], dim=1), dim=1)

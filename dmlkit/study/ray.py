@@ -1,6 +1,5 @@
 """Several runs of a study at once on a Ray cluster: each a task with a GPU, or a processor, of its own."""
 
-import pickle
 import platform
 import signal
 import sys
@@ -17,6 +16,7 @@ from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.study.protocol import ProtocolName, is_complete, run_once
+from dmlkit.study.ray_board import packed, start_board, unpacked
 from dmlkit.study.workers import Run, Tell, Told
 
 RETRIES = 10  # of a run whose worker dies
@@ -93,7 +93,7 @@ class _Tasks:
         import ray
 
         self.setting, self.tell = setting, tell
-        self.board = _start_board()
+        self.board = start_board()
         self.awake = self.board.put.remote()  # known once it has started
         self.train: Any = ray.remote(num_gpus=setting.gpus, num_cpus=setting.processors, max_retries=RETRIES)(train_run)
         self.pending: dict[Any, Run] = {}  # by Ray's reference to the outcome
@@ -111,7 +111,7 @@ class _Tasks:
         ended, _ = ray.wait(list(self.pending), num_returns=len(self.pending), timeout=LOOK)
         if ray.wait([self.awake], timeout=LOOK)[0]:
             for event in ray.get(self.board.take.remote()):
-                self.tell(*pickle.loads(event))
+                self.tell(*unpacked(event))
         elif not self.stopped:
             return  # before it has started no run is told of
         for task in ended:
@@ -148,27 +148,6 @@ class _Tasks:
                 ray.cancel(task, recursive=False)  # not what it has told
 
 
-def _start_board() -> Any:
-    """An actor beside the driver that keeps what the runs tell, as bytes: it imports neither dmlkit nor torch."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    class Board:
-        def __init__(self) -> None:
-            self.events: list[bytes] = []
-
-        def put(self, *events: bytes) -> None:
-            self.events += events
-
-        def take(self) -> list[bytes]:
-            events, self.events = self.events, []
-            return events
-
-    actor: Any = ray.remote(Board)
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return actor.options(num_cpus=0, scheduling_strategy=here).remote()  # elsewhere it could die before the driver
-
-
 def _wait_for_figures(run: Run, protocol: ProtocolName) -> None:
     """Else the driver would take a run that it does not see yet for one that was never trained."""
     deadline = monotonic() + ARRIVAL
@@ -190,7 +169,7 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
                 if not run.folder.parent.is_dir():
                     raise UserError(f"{run.folder.parent}: not there; every machine of the Ray cluster must reach it")
                 fabric = start_fabric("cuda" if setting.gpus else "cpu", run.recipe.training.precision)
-                told = Told(run.name, lambda event: board.put.remote(pickle.dumps(event)))
+                told = Told(run.name, lambda event: board.put.remote(packed(event)))
                 run_once(setting.protocol, run.recipe, run.folder, fabric, told.start_model)
         except TrainingStoppedError:
             return Outcome(stopped=True)

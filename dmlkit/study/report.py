@@ -31,15 +31,15 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
         heading: ``#`` or ``##``.
     """
     source = ", ".join(filter(None, (results.paper, results.table)))
-    parts = [f"{heading} {results.claim}", *([f"From: {source}."] if source else [])]
+    paragraphs = [f"{heading} {results.claim}", *([f"From: {source}."] if source else [])]
     if results.verdicts:
-        parts.append(as_markdown(verdict_rows(results)))
-    parts += [as_markdown(variant_rows(results)), f"![{results.claim}]({plot})"]
+        paragraphs.append(as_markdown(verdict_rows(results)))
+    paragraphs += [as_markdown(variant_rows(results)), f"![{results.claim}]({plot})"]
     if any(variant.tuned for variant in results.variants.values()):
         text = "Tuned with the first seed on validation classes, every variant with the same number of trials:"
-        parts += [text, as_markdown(tuning_rows(results))]
-    parts += [_setting(results), f"    {results.command}"]
-    return "\n\n".join(parts)
+        paragraphs += [text, as_markdown(tuning_rows(results))]
+    paragraphs += [_setting(results), f"    {results.command}"]
+    return "\n\n".join(paragraphs)
 
 
 def write_section(results: StudyResults, folder: Path) -> Path:

@@ -78,7 +78,7 @@ def run_study(
     open_study(study.record(), folder, fabric, command)
     with stop_signals() as stop_requested:
         runs = _Runs(study, folder, fabric, progress, stop_requested, jobs, engine, device)
-        check_parts(study, folder)
+        check_components(study, folder)
         tuned = any(len(variant.candidates) > 1 for variant in study.variants)
         tried = study.config.seeds[:1] if tuned else study.config.seeds  # all in one go where no run waits for a choice
         others = study.config.seeds[len(tried) :]
@@ -98,8 +98,8 @@ def run_study(
     return results
 
 
-def check_parts(study: Study, folder: Path) -> None:
-    """Build the parts of every variant that has no run yet: what does not fit is told before anything trains.
+def check_components(study: Study, folder: Path) -> None:
+    """Build the components of every variant that has no run yet: what does not fit is told before anything trains.
 
     Raises:
         UserError: with the name of the variant.

@@ -56,7 +56,11 @@ def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -
 
 
 def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
-    """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts anew."""
+    """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts anew.
+
+    Raises:
+        UserError: the checkpoint is gone though epochs are finished, or it cannot be read.
+    """
     if not run.checkpoint_path("last").exists():
         if len(run.read_metrics()) > 1:  # a kill between the first epoch's row and its checkpoint leaves one
             raise UserError(
@@ -65,12 +69,12 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
             )
         return State()
     saved = run.load_checkpoint("last")
-    for part in experiment.objective.sharded_parameters():
-        whole = saved["objective"][part.name]
-        saved["objective"][part.name] = part.shard.own_rows(whole)
-        moments = saved["optimizer"]["state"].get(_index(experiment, part.values), {})
+    for sharded in experiment.objective.sharded_parameters():
+        whole = saved["objective"][sharded.name]
+        saved["objective"][sharded.name] = sharded.shard.own_rows(whole)
+        moments = saved["optimizer"]["state"].get(_index(experiment, sharded.values), {})
         moments.update(
-            {name: part.shard.own_rows(value) for name, value in moments.items() if value.shape == whole.shape}
+            {name: sharded.shard.own_rows(value) for name, value in moments.items() if value.shape == whole.shape}
         )
     experiment.model.load_state_dict(saved["model"])
     experiment.objective.load_state_dict(saved["objective"])
@@ -84,17 +88,17 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
 
 def _weights(experiment: Experiment) -> dict[str, Any]:
     objective = experiment.objective.state_dict()
-    for part in experiment.objective.sharded_parameters():
-        objective[part.name] = part.shard.collect(part.values)
+    for sharded in experiment.objective.sharded_parameters():
+        objective[sharded.name] = sharded.shard.collect(sharded.values)
     return {"model": experiment.model.state_dict(), "objective": objective}
 
 
 def _optimizer_state(experiment: Experiment) -> dict[str, Any]:
     state = experiment.optimizer.state_dict()
-    for part in experiment.objective.sharded_parameters():
-        index = _index(experiment, part.values)
+    for sharded in experiment.objective.sharded_parameters():
+        index = _index(experiment, sharded.values)
         state["state"][index] = {
-            name: part.shard.collect(value) if value.shape == part.values.shape else value
+            name: sharded.shard.collect(value) if value.shape == sharded.values.shape else value
             for name, value in state["state"].get(index, {}).items()
         }
     return state

@@ -1,4 +1,4 @@
-"""The one place where the parts of a recipe meet."""
+"""The one place where the components of a recipe meet."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -42,8 +42,8 @@ class Objective(nn.Module):
         return total
 
     def sharded_parameters(self) -> list[ShardedParameter]:
-        """The parameters of which this rank holds a part, by their names in this state dict."""
-        return [part._replace(name=f"loss.{part.name}") for part in self.loss.sharded_parameters()]
+        """The parameters of which this rank holds some rows, by their names in this state dict."""
+        return [sharded._replace(name=f"loss.{sharded.name}") for sharded in self.loss.sharded_parameters()]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Experiment:
 
 
 def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
-    """Build every part of a recipe. Seeds torch's global generator: equal recipes give equal weights.
+    """Build every component of a recipe. Seeds torch's global generator: equal recipes give equal weights.
 
     Args:
         recipe: what to build.
@@ -88,20 +88,24 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         with faults_of(recipe, "training", "shard_proxies"):
             objective.loss.keep_shard(rank, ranks)
     shared = {id(parameter) for parameter in model.parameters()}
-    parts = {
+    parameters = {
         "backbone": list(model.backbone.parameters()),
         "head": list(model.head.parameters()),
         # a learnable manifold belongs to the head, although the loss holds it too
         "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
     }
     with faults_of(recipe, "optimizer"):
-        optimizer = recipe.optimizer.build(parts, fused=recipe.training.precision != "fp16")
+        optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation)
 
 
 @contextmanager
 def faults_of(recipe: Recipe, *key: str) -> Generator[None]:
-    """Tell what a member of a family objects to as one line, with the recipe's file, line and key."""
+    """Tell what a member of a family objects to as one line, with the recipe's file, line and key.
+
+    Raises:
+        UserError: for every ValueError, RuntimeError and MemoryError.
+    """
     try:
         yield
     except UserError as error:

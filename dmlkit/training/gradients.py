@@ -15,7 +15,7 @@ def average_gradients(fabric: Fabric, experiment: Experiment) -> None:
     """
     if fabric.world_size == 1:
         return
-    alone = {id(part.values) for part in experiment.objective.sharded_parameters()}
+    alone = {id(sharded.values) for sharded in experiment.objective.sharded_parameters()}
     for parameter in experiment.objective.parameters():
         if parameter.grad is not None and id(parameter) not in alone:
             parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # pyright: ignore[reportAttributeAccessIssue]
@@ -26,17 +26,18 @@ def clip_gradients(fabric: Fabric, experiment: Experiment, optimizer: torch.opti
     settings = experiment.recipe.training
     everything = nn.ModuleList([experiment.model, experiment.objective])
     if settings.clip_grad_norm is not None:
-        parts = [part for part in experiment.objective.sharded_parameters() if part.values.grad is not None]
-        if not parts:
+        every_sharded = experiment.objective.sharded_parameters()
+        with_gradient = [sharded for sharded in every_sharded if sharded.values.grad is not None]
+        if not with_gradient:
             # the trainer looks for what is not finite itself, seldom: each look stalls a GPU
             fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm, error_if_nonfinite=False)
         else:  # the norm over the rows of all ranks
-            alone = {id(part.values) for part in parts}
+            alone = {id(sharded.values) for sharded in with_gradient}
             rest = [p.grad for p in everything.parameters() if p.grad is not None and id(p) not in alone]
             total = get_total_norm(rest).square()
-            for part in parts:
-                assert part.values.grad is not None
-                total = total + part.shard.sum(part.values.grad.norm().square())
+            for sharded in with_gradient:
+                assert sharded.values.grad is not None
+                total = total + sharded.shard.sum(sharded.values.grad.norm().square())
             clip_grads_with_norm_(everything.parameters(), settings.clip_grad_norm, total.sqrt())
     if settings.clip_grad_value is not None:
         fabric.clip_gradients(everything, optimizer, clip_val=settings.clip_grad_value)

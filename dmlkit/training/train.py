@@ -82,7 +82,12 @@ def train(
 
 
 def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool) -> State:
-    """The loop. On return the last checkpoint holds the final weights."""
+    """The loop. On return the last checkpoint holds the final weights.
+
+    Raises:
+        TrainingStoppedError: as asked, after a checkpoint.
+        UserError: training diverges, or an image or the checkpoint cannot be read.
+    """
     recipe, settings = experiment.recipe, experiment.recipe.training
     if settings.compile:
         experiment.model.backbone.compile()
@@ -152,7 +157,11 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
 
 
 def compute_loss(experiment: Experiment, embeddings: Tensor, labels: Tensor, state: State, run: RunFolder) -> Tensor:
-    """The loss of a batch; embeddings that are no longer finite end the run with the step's number."""
+    """The loss of a batch; embeddings that are no longer finite end the run with the step's number.
+
+    Raises:
+        UserError: the loss objects to the batch, or the embeddings are not finite.
+    """
     try:
         return experiment.objective(embeddings, labels)
     except ValueError as error:

@@ -28,6 +28,9 @@ class Cvxpy(TransportSolver):
     Args:
         regularization: eps >= 0.
 
+    Raises:
+        ValueError: the regularization is negative.
+
     Example:
         >>> import torch
         >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]])

@@ -34,6 +34,9 @@ class Quadratic(TransportSolver):
     Args:
         regularization: eps > 0. Similarities of another scale than the cosine's -1..1 need another eps.
 
+    Raises:
+        ValueError: the regularization is not positive.
+
     Example:
         >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]], requires_grad=True)
         >>> plan = Quadratic(regularization=0.5).plan(cost, torch.ones(1, 2), torch.ones(1, 2))

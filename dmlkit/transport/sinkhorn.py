@@ -41,6 +41,9 @@ class Sinkhorn(TransportSolver):
             iterations that were done; ``"envelope"``, none: the plan is a constant, which is the gradient of the
             optimal value (envelope theorem) but of nothing else.
 
+    Raises:
+        ValueError: a value is out of range.
+
     Example:
         >>> plan = Sinkhorn().plan(torch.rand(3, 4, 6), torch.ones(3, 4), torch.full((3, 6), 4 / 6))
         >>> bool(torch.allclose(plan.sum(2), torch.ones(3, 4)))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.images import ImageList
-from dmlkit.embedding.job import EmbedJob, ShardEmbedder
+from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.model import build_model
@@ -54,8 +54,8 @@ def test_an_image_whose_embedding_is_not_finite_stops_the_job(trained: TrainedMo
 
     trained.model.forward = diverged
     with pytest.raises(UserError, match=r"4\.png: its embedding has nan or inf"):
-        ShardEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
+        PartEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     trained.model.forward = forward
-    ShardEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
+    PartEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 1

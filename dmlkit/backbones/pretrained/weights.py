@@ -168,10 +168,10 @@ def without_prefix(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
     """
     matches: dict[str, int] = {}
     for key in tensors:
-        parts = key.split(".")
-        for depth in range(len(parts)):
-            if ".".join(parts[depth:]) in expected:
-                prefix = "".join(f"{part}." for part in parts[:depth])
+        words = key.split(".")
+        for depth in range(len(words)):
+            if ".".join(words[depth:]) in expected:
+                prefix = "".join(f"{word}." for word in words[:depth])
                 matches[prefix] = matches.get(prefix, 0) + 1
     best = max(matches, key=lambda prefix: (matches[prefix], -len(prefix)), default="")
     return {key.removeprefix(best): tensor for key, tensor in tensors.items() if key.startswith(best)}

@@ -30,7 +30,7 @@ class Published:
         archives: what to download.
         marker: a file below the root, once the archives are unpacked there.
         signs: files and folders, one of which tells a root of this benchmark from other folders.
-        counts: (images, classes) of each part.
+        counts: (images, classes) of each split.
     """
 
     title: str

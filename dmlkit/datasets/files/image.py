@@ -13,7 +13,7 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff
 MAX_PIXELS = 80_000_000  # just below the 89 M at which Pillow warns of a decompression bomb
 
 Box = tuple[float, float, float, float]
-"""Left, top, right and bottom in pixels of the upright image; right and bottom are not part of it."""
+"""Left, top, right and bottom in pixels of the upright image; right and bottom lie outside."""
 
 
 def read_image(path: str | Path, box: Box | None = None) -> Tensor:
@@ -52,7 +52,7 @@ def read_jpeg(path: str | Path) -> Tensor:
 
 
 def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
-    """The part of an image in a box, to whole pixels.
+    """What an image shows in a box, to whole pixels.
 
     Raises:
         BadImageError: the box is empty or reaches beyond the image.

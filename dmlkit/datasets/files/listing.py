@@ -28,7 +28,7 @@ class Listing:
         names: N paths relative to the root.
         labels: (N,) int64 into ``class_names``.
         class_names: C names, in the order that numbers them.
-        parts: (N,) int8, positions in `LISTED_SPLITS`.
+        splits: (N,) int8, positions in `LISTED_SPLITS`.
         query: (N,) bool, or None; see `Dataset`.
         gallery: (N,) bool, or None.
         super_classes: (C,) int64, or None.
@@ -42,7 +42,7 @@ class Listing:
     names: Any
     labels: np.ndarray
     class_names: Sequence[str]
-    parts: np.ndarray
+    splits: np.ndarray
     query: np.ndarray | None = None
     gallery: np.ndarray | None = None
     super_classes: np.ndarray | None = None
@@ -51,32 +51,33 @@ class Listing:
     faults: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
 
-    def has(self, part: ListedSplit) -> bool:
-        """Whether the part has an image."""
-        return bool((self.parts == LISTED_SPLITS.index(part)).any())
+    def has(self, split: ListedSplit) -> bool:
+        """Whether the split has an image."""
+        return bool((self.splits == LISTED_SPLITS.index(split)).any())
 
     def overlaps(self) -> list[str]:
-        """A fault for each class that is in two parts."""
+        """A fault for each class that is in two splits."""
         present = np.zeros((len(self.class_names), len(LISTED_SPLITS)), dtype=bool)
-        present[self.labels, self.parts] = True
+        present[self.labels, self.splits] = True
         return [
             f"{self.root}: class {self.class_names[label]!r} is in both "
-            f"{' and '.join(part for part, is_in in zip(LISTED_SPLITS, present[label], strict=True) if is_in)}; "
+            f"{' and '.join(split for split, is_in in zip(LISTED_SPLITS, present[label], strict=True) if is_in)}; "
             "test classes must be unseen in training"
             for label in (present.sum(1) > 1).nonzero()[0]
         ]
 
-    def images(self, part: ListedSplit | Literal["all"]) -> "ListedImages":
-        """The images of a part, its classes numbered 0..C'-1.
+    def images(self, split: ListedSplit | Literal["all"]) -> "ListedImages":
+        """The images of a split, its classes numbered 0..C'-1.
 
         Raises:
-            UserError: the listing has faults, or the part is empty.
+            UserError: the listing has faults, or the split is empty.
         """
         raise_faults([*self.faults, *self.overlaps()])
-        rows = np.arange(len(self.labels)) if part == "all" else (self.parts == LISTED_SPLITS.index(part)).nonzero()[0]
+        number = None if split == "all" else LISTED_SPLITS.index(split)
+        rows = np.arange(len(self.labels)) if number is None else (self.splits == number).nonzero()[0]
         if len(rows) == 0:
             raise UserError(
-                f"{self.root}: no images for {part}; expected at least two classes, one to train, one to test"
+                f"{self.root}: no images for {split}; expected at least two classes, one to train, one to test"
             )
         return ListedImages(self, rows)
 
@@ -108,7 +109,7 @@ class ListedImages(Dataset):
         self.boxes = None if listing.boxes is None else listing.boxes[rows]
 
     def box(self, index: int) -> Box | None:
-        """The part of image ``index`` to take; None for all of it."""
+        """The box of image ``index`` to take; None for all of it."""
         if self.boxes is None or np.isnan(self.boxes[index]).any():
             return None
         left, top, right, bottom = self.boxes[index].tolist()
@@ -138,10 +139,10 @@ class ListedRows:
         self.root = root
         self.names: list[str] = []
         self.labels: list[int] = []
-        self.parts: list[int] = []
+        self.splits: list[int] = []
         self.faults: list[str] = []
 
-    def add(self, where: str, name: str, label: int, part: ListedSplit) -> bool:
+    def add(self, where: str, name: str, label: int, split: ListedSplit) -> bool:
         """Add an image; False, and a fault, if its name leads out of the root. ``where`` says who names it."""
         safe = inside(self.root, name)
         if safe is None:
@@ -149,7 +150,7 @@ class ListedRows:
             return False
         self.names.append(safe)
         self.labels.append(label)
-        self.parts.append(LISTED_SPLITS.index(part))
+        self.splits.append(LISTED_SPLITS.index(split))
         return True
 
     def listing(self, class_names: Sequence[str], **more: Any) -> Listing:
@@ -159,7 +160,7 @@ class ListedRows:
             self.names,
             np.array(self.labels, dtype=np.int64),
             class_names,
-            np.array(self.parts, dtype=np.int8),
+            np.array(self.splits, dtype=np.int8),
             faults=self.faults,
             **more,
         )

@@ -48,7 +48,7 @@ class TableRows:
         """All columns checked; rows at fault are left out."""
         names = self._paths()
         labels, class_names = self._labels()
-        parts = self._parts(labels, len(class_names))
+        splits = self._splits(labels, len(class_names))
         query, gallery = (
             self._truths(name) if name in self.table.column_names else None for name in ("query", "gallery")
         )
@@ -62,7 +62,7 @@ class TableRows:
             ArrowNames(names.take(keep) if len(keep) < len(names) else names),
             labels[keep],
             class_names,
-            parts[keep],
+            splits[keep],
             query=masks[0],
             gallery=masks[1],
             super_classes=super_classes,
@@ -132,7 +132,7 @@ class TableRows:
                 f"({len(span) - len(numbers)} such numbers); labels are renumbered, so this does no harm"
             )
 
-    def _parts(self, labels: np.ndarray, classes: int) -> np.ndarray:
+    def _splits(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """(N,) positions in `LISTED_SPLITS`."""
         compute = arrow_compute()
 
@@ -141,15 +141,15 @@ class TableRows:
         encoded = compute.fill_null(self._text("split"), "").dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         known = {name: index for index, name in enumerate(LISTED_SPLITS)}
-        parts = np.array([known.get(value, -1) for value in values], dtype=np.int8)[encoded.indices.to_numpy()]
+        splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[encoded.indices.to_numpy()]
         for code, value in enumerate(values):
             if value not in known:
                 rows = (encoded.indices.to_numpy() == code).nonzero()[0]
                 self._refuse(rows, f"split {value!r}; expected {', '.join(LISTED_SPLITS)}")
         if "validation" in values and "test" not in values:
             self.notes.append(f"{self.file}: no test rows; the validation rows test, as in OML's tables")
-            parts[parts == LISTED_SPLITS.index("validation")] = LISTED_SPLITS.index("test")
-        return parts
+            splits[splits == LISTED_SPLITS.index("validation")] = LISTED_SPLITS.index("test")
+        return splits
 
     def _truths(self, name: str) -> np.ndarray | None:
         """(N,) bool, or None without that column; an empty cell is false."""

@@ -47,6 +47,10 @@ def in_full_precision(like: Tensor) -> Generator[None]:
 
 
 def refuse_gradient_of_gradient() -> None:
-    """Refuse ``create_graph=True`` in a backward pass in closed form, which would silently count as a constant."""
+    """Refuse ``create_graph=True`` in a backward pass in closed form, which would silently count as a constant.
+
+    Raises:
+        RuntimeError: it was asked for.
+    """
     if torch.is_grad_enabled():
         raise RuntimeError("the gradient of a proxy loss has no gradient of its own; use create_graph=False")

@@ -23,8 +23,8 @@ class ProxyLossConfig(LossConfig, frozen=True, abstract=True):
     chunk_size: PositiveInt | None = None
     """Classes computed at a time; null chooses by size. The value does not depend on it."""
     negative_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Part of the classes that a training step computes: the batch's own, and others drawn anew each step until the
-    part is complete (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
+    """Fraction of the classes that a training step computes: the batch's own, and others drawn anew each step until it
+    is reached (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
 
 
 class ProxyLoss(Loss):
@@ -36,7 +36,7 @@ class ProxyLoss(Loss):
         pool: makes one similarity (B, w) of K (B, K, w); None leaves them to the loss.
         logit_scale: inverse temperature > 0 of a loss with a softmax.
         chunk_size: how many classes to compute at a time; None chooses by size.
-        negative_fraction: the part of the classes that a training step computes, in (0, 1]; evaluation computes all.
+        negative_fraction: of the classes, how many a training step computes, in (0, 1]; evaluation computes all.
     """
 
     closed_form = True
@@ -83,7 +83,7 @@ class ProxyLoss(Loss):
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
         """The classes of this step: all of this rank's, or the sampled ones."""
-        parameters = [part for part in self.parameters() if part is not self.proxies and part.requires_grad]
+        parameters = [tensor for tensor in self.parameters() if tensor is not self.proxies and tensor.requires_grad]
         selection = select(self.shard, labels, self.negative_fraction if self.training else 1)
         return classes_of(selection, self.proxies, embeddings, labels, self.measure, parameters, self.chunk_size)
 

@@ -71,13 +71,13 @@ def select(shard: ClassShard, labels: Tensor, fraction: float) -> Selection:
 
 
 def require_all(classes: Classes, reason: str) -> None:
-    """Refuse a step that computes a part of the classes, or shares them out.
+    """Refuse a step that samples the classes, or shares them out.
 
     Raises:
         ValueError: with the reason.
     """
     if classes.shard.ranks > 1 or classes.chosen is not None:
-        raise ValueError(f"cannot compute a part of the classes: {reason}")
+        raise ValueError(f"cannot sample or share out the classes: {reason}")
 
 
 def sample_size(fraction: float, count: int, batch: int) -> int:

@@ -67,13 +67,16 @@ class TransportWeights(nn.Module):
     negative distance as s gives the plan of the distance. Its scale counts for solvers with a regularization.
 
     **Grouping.** The batch is shuffled by a generator of its own, seeded by ``seed`` and the number of training
-    steps so far, which is part of the state dict: a resumed run groups as an uninterrupted one, and every
+    steps so far, which the state dict holds: a resumed run groups as an uninterrupted one, and every
     process as the others. If k does not divide the batch, the images left over form one smaller grouplet.
 
     Args:
         solver: of the plans; whether a gradient flows through x is its choice.
         group_size: k >= 1.
         seed: >= 0.
+
+    Raises:
+        ValueError: group_size or seed is out of range.
     """
 
     step: Tensor

@@ -50,18 +50,18 @@ class _Worker:
         self.search, self.rows, self.depth = search, rows, depth
         self.queries: Any = search.queries.numpy()
         self.gallery: Any = search.gallery.numpy()
-        self.copies, self.originals = (part.numpy() for part in repeated_rows(search.gallery))
+        self.copies, self.originals = (tensor.numpy() for tensor in repeated_rows(search.gallery))
         self.thread = local()
 
     def __call__(self, width: int, block: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The parts of a `Standing` for queries (n,), padded to ``width`` positives."""
+        """The tensors of a `Standing` for queries (n,), padded to ``width`` positives."""
         import numpy as np
 
         products = self._products(block)
-        hidden, present = (part.numpy() for part in self.search.excluded.columns(block))
+        hidden, present = (tensor.numpy() for tensor in self.search.excluded.columns(block))
         products[present.nonzero()[0], hidden[present]] = -np.inf
         nearest = products.argmax(1)
-        columns, present = (part.numpy() for part in self.search.positives.columns(block))
+        columns, present = (tensor.numpy() for tensor in self.search.positives.columns(block))
         scores = np.full((len(block), width), -np.inf, products.dtype)
         scores[:, : columns.shape[1]] = np.where(present, np.take_along_axis(products, columns, 1), -np.inf)
         scores = -np.sort(-scores, 1)

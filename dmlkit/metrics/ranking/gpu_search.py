@@ -18,15 +18,15 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
     out = search.gallery.new_empty(rows, len(search.gallery))
     for block in blocks:
         width = int(search.positives.count[block].max())
-        parts: list[tuple[Tensor, ...]] = []
-        for part in block.split(rows):
-            products = inner_products_into(search.queries[part], search.gallery, out)
+        standings: list[tuple[Tensor, ...]] = []
+        for few in block.split(rows):
+            products = inner_products_into(search.queries[few], search.gallery, out)
             products[:, copies] = products[:, originals]
-            hidden, present = search.excluded.columns(part)
-            row = torch.arange(len(part), device=part.device)[:, None].expand_as(hidden)
+            hidden, present = search.excluded.columns(few)
+            row = torch.arange(len(few), device=few.device)[:, None].expand_as(hidden)
             products[row[present], hidden[present]] = -torch.inf
-            columns, present = search.positives.columns(part)
-            scores = products.new_full((len(part), width), -torch.inf)
+            columns, present = search.positives.columns(few)
+            scores = products.new_full((len(few), width), -torch.inf)
             scores[:, : columns.shape[1]] = products.gather(1, columns).masked_fill(~present, -torch.inf)
             scores = scores.sort(1, descending=True).values
             levels = scores[:, :1] if depth.first_only else scores
@@ -34,8 +34,8 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
             above, reached = count_levels(products, levels.contiguous())
             absent = levels == -torch.inf
             size = products.shape[1]
-            parts.append((scores, above.masked_fill(absent, size), reached.masked_fill(absent, size + 1), nearest))
-        yield Standing(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            standings.append((scores, above.masked_fill(absent, size), reached.masked_fill(absent, size + 1), nearest))
+        yield Standing(*(torch.cat(column) for column in zip(*standings, strict=True)))
 
 
 def count_levels(products: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:

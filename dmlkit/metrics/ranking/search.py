@@ -67,8 +67,8 @@ def repeated_rows(vectors: Tensor) -> tuple[Tensor, Tensor]:
     bits = torch.int32 if vectors.dtype == torch.float32 else torch.int64
     weights = torch.randint(-(2**62), 2**62, vectors.shape[1:], generator=torch.Generator().manual_seed(0))
     weights = weights.to(vectors.device)
-    parts = vectors.split(2**12)
-    sums = torch.cat([((part + 0.0).view(bits) * weights).sum(1) for part in parts])  # + 0.0: -0.0 equals 0.0
+    blocks = vectors.split(2**12)
+    sums = torch.cat([((block + 0.0).view(bits) * weights).sum(1) for block in blocks])  # + 0.0: -0.0 equals 0.0
     _, group = sums.unique(return_inverse=True)
     place = torch.arange(len(group), device=group.device)
     first = torch.full_like(group, len(group)).scatter_reduce(0, group, place, "amin")

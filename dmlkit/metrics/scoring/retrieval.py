@@ -121,7 +121,11 @@ def score_retrieval(
     ties: Ties = "expected",
     group: Any = None,
 ) -> Scores:
-    """`retrieval_metrics` with the values of each query, its nearest neighbour, and notes instead of warnings."""
+    """`retrieval_metrics` with the values of each query, its nearest neighbour, and notes instead of warnings.
+
+    Raises:
+        ValueError: see `retrieval_metrics`.
+    """
     configs = metric_configs(metrics)
     points = as_embeddings(embeddings, "embeddings")
     items = None if gallery is None else as_embeddings(gallery, "gallery")

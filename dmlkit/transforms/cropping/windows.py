@@ -1,4 +1,4 @@
-"""Windows: the part of an image that a training step shows, drawn in the loader and shown there or on a GPU."""
+"""Windows: what of an image a training step shows, drawn in the loader and shown there or on a GPU."""
 
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple

@@ -45,15 +45,15 @@ class _ImplicitPlan(torch.autograd.Function):
 def potentials(weights: Tensor, row_sums: Tensor, col_sums: Tensor) -> tuple[Tensor, Tensor]:
     """u (G, n), v (G, m) such that weights * (u_i + v_j) has the given row and column sums.
 
-    They are unique up to a constant per connected part of the support of ``weights`` (G, n, m) >= 0, and exist
-    if the sums balance in each part. Rows and columns without weight get 0 and need sum 0.
+    They are unique up to a constant per connected component of the support of ``weights`` (G, n, m) >= 0, and exist
+    if the sums balance in each component. Rows and columns without weight get 0 and need sum 0.
     """
     row_weights, col_weights = weights.sum(2), weights.sum(1)
     row_scale = torch.where(row_weights > 0, row_weights, 1)
     col_scale = torch.where(col_weights > 0, col_weights, 1)
     shares = weights / col_scale[:, None]
     schur = -(shares @ weights.mT)
-    # A part of the support leaves one direction free: 1e-13 of the diagonal fixes it, beside eigenvalues > 1e-4
+    # A component of the support leaves one direction free: 1e-13 of the diagonal fixes it, beside eigenvalues > 1e-4
     # of it on a path of 64 nodes.
     schur.diagonal(dim1=1, dim2=2).add_(row_scale * (1 + 1e-13))
     factor, _ = torch.linalg.cholesky_ex(schur)

@@ -22,9 +22,9 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.embed import embed_job
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import embed_dataset
-from dmlkit.embedding.job import EmbedJob, ShardEmbedder
+from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.parts import PartFolder
 from dmlkit.embedding.run import embed as embed_images
-from dmlkit.embedding.shards import ShardFolder
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
@@ -67,7 +67,7 @@ def unbroken(home: Path) -> dict[str, bytes]:
 
 def test_parts_cover_every_image_once():
     for images in (0, 1, 127, 128, 129, 8192, 60_502, 1_000_003):
-        parts = ShardFolder(Path("any"), images)
+        parts = PartFolder(Path("any"), images)
         covered = [index for part in range(len(parts)) for batch in parts.batches(part) for index, _ in batch]
         assert covered == list(range(images))
         assert all(1 <= len(parts.images(part)) <= 8192 for part in range(len(parts)))
@@ -92,7 +92,7 @@ def test_a_worker_computes_one_part_after_another(home, unbroken, tmp_path):
     dataset, labelled = dataset_of(home / "photos", "test", trained.recipe)
     job = EmbedJob(dataset, str(home / "photos"), labelled, tmp_path, skip_bad_images=False)
     job.parts.begin(job.describe(trained))
-    worker = ShardEmbedder(job, trained, start_fabric("cpu"), workers=2)  # as beside a GPU: their readers stay
+    worker = PartEmbedder(job, trained, start_fabric("cpu"), workers=2)  # as beside a GPU: their readers stay
     told: list[int] = []
     for number in (2, 0, 1):
         worker([number], told.append)
@@ -130,8 +130,8 @@ def lives(step: int, action: Callable[[], None]) -> bool:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the parts that this process writes."""
     numbers: list[int] = []
-    write = ShardFolder.write
-    monkeypatch.setattr(ShardFolder, "write", lambda *a: (numbers.append(a[1]), write(*a)))
+    write = PartFolder.write
+    monkeypatch.setattr(PartFolder, "write", lambda *a: (numbers.append(a[1]), write(*a)))
     return numbers
 
 
@@ -160,15 +160,15 @@ class StoppedError(Exception):
 
 def embed_until(last: int, home: Path, output: Path, **options) -> None:
     """Embed, but stop before a part after ``last`` is written."""
-    write = ShardFolder.write
+    write = PartFolder.write
 
-    def guarded(parts: ShardFolder, number: int, content) -> None:
+    def guarded(parts: PartFolder, number: int, content) -> None:
         if number > last:
             raise StoppedError
         write(parts, number, content)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
-        patch.setattr(ShardFolder, "write", guarded)
+        patch.setattr(PartFolder, "write", guarded)
         embed(home, output, **options)
     assert len(list((output / "parts").glob("*.safetensors"))) == last + 1
 
@@ -183,14 +183,14 @@ def test_a_damaged_part_is_computed_again(home, unbroken, written, tmp_path):
 
 
 def test_two_commands_at_once_leave_whole_files(home, unbroken, tmp_path, monkeypatch):
-    write = ShardFolder.write
+    write = PartFolder.write
 
-    def overtaken(parts: ShardFolder, number: int, content) -> None:
-        monkeypatch.setattr(ShardFolder, "write", write)
+    def overtaken(parts: PartFolder, number: int, content) -> None:
+        monkeypatch.setattr(PartFolder, "write", write)
         embed(home, tmp_path)  # the other command, from beginning to end
         write(parts, number, content)
 
-    monkeypatch.setattr(ShardFolder, "write", overtaken)
+    monkeypatch.setattr(PartFolder, "write", overtaken)
     with pytest.raises(UserError, match="another dmlkit embed has just finished this folder"):
         embed(home, tmp_path)
     assert contents(tmp_path) == unbroken

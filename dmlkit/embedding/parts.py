@@ -21,7 +21,7 @@ PARTS = 64  # at least, where there are batches for so many: short lists keep 8 
 COMPLETE = "part-*.safetensors"
 
 
-class Shard(NamedTuple):
+class Part(NamedTuple):
     """Embeddings of neighbouring images of a list."""
 
     points: Tensor  # (n, D) float32
@@ -29,7 +29,7 @@ class Shard(NamedTuple):
     faults: list[str]  # one message per image that could not be read
 
 
-class ShardFolder:
+class PartFolder:
     """The folder ``parts`` inside the folder of the embeddings: ``job.json`` and ``part-00000.safetensors``...
 
     A part is renamed to its name when it is whole, so it does not matter who computes it, how often, or who dies.
@@ -120,17 +120,17 @@ class ShardFolder:
         except (FileNotFoundError, SafetensorError):
             return None
 
-    def write(self, part: int, content: Shard) -> None:
+    def write(self, part: int, content: Part) -> None:
         """Write a part, all or nothing."""
         with atomic_write(self.file(part), scratch=self.path) as partial:
             tensors = {"points": content.points, "indices": content.indices}
             partial.write_bytes(save(tensors, {"faults": json.dumps(content.faults)}))
 
-    def read(self) -> Iterator[Shard]:
+    def read(self) -> Iterator[Part]:
         """All parts in the order of the list, one in memory at a time."""
         for part in range(len(self)):
             tensors = load_file(self.file(part))
-            yield Shard(tensors["points"], tensors["indices"], self._faults(part) or [])
+            yield Part(tensors["points"], tensors["indices"], self._faults(part) or [])
 
     def is_finished(self) -> bool:
         """Whether the embeddings are there, whole: their manifest is written last."""
