@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State, restore, save, save_best
+from dmlkit.training.divergence import check_losses, check_weights, compute_loss
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import average_gradients, clip_gradients
 from dmlkit.training.progress import Pace, Progress, Silent
@@ -154,48 +154,6 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
             if stop_requested(fabric) and state.epoch < settings.epochs:
                 raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
     return state
-
-
-def compute_loss(experiment: Experiment, embeddings: Tensor, labels: Tensor, state: State, run: RunFolder) -> Tensor:
-    """The loss of a batch; embeddings that are no longer finite end the run with the step's number.
-
-    Raises:
-        UserError: the loss objects to the batch, or the embeddings are not finite.
-    """
-    try:
-        return experiment.objective(embeddings, labels)
-    except ValueError as error:
-        if embeddings.isfinite().all():
-            raise UserError(experiment.recipe.fault(("loss",), str(error))) from error
-        raise diverged(state.step + 1, "embeddings", state, run) from error
-
-
-def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
-    """Add the pending losses up and clear them; returns the last. Stops at the first that is not finite."""
-    losses = torch.stack(pending).tolist() if pending else []
-    for offset, loss in enumerate(losses):
-        if loss != loss or abs(loss) == float("inf"):
-            raise diverged(state.step - len(losses) + offset + 1, f"losses ({loss})", state, run)
-        state.loss_sum += loss
-    pending.clear()
-    return losses[-1] if losses else float("nan")
-
-
-def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
-    """Stop before weights that are not finite overwrite a good checkpoint."""
-    parameters = [*experiment.model.parameters(), *experiment.objective.parameters()]
-    if not torch.stack([parameter.detach().isfinite().all() for parameter in parameters]).all():
-        raise diverged(state.step, "weights", state, run)
-
-
-def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
-    """The error of a run that has come to nothing."""
-    last = run.checkpoint_path("last")
-    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
-    return UserError(
-        f"epoch {state.epoch + 1}, step {step}: {what} that are not finite; {kept}. "
-        "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"
-    )
 
 
 def finish_epoch(
