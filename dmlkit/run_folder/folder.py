@@ -1,5 +1,7 @@
 """The folder of a run: what is in it, who wrote it, and what a new run there replaces."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,26 +9,16 @@ import torch
 
 from dmlkit import __version__
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write
+from dmlkit.files.atomic import PARTIAL, atomic_write, remove_partials
 from dmlkit.files.differences import differences
+from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.recipe.file import dump_recipe, plain, read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Environment, EpochRow
+from dmlkit.run_folder.replacement import NEW, RUN_FILES, discard_new, take_over
 
 FORMAT = 1  # of checkpoints; raised when an older dmlkit could not read them
 CheckpointName = Literal["last", "best"]
-
-RUN_FILES = ("recipe.yaml", "classes.json", "metrics.jsonl", "summary.json", "curves.png", "checkpoints/*.pt")
-# What other commands write into a run by default, all of it made with the run's weights.
-EMBEDDING_FILES = (
-    *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
-    *("index.manifest.json", "manifest.json", "parts/*.safetensors", "parts/job.json", "tensorboard/tensors.bytes"),
-    *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt"),
-)
-DERIVED_FILES = (
-    *("evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
-    *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
-)
 
 
 class RunFolder:
@@ -42,62 +34,75 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.recipe_path = path / "recipe.yaml"
-        self.environment_path = path / "environment.json"
-        self.classes_path = path / "classes.json"
-        self.metrics_path = path / "metrics.jsonl"
-        self.summary_path = path / "summary.json"
-        self.curves_path = path / "curves.png"
         self.evaluations = path / "evaluations"
         self.embeddings = path / "embeddings"
         self.exports = path / "exports"
         self.plots = path / "plots"
+        self._lie_in(path)
+
+    def _lie_in(self, folder: Path) -> None:
+        self.checkpoints = folder / "checkpoints"
+        self.recipe_path = folder / "recipe.yaml"
+        self.environment_path = folder / "environment.json"
+        self.classes_path = folder / "classes.json"
+        self.metrics_path = folder / "metrics.jsonl"
+        self.summary_path = folder / "summary.json"
+        self.curves_path = folder / "curves.png"
 
     def checkpoint_path(self, name: CheckpointName) -> Path:
         """Where a checkpoint lies."""
-        return self.path / "checkpoints" / f"{name}.pt"
+        return self.checkpoints / f"{name}.pt"
 
     def holds_run(self) -> bool:
         """Whether a run was started here: a recipe alone may be anybody's, the environment only `create` writes."""
         return self.recipe_path.exists() and self.environment_path.exists()
 
-    def create(self, recipe: Recipe, *, overwrite: bool) -> None:
-        """Start a new run here. What an old run and its evaluations, embeddings, exports and plots left is removed.
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Be the only one who trains here; what a killed training left half done is brought to its end first.
 
         Raises:
-            UserError: the folder holds a run and ``overwrite`` is off, or it holds something else.
+            UserError: another training goes on here, or the folder holds something else.
         """
-        if self.holds_run() and not overwrite:
-            raise UserError(
-                f"{self.path}: this folder already holds a run; continue it with --resume, replace it with "
-                "--overwrite, or choose another --output"
-            )
-        if self.holds_run():
-            self._remove_what_dmlkit_wrote()
-        elif self.path.exists() and not self._was_half_created():
+        if self.path.exists() and not self.holds_run() and not self._was_half_created():
             raise UserError(f"{self.path}: exists and is not a dmlkit run; choose another --output")
-        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        with sole_writer(self.path, what="a training"):
+            take_over(self.path)
+            for folder in (self.path, self.checkpoints):
+                remove_partials(folder, *(Path(name).name for name in RUN_FILES))
+            try:
+                yield
+            finally:
+                discard_new(self.path)
+
+    def create(self, recipe: Recipe, *, overwrite: bool) -> None:
+        """Start a new run in a folder that is held. It replaces an old one, and what was made with its weights, at its
+        first checkpoint.
+
+        Raises:
+            UserError: the folder holds a run and ``overwrite`` is off.
+        """
+        if self.holds_run():
+            if not overwrite:
+                raise UserError(
+                    f"{self.path}: this folder already holds a run; continue it with --resume, replace it with "
+                    "--overwrite, or choose another --output"
+                )
+            discard_new(self.path)
+            self._lie_in(self.path / NEW)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
         Environment.here().write(self.environment_path)
         with atomic_write(self.recipe_path) as partial:
             partial.write_text(dump_recipe(recipe), encoding="utf-8")
 
     def _was_half_created(self) -> bool:
         """Whether nothing is here but what a killed `create` leaves."""
-        ours = ("checkpoints", "environment.json", ".environment.json.partial", ".recipe.yaml.partial")
-        checkpoints = self.path / "checkpoints"
+        ours = ("checkpoints", "environment.json", LOCK)
         return (
             self.path.is_dir()
-            and all(entry.name in ours for entry in self.path.iterdir())
-            and not (checkpoints.exists() and any(checkpoints.iterdir()))
+            and all(entry.name in ours or PARTIAL.fullmatch(entry.name) for entry in self.path.iterdir())
+            and not (self.checkpoints.exists() and any(self.checkpoints.iterdir()))
         )
-
-    def _remove_what_dmlkit_wrote(self) -> None:
-        written = {file for pattern in (*RUN_FILES, *DERIVED_FILES) for file in self.path.glob(pattern)}
-        for file in written:
-            file.unlink()
-        for folder in sorted({parent for file in written for parent in file.parents}, reverse=True):
-            if folder.is_relative_to(self.path) and folder != self.path and not any(folder.iterdir()):
-                folder.rmdir()  # where a file of somebody else's lies, both stay
 
     def recipe(self) -> Recipe:
         """The resolved recipe of the run.
@@ -129,6 +134,9 @@ class RunFolder:
         """Write a checkpoint of tensors and plain values, all or nothing."""
         with atomic_write(self.checkpoint_path(name)) as partial:
             torch.save({"format": FORMAT, "dmlkit": __version__, **state}, partial)
+        if name == "last":
+            take_over(self.path)
+            self._lie_in(self.path)
 
     def load_checkpoint(self, name: CheckpointName) -> dict[str, Any]:
         """Read a checkpoint onto the CPU.

@@ -107,14 +107,14 @@ def run_protocol(
         UserError: the folder holds something else, another protocol or runs of another recipe, or a run fails.
         TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
     """
-    open_protocol(name, folder, fabric, RUNS[name])
     figures: list[Figures] = []
-    for repeat in range(repeats):
-        seeded = recipe.model_copy(update={"seed": recipe.seed + repeat})
-        figures.append(run_once(name, seeded, folder / f"repeat-{repeat}", fabric, progress))
-    results = ProtocolResults(protocol=name, repeats=tuple(figures), summary=summarize(figures))
-    if fabric.is_global_zero:
-        results.write(folder / "results.json")
+    with open_protocol(name, folder, fabric, RUNS[name]):
+        for repeat in range(repeats):
+            seeded = recipe.model_copy(update={"seed": recipe.seed + repeat})
+            figures.append(run_once(name, seeded, folder / f"repeat-{repeat}", fabric, progress))
+        results = ProtocolResults(protocol=name, repeats=tuple(figures), summary=summarize(figures))
+        if fabric.is_global_zero:
+            results.write(folder / "results.json")
     return results
 
 

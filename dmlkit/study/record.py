@@ -1,7 +1,8 @@
 """What a folder records when a study or a protocol begins in it, and who may go on there."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,8 +10,10 @@ from lightning_fabric import Fabric
 from pydantic import BaseModel, ValidationError
 
 from dmlkit.errors import UserError
+from dmlkit.files.atomic import PARTIAL, remove_partials
 from dmlkit.files.differences import differences
 from dmlkit.files.document import Document
+from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 
@@ -54,8 +57,10 @@ class ProtocolRecord(Document, frozen=True, use_attribute_docstrings=True):
     """Its name."""
 
 
-def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command: str) -> None:
-    """Begin a study in a folder, or find it there again; its seeds may have grown and its claim been reworded.
+@contextmanager
+def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command: str) -> Generator[None]:
+    """Begin a study in a folder, or find it there again; its seeds may have grown and its claim been reworded. In the
+    block no other process works on it.
 
     Args:
         record: see `Study.record`.
@@ -64,7 +69,7 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command:
         command: that repeats the study.
 
     Raises:
-        UserError: the folder holds something else, or a study with other runs.
+        UserError: the folder holds something else, a study with other runs, or another process works on it.
     """
     path = folder / "study.json"
     begun = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
@@ -79,9 +84,10 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command:
                 f"{folder}: the study has changed since it began ({'; '.join(changes)}); undo that, or start anew "
                 "with another --output"
             )
-    elif is_taken(folder, path):
+    elif is_taken(folder):
         raise UserError(f"{folder}: exists and is not a study; choose another --output")
-    _write(begun, path, fabric)
+    with _held(begun, path, fabric):
+        yield
 
 
 def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +98,9 @@ def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
         return recipe
 
 
-def open_protocol(name: str, folder: Path, fabric: Fabric, runs: str) -> None:
-    """Begin a protocol in a folder, or find it there again.
+@contextmanager
+def open_protocol(name: str, folder: Path, fabric: Fabric, runs: str) -> Generator[None]:
+    """Begin a protocol in a folder, or find it there again. In the block no other process works on it.
 
     Args:
         name: of the protocol.
@@ -102,27 +109,32 @@ def open_protocol(name: str, folder: Path, fabric: Fabric, runs: str) -> None:
         runs: where they lie in the folder, as a pattern: dmlkit 0.1.0 recorded no protocol beside them.
 
     Raises:
-        UserError: the folder holds something else, or another protocol.
+        UserError: the folder holds something else, another protocol, or another process works on it.
     """
     path = folder / "protocol.json"
     if path.exists():
         found = ProtocolRecord.read(path).protocol
         if found != name:
             raise UserError(f"{folder}: holds runs of the protocol {found}, not of {name}; choose another --output")
-    elif is_taken(folder, path) and not any(RunFolder(run).holds_run() for run in folder.glob(runs)):
+    elif is_taken(folder) and not any(RunFolder(run).holds_run() for run in folder.glob(runs)):
         raise UserError(f"{folder}: exists and holds no runs of the protocol {name}; choose another --output")
-    _write(ProtocolRecord(protocol=name), path, fabric)
+    with _held(ProtocolRecord(protocol=name), path, fabric):
+        yield
 
 
-def is_taken(folder: Path, record: Path) -> bool:
-    """Whether something is here but what is left of a ``record`` whose writing was cut off."""
+def is_taken(folder: Path) -> bool:
+    """Whether something is here but what is left of a writing that was cut off."""
     if not folder.is_dir():
         return folder.exists()
-    return any(entry.name != f".{record.name}.partial" for entry in folder.iterdir())
+    return any(entry.name != LOCK and not PARTIAL.fullmatch(entry.name) for entry in folder.iterdir())
 
 
-def _write(record: Document, path: Path, fabric: Fabric) -> None:
+@contextmanager
+def _held(record: Document, path: Path, fabric: Fabric) -> Generator[None]:
     fabric.barrier()  # all ranks have looked before the first one writes
-    if fabric.is_global_zero:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        record.write(path)
+    with sole_writer(path.parent, what=f"a {path.stem}") if fabric.is_global_zero else nullcontext():
+        if fabric.is_global_zero:
+            remove_partials(path.parent, path.name, "results.json", "results.md", "results.png")
+            record.write(path)
+        fabric.barrier()
+        yield

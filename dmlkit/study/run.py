@@ -75,8 +75,7 @@ def run_study(
         UserError: the folder holds another study, or a run fails.
         TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint or between two runs.
     """
-    open_study(study.record(), folder, fabric, command)
-    with stop_signals() as stop_requested:
+    with open_study(study.record(), folder, fabric, command), stop_signals() as stop_requested:
         runs = _Runs(study, folder, fabric, progress, stop_requested, jobs, engine, device)
         check_components(study, folder)
         tuned = any(len(variant.candidates) > 1 for variant in study.variants)
@@ -91,10 +90,10 @@ def run_study(
             for variant in study.variants:
                 choice = choices[variant.name]
                 choice.figures[seed] = figures[runs.run(variant, choice.candidate, seed).name]
-    cost = Cost.of([path.parent for path in _summaries(folder / "runs")])
-    results = summarize_study(study, choices, cost, command)
-    if fabric.is_global_zero:
-        results.write(folder / "results.json")
+        cost = Cost.of([path.parent for path in _summaries(folder / "runs")])
+        results = summarize_study(study, choices, cost, command)
+        if fabric.is_global_zero:
+            results.write(folder / "results.json")
     return results
 
 

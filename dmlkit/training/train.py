@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,16 @@ def train(
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe(recipe, overrides)
     fabric = fabric or start_fabric(device, recipe.training.precision)
     run = RunFolder(folder)
+    with run.held() if fabric.is_global_zero else nullcontext():
+        return _train(recipe, run, fabric, progress or Silent(), resume=resume, overwrite=overwrite)
+
+
+def _train(
+    recipe: Recipe, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool, overwrite: bool
+) -> Summary:
+    fabric.barrier()  # the first rank holds the folder
     resume = resume and run.holds_run()
-    fabric.barrier()  # all ranks have looked before the first one creates the folder
+    fabric.barrier()  # all ranks have looked before the first one creates the run
     if resume:
         run.check_same_recipe(recipe)
     experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
@@ -73,7 +82,7 @@ def train(
         TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()
     try:
-        state = fit(experiment, run, fabric, progress or Silent(), resume=resume)
+        state = fit(experiment, run, fabric, progress, resume=resume)
         return summarize(experiment, run, fabric, state)
     except RuntimeError as error:
         if fabric.world_size == 1 or not lost_ranks(error):

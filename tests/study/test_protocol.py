@@ -201,7 +201,7 @@ def test_another_protocol_in_the_folder_is_refused_also_where_none_was_recorded(
 
 
 def test_a_record_whose_writing_was_cut_off_is_written_again(dmlkit, recipe, tmp_path):
-    (made(tmp_path / "o") / ".protocol.json.partial").write_text("{")
+    (made(tmp_path / "o") / f".protocol.json.{'0' * 32}.partial").write_text("{")
     assert dmlkit("protocol", "official", recipe, "-o", tmp_path / "o", "--repeats", "1", "--device", "cpu").code == 0
     assert ProtocolRecord.read(tmp_path / "o" / "protocol.json").protocol == "official"
 

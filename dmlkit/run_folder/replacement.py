@@ -1,0 +1,61 @@
+"""Replacing a run: the new one grows beside the old one, and takes its place with its first checkpoint."""
+
+from pathlib import Path
+
+NEW = ".new"  # in the folder of the old run: the new one, until it has a checkpoint
+MOVING = ".moving"  # the new one, while the old one is gone and the new one is not yet in its place
+
+RUN_FILES = (
+    *("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"),
+    *("checkpoints/best.pt", "checkpoints/last.pt"),
+)
+# What other commands write into a run by default, all of it made with the run's weights.
+EMBEDDING_FILES = (
+    *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
+    *("index.manifest.json", "manifest.json", "parts/*.safetensors", "parts/job.json", "tensorboard/tensors.bytes"),
+    *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt"),
+)
+DERIVED_FILES = (
+    *("evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
+    *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
+)
+
+
+def take_over(folder: Path) -> None:
+    """Put a new run that has a checkpoint in the place of the old one; after a kill in between, go on with that."""
+    new, moving = folder / NEW, folder / MOVING
+    if not moving.exists():
+        if not (new / "checkpoints" / "last.pt").exists():
+            return
+        remove_files(folder, (*RUN_FILES, *DERIVED_FILES))
+        new.rename(moving)
+    for name in RUN_FILES:  # the last checkpoint comes last: until then the run cannot be taken for a whole one
+        if (moving / name).exists():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (moving / name).replace(folder / name)
+    remove_emptied(moving, [moving / "checkpoints"])
+
+
+def discard_new(folder: Path) -> None:
+    """Remove a new run that came to no checkpoint."""
+    if (folder / NEW).exists():
+        remove_files(folder / NEW, RUN_FILES)
+        remove_emptied(folder / NEW, [folder / NEW / "checkpoints"])
+
+
+def remove_files(folder: Path, patterns: tuple[str, ...]) -> None:
+    """Remove files, and the folders below that are empty then: where a file of somebody else's lies, both stay."""
+    files = {file for pattern in patterns for file in folder.glob(pattern)}
+    for file in files:
+        file.unlink()
+    below = {parent for file in files for parent in file.parents if parent.is_relative_to(folder) and parent != folder}
+    for parent in sorted(below, reverse=True):
+        if not any(parent.iterdir()):
+            parent.rmdir()
+
+
+def remove_emptied(folder: Path, below: list[Path]) -> None:
+    """Remove a folder and folders in it, those that are empty."""
+    for empty in (*below, folder):
+        if empty.is_dir() and not any(empty.iterdir()):
+            empty.rmdir()

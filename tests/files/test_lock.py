@@ -1,0 +1,53 @@
+"""One writer a folder, held against other processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmlkit.errors import UserError
+from dmlkit.files import lock
+from dmlkit.files.lock import sole_writer
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from dmlkit.files.lock import sole_writer
+with sole_writer(Path(sys.argv[1]), what="a training"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    """A process that holds the folder."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(holder, tmp_path: Path, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    with pytest.raises(UserError, match="a study is going on in this folder"), sole_writer(folder, what="a study"):
+        pass
+    assert (folder / ".lock").exists()
+    holder.kill()
+    holder.wait()
+    with sole_writer(folder, what="a study"):
+        assert (folder / ".lock").exists()
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_made_for_nothing_is_removed(tmp_path: Path):
+    with pytest.raises(RuntimeError), sole_writer(tmp_path / "new", what="a training"):
+        raise RuntimeError
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with sole_writer(tmp_path / "old", what="a training"):
+        pass
+    assert (tmp_path / "old").exists()

@@ -1,0 +1,94 @@
+"""A run is replaced whole, or not at all; and by one process at a time."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmlkit.files import lock
+from dmlkit.files.lock import sole_writer
+from dmlkit.run_folder.replacement import NEW, take_over
+
+NEW_FILES = ("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "checkpoints/best.pt")
+OLD_FILES = (
+    *(*NEW_FILES, "checkpoints/last.pt", "summary.json", "curves.png"),
+    *("evaluations/test-best.json", "embeddings/test/embeddings.npy", "embeddings/test/parts/job.json"),
+)
+FOREIGN = ("notes.txt", "checkpoints/imagenet.pth", "evaluations/mine.txt")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def write(folder: Path, names: tuple[str, ...], text: str):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+class Killed(BaseException):
+    """As a kill would end the process: between two changes of the disk."""
+
+
+@pytest.mark.parametrize("changes", range(0, 40))
+def test_after_a_kill_anywhere_the_old_run_or_the_new_one_is_whole(changes: int, tmp_path: Path, monkeypatch):
+    run = tmp_path / "run"
+    write(run, OLD_FILES, "old")
+    write(run, FOREIGN, "theirs")
+    write(run / NEW, NEW_FILES, "new")
+    before = files(run)
+    take_over(run)
+    assert files(run) == before  # without a last checkpoint there is nothing to take over
+    write(run / NEW, ("checkpoints/last.pt",), "new")
+    left = [changes]
+    with monkeypatch.context() as patch:
+        for name in ("replace", "rename", "unlink", "rmdir", "mkdir"):
+            patch.setattr(os, name, _until(left, getattr(os, name)))
+        try:
+            take_over(run)
+        except Killed:
+            # the last checkpoint is the new one only where everything else is
+            last = run / "checkpoints" / "last.pt"
+            if last.exists() and last.read_text() == "new":
+                assert {files(run)[name] for name in NEW_FILES} == {b"new"}
+    take_over(run)
+    expected = dict.fromkeys((*NEW_FILES, "checkpoints/last.pt"), b"new") | dict.fromkeys(FOREIGN, b"theirs")
+    assert files(run) == expected
+    assert not (run / NEW).exists()  # an emptied folder of the old run may stay
+
+
+def _until(left: list[int], change: Callable[..., object]) -> Callable[..., object]:
+    def perform(*arguments: object, **options: object) -> object:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return change(*arguments, **options)
+
+    return perform
+
+
+def test_a_new_run_that_diverges_leaves_the_old_one_as_it_was(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    """D8: the good checkpoints were gone before the new run had made a step."""
+    run = tmp_path / "run"
+    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
+    before = files(run)
+    result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", "--overwrite", "--set", "optimizer.lr=1e30")
+    assert result.code == 2 and "not finite" in result.err
+    assert files(run) == before and not list(run.rglob(".*"))
+
+
+@pytest.mark.parametrize("options", [(), ("--resume",), ("--overwrite",)])
+def test_two_trainings_do_not_share_a_folder(options, dmlkit, tiny_recipe: Path, tmp_path: Path, monkeypatch):
+    """W3: both ended well, and the weights of one stood beside the recipe of the other."""
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    run = tmp_path / "run"
+    with sole_writer(run, what="a training"):
+        result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", *options)
+    assert result.code == 2
+    assert result.err == (
+        f"error: {run}: a training is going on in this folder in another process; wait for it, or choose another "
+        "--output\n"
+    )
+    assert not run.exists() or not any(run.iterdir())
