@@ -27,7 +27,7 @@ class CircleConfig(PairLossConfig, frozen=True):
         return Circle(manifold, margin=self.margin, scale=self.scale)
 
     def requirements(self) -> Iterable[Requirement]:
-        return (Requirement("manifold.similarity", ("cosine",), REASON),)
+        return (*super().requirements(), Requirement("manifold.similarity", ("cosine",), REASON))
 
 
 class Circle(PairLoss):

@@ -7,9 +7,28 @@ from torch import Tensor
 
 from dmlkit.component import ComponentConfig
 
+ALL_PAIRS = "of one class and of two"
+
+
+def pairs_among(classes: int, images: int) -> str:
+    """Which pairs a batch of so many classes with so many images each holds.
+
+    Example:
+        >>> pairs_among(8, 4), pairs_among(8, 1), pairs_among(1, 4)
+        ('of one class and of two', 'of two classes only', 'of one class only')
+    """
+    if images == 1:
+        return "none" if classes == 1 else "of two classes only"
+    return "of one class only" if classes == 1 else ALL_PAIRS
+
 
 class SamplerConfig(ComponentConfig, frozen=True):
     """Root of the sampler family. Batch sizes are global: all ranks of a distributed run share one batch."""
+
+    @property
+    def pairs(self) -> str:
+        """Which pairs a batch may hold; see `pairs_among`."""
+        return ALL_PAIRS
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Sampler":
         """The sampler for training images with ``labels`` (N,); ``super_classes`` (C,) of datasets that have them."""

@@ -7,7 +7,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.samplers.base import Sampler, SamplerConfig
+from dmlkit.samplers.base import Sampler, SamplerConfig, pairs_among
 from dmlkit.samplers.drawing.deck import Deck, group_by
 
 
@@ -21,6 +21,10 @@ class HierarchicalConfig(SamplerConfig, frozen=True):
     """m, classes of a super-class in a batch."""
     images_per_class: PositiveInt = 4
     """n, images of a class in a batch."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(self.super_classes_per_batch * self.classes_per_super_class, self.images_per_class)
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Hierarchical":
         if super_classes is None:

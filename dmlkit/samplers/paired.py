@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import PositiveInt
 from torch import Tensor
 
-from dmlkit.samplers.base import Sampler, SamplerConfig
+from dmlkit.samplers.base import Sampler, SamplerConfig, pairs_among
 from dmlkit.samplers.class_balanced import ClassBalanced
 
 
@@ -17,6 +17,10 @@ class PairedConfig(SamplerConfig, frozen=True):
     """m, classes in a batch."""
     images_per_class: PositiveInt = 10
     """n, images of a class in each of the two draws."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(self.classes_per_batch, 2 * self.images_per_class)
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Paired":
         return Paired(labels, seed, classes_per_batch=self.classes_per_batch, images_per_class=self.images_per_class)

@@ -6,7 +6,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.samplers.base import Sampler, SamplerConfig
+from dmlkit.samplers.base import ALL_PAIRS, Sampler, SamplerConfig, pairs_among
 
 
 class RandomConfig(SamplerConfig, frozen=True):
@@ -15,6 +15,10 @@ class RandomConfig(SamplerConfig, frozen=True):
     name: Literal["random"] = "random"
     batch_size: PositiveInt = 32
     """Images in a batch, of all ranks together."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Random":
         return Random(labels, seed, batch_size=self.batch_size)

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.samplers.base import Sampler, SamplerConfig
+from dmlkit.samplers.base import ALL_PAIRS, Sampler, SamplerConfig, pairs_among
 
 
 class WeightedConfig(SamplerConfig, frozen=True):
@@ -18,6 +18,10 @@ class WeightedConfig(SamplerConfig, frozen=True):
     """Images in a batch, of all ranks together."""
     power: Annotated[float, Field(ge=0, le=1)] = 0.5
     """0 draws every image alike, 1 every class alike."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Weighted":
         return Weighted(labels, seed, batch_size=self.batch_size, power=self.power)

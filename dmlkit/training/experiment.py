@@ -73,6 +73,8 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with faults_of(recipe, "dataset"):
         train = images_of_split(recipe.dataset, "train")
         validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
+        if len(train.class_names) < 2:
+            raise UserError("dataset: 1 class to train on; expected at least 2, to tell apart")
     with faults_of(recipe, "sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
     torch.manual_seed(recipe.seed)

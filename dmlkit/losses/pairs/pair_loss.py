@@ -1,11 +1,13 @@
 """What the pair losses share: rows against columns, so that a batch alone and a batch with a memory are one case."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dmlkit.component import Requirement
 from dmlkit.losses.base import Loss, LossConfig
 
 
@@ -50,6 +52,10 @@ def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Ten
 
 class PairLossConfig(LossConfig, frozen=True, abstract=True):
     """A configuration of a `PairLoss`: a memory of embeddings may stand beside the batch."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        reason = "it compares images with others of their class and with those of other classes"
+        return (Requirement("sampler.pairs", ("of one class and of two",), reason),)
 
 
 class PairLoss(Loss):

@@ -1,12 +1,12 @@
 """Decks of cards: what makes draws even, within an epoch and within a batch."""
 
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 
 
 class Deck:
-    """Deals cards in shuffled order; a hand holds a card twice only if it is larger than the deck.
+    """Deals cards in shuffled order; a hand of k holds no card more than ceil(k / n) times.
 
     Args:
         cards: (n,) int64.
@@ -22,9 +22,9 @@ class Deck:
         hand: list[int] = []
         while len(hand) < count:
             if not self.rest:
-                # cards of this hand go to the back of the new round
+                # cards of this hand go to the back of the new round, the most dealt ones last
                 shuffled = self.generator.permutation(self.cards).tolist()
-                self.rest.extend(sorted(shuffled, key=set(hand).__contains__))
+                self.rest.extend(sorted(shuffled, key=Counter(hand).__getitem__))
             hand.append(self.rest.popleft())
         return hand
 
