@@ -1,13 +1,18 @@
-"""Writing files so that a crash never leaves half a one, and telling how two pieces of plain data differ."""
+"""Writing files so that a crash never leaves half a one."""
 
 import json
 import os
 import re
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed process left stays
+    fcntl = None
 
 NAME = 200  # characters of a file's name that its partial keeps: a file system takes 255
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial", re.DOTALL)
@@ -18,7 +23,8 @@ PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial", re.DOTALL)
 def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
     """A path to write to; when the block ends well it is flushed to disk and renamed to ``path``.
 
-    The path is this attempt's alone, so any number of processes may write the file at once: the last one wins.
+    The path is this attempt's alone, so any number of processes may write the file at once: the last one wins. What
+    attempts that were killed left is removed.
 
     Args:
         path: the file.
@@ -32,24 +38,51 @@ def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
         >>> target.read_text()
         'whole'
     """
-    partial = (scratch or path.parent) / f".{path.name[:NAME]}.{uuid4().hex}.partial"
+    folder, name = scratch or path.parent, path.name[:NAME]
+    _remove_abandoned(folder, name)
+    partial, held = _begin(folder, name)
     try:
-        yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with held:
+            yield partial
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def remove_partials(folder: Path, *names: str) -> None:
-    """Remove what killed processes left of files with these names, of which nobody else writes any now."""
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        if PARTIAL.fullmatch(entry.name) and entry.name[1:].rsplit(".", 2)[0] in {name[:NAME] for name in names}:
-            entry.unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: dict[str, Any], *, scratch: Path | None = None) -> None:
     """Write JSON for people and programs, all or nothing; ``scratch`` as in `atomic_write`."""
     with atomic_write(path, scratch=scratch) as partial:
         partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _begin(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
+    """A new partial, and a file that holds its lock until it is closed or the process ends."""
+    while True:
+        partial = folder / f".{name}.{uuid4().hex}.partial"
+        held = partial.open("xb")
+        _lock(held, wait=True)
+        if partial.exists():
+            return partial, held
+        held.close()  # another process took it for abandoned before it was locked
+
+
+def _remove_abandoned(folder: Path, name: str) -> None:
+    """Remove partials of a file whose writers have ended: nobody holds their locks."""
+    for entry in folder.iterdir():
+        if PARTIAL.fullmatch(entry.name) and entry.name[1:].rsplit(".", 2)[0] == name:
+            with suppress(OSError), entry.open("rb") as file:
+                if _lock(file, wait=False):
+                    entry.unlink()
+
+
+def _lock(file: IO[bytes], *, wait: bool) -> bool:
+    """Whether the lock was got; where the file system has none, never."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -9,13 +9,13 @@ import torch
 
 from dmlkit import __version__
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import PARTIAL, atomic_write, remove_partials
+from dmlkit.files.atomic import PARTIAL, atomic_write
 from dmlkit.files.differences import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.recipe.file import dump_recipe, plain, read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Environment, EpochRow
-from dmlkit.run_folder.replacement import NEW, RUN_FILES, discard_new, take_over
+from dmlkit.run_folder.replacement import NEW, discard_new, is_being_replaced, take_over
 
 FORMAT = 1  # of checkpoints; raised when an older dmlkit could not read them
 CheckpointName = Literal["last", "best"]
@@ -64,12 +64,10 @@ class RunFolder:
         Raises:
             UserError: another training goes on here, or the folder holds something else.
         """
-        if self.path.exists() and not self.holds_run() and not self._was_half_created():
+        if self.path.exists() and not (self.holds_run() or is_being_replaced(self.path) or self._was_half_created()):
             raise UserError(f"{self.path}: exists and is not a dmlkit run; choose another --output")
         with sole_writer(self.path, what="a training"):
             take_over(self.path)
-            for folder in (self.path, self.checkpoints):
-                remove_partials(folder, *(Path(name).name for name in RUN_FILES))
             try:
                 yield
             finally:

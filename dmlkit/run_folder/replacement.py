@@ -21,6 +21,11 @@ DERIVED_FILES = (
 )
 
 
+def is_being_replaced(folder: Path) -> bool:
+    """Whether a new run grows here, or is about to take the place of an old one."""
+    return (folder / NEW).exists() or (folder / MOVING).exists()
+
+
 def take_over(folder: Path) -> None:
     """Put a new run that has a checkpoint in the place of the old one; after a kill in between, go on with that."""
     new, moving = folder / NEW, folder / MOVING

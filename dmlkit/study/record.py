@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 from pydantic import BaseModel, ValidationError
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import PARTIAL, remove_partials
+from dmlkit.files.atomic import PARTIAL
 from dmlkit.files.differences import differences
 from dmlkit.files.document import Document
 from dmlkit.files.lock import LOCK, sole_writer
@@ -134,7 +134,6 @@ def _held(record: Document, path: Path, fabric: Fabric) -> Generator[None]:
     fabric.barrier()  # all ranks have looked before the first one writes
     with sole_writer(path.parent, what=f"a {path.stem}") if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
-            remove_partials(path.parent, path.name, "results.json", "results.md", "results.png")
             record.write(path)
         fabric.barrier()
         yield

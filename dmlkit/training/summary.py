@@ -40,9 +40,9 @@ def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: Sta
         skipped_images=tuple(sorted(set(gather_lists(fabric, state.skipped)))),
     )
     if fabric.is_global_zero:
-        summary.write(run.summary_path)
         with atomic_write(run.curves_path) as partial:
             plot_curves(rows, partial)
+        summary.write(run.summary_path)  # last: with it a run counts as complete
     return summary
 
 

@@ -79,6 +79,7 @@ def _train(
         )
     if fabric.is_global_zero and not resume:
         run.create(recipe, overwrite=overwrite)
+    if fabric.is_global_zero and not run.classes_path.exists():  # nor where a kill came before it
         TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()
     try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.files.atomic import atomic_write, remove_partials
+from dmlkit.files.atomic import atomic_write
 
 
 def test_writers_at_once_do_not_meet(tmp_path: Path):
@@ -26,12 +26,12 @@ def test_what_fails_leaves_the_old_file(tmp_path: Path):
     assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_only_partials_of_these_names_are_removed(tmp_path: Path):
+def test_what_a_killed_writer_left_is_removed_and_what_others_write_is_not(tmp_path: Path):
     mark = "0123456789abcdef" * 2
-    ours = [f".a.json.{mark}.partial", f".b.{mark}.partial"]
     others = [f".c.json.{mark}.partial", ".a.json.partial", f"a.json.{mark}.partial", f".a.json.{mark[1:]}.partial"]
-    for name in (*ours, *others, "a.json"):
+    for name in (f".a.json.{mark}.partial", *others):
         (tmp_path / name).touch()
-    remove_partials(tmp_path, "a.json", "b")
+    with atomic_write(tmp_path / "a.json") as first, atomic_write(tmp_path / "a.json") as second:
+        assert first.exists() and second.exists()
+        second.touch()
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*others, "a.json"])
-    remove_partials(tmp_path / "missing", "a.json")

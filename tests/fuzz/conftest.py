@@ -1,0 +1,121 @@
+"""What the fuzz tests share: how many examples, a ground to stand on, and what may come of a command."""
+
+import contextlib
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+FULL = "DMLKIT_FUZZ" in os.environ  # `make fuzz`
+ALLOWED = {0, 1, 2, 130}  # well, a verdict, a user's mistake, stopped
+RECIPE = """\
+seed: 0
+dataset: {name: glyphs, classes: 12, images_per_class: 3, size: 16}
+transform: {name: plain, size: 16}
+backbone: {name: small_cnn, width: 4}
+embedding_dim: 6
+loss: {name: proxy_anchor}
+sampler: {name: random, batch_size: 6}
+training: {epochs: 1, workers: 0}
+metrics: [recall@1, map@r]
+"""
+STUDY = """\
+claim: Margins matter.
+recipe: base.yaml
+seeds: [0, 1]
+metrics: [map@r]
+variants:
+  small: {loss.margin: 0.1}
+  large: {loss.margin: 0.3}
+expect:
+- {better: large, than: small, metric: map@r}
+"""
+PHOTOS = RECIPE.replace("{name: glyphs, classes: 12, images_per_class: 3, size: 16}", "{name: folder, root: photos}")
+
+
+MADE = (
+    ("train", "base.yaml", "-o", "run"),
+    ("eval", "run"),
+    ("embed", "run", "--split", "test"),
+    ("export", "run/embeddings/test", "--format", "faiss"),
+    ("data", "cache", "photos.yaml", "-o", "cache"),
+    ("study", "study.yaml", "-o", "study"),
+    ("protocol", "official", "base.yaml", "-o", "protocol", "--repeats", "1"),
+)
+"""The commands that make what is on the ground."""
+
+
+def examples(small: int, full: int) -> settings:
+    """How many examples a test draws: few in `make test`, many in `make fuzz`; any example may take its time."""
+    suppressed = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
+    return settings(
+        max_examples=full if FULL else small,
+        deadline=None,
+        suppress_health_check=suppressed,
+    )
+
+
+def hashes(folder: Path, *without: str) -> dict[str, str]:
+    """Of every file below a folder, what it holds; ``without`` the folders of these names."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.relative_to(folder).parts[0] not in without
+    }
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., tuple[int, str]]:
+    """A command through the CLI's own entry point, in this process: exit code, and what it said."""
+    from dmlkit.cli.app import main
+
+    def run(*words: str) -> tuple[int, str]:
+        text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        before, sys.argv = sys.argv, ["dmlkit", *words]
+        try:
+            with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+                main()
+        except SystemExit as ended:
+            code = ended.code
+        else:
+            code = 0
+        finally:
+            sys.argv = before
+        text.flush()
+        said = text.buffer.getvalue().decode()  # type: ignore[attr-defined]
+        return (0 if code is None else int(code)), said
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory, command: Callable[..., tuple[int, str]]) -> Path:
+    """A folder with a recipe, a run and what commands make of it, arrays, a table and a few images."""
+    import numpy as np
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("ground")
+    (folder / "base.yaml").write_text(RECIPE)
+    (folder / "study.yaml").write_text(STUDY)
+    random = np.random.default_rng(0)
+    for label in ("ant", "bee", "cat", "dog"):
+        (folder / "photos" / label).mkdir(parents=True)
+        for index in range(3):
+            pixels = random.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / label / f"{index}.png")
+    rows = [f"photos/{label}/{index}.png,{label}" for label in ("ant", "bee", "cat", "dog") for index in range(3)]
+    (folder / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    np.save(folder / "x.npy", random.normal(size=(24, 6)).astype(np.float32))
+    np.save(folder / "y.npy", np.arange(24) % 6)
+    (folder / "photos.yaml").write_text(PHOTOS)
+    for words in MADE:
+        with chdir(folder):
+            code, said = command(*words)
+        assert code == 0, said
+    return folder

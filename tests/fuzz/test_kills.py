@@ -1,0 +1,131 @@
+"""Every writer, ended between any two changes of the disk: the same command goes on to the same files."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fuzz.conftest import hashes
+
+KILLED = 137
+WRITERS: dict[str, tuple[str, ...]] = {
+    "train": ("train", "base.yaml", "-o", "new", "--resume"),
+    "train over a run": ("train", "base.yaml", "-o", "run", "--overwrite", "--set", "seed=1"),
+    "embed": ("embed", "run", "photos", "-o", "new"),
+    "eval": ("eval", "run", "--set", "transform.size=20"),
+    "data cache": ("data", "cache", "photos.yaml", "-o", "new"),
+    "data cache over a cache": (
+        "data",
+        "cache",
+        "photos.yaml",
+        "-o",
+        "cache",
+        "--overwrite",
+        "--set",
+        "transform.size=20",
+    ),
+    "study": ("study", "study.yaml", "-o", "new"),
+    "protocol": ("protocol", "official", "base.yaml", "-o", "new", "--repeats", "1"),
+    "report": ("report", "study", "-o", "new.md"),
+    "plot": ("plot", "run", "-o", "new.png"),
+    **{
+        f"export {kind}": ("export", "run/embeddings/test", "--format", kind, "-o", f"new{end}")
+        for kind, end in (("faiss", ".faiss"), ("npz", ".npz"), ("parquet", ".parquet"), ("tensorboard", ""))
+    },
+    "export safetensors": ("export", "run", "--format", "safetensors", "-o", "new.safetensors"),
+}
+VARYING = {"seconds", "images_per_second", "waiting", "created", "created_at", "cost", "command", "modified"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_kill_anywhere_costs_no_file(
+    name: str, ground: Path, command: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    words = WRITERS[name]
+    whole = tmp_path / "whole"
+    shutil.copytree(ground, whole)
+    with chdir(whole):
+        assert command(*words)[0] == 0
+    expected = contents(whole)
+    steps = in_child(command, words, copied(ground, tmp_path / "counted"), None)
+    assert steps > 0
+    for step in range(1, steps + 1, max(1, steps // 12)):
+        folder = copied(ground, tmp_path / f"killed-{step}")
+        assert in_child(command, words, folder, step) == -1
+        with chdir(folder):
+            code, said = command(*words)
+        assert code == 0 or "already holds" in said, (step, said)  # ended after the last file
+        found = contents(folder)
+        assert found == expected, (step, {key for key in found | expected if found.get(key) != expected.get(key)})
+        shutil.rmtree(folder)
+
+
+def copied(ground: Path, folder: Path) -> Path:
+    shutil.copytree(ground, folder)
+    return folder
+
+
+def in_child(command: Callable[..., Any], words: tuple[str, ...], folder: Path, last: int | None) -> int:
+    """Run a command in a forked process that ends before its ``last``-th change of the disk, as by kill -9.
+
+    Returns:
+        How many changes it made; -1 where it was ended.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        made = [0]
+        for name in ("replace", "rename", "unlink", "rmdir"):
+            setattr(os, name, _counted(getattr(os, name), made, last))
+        with chdir(folder):
+            code, said = command(*words)
+        os.write(write, f"{made[0] if code == 0 else said}".encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) == KILLED:
+        return -1
+    return int(told)
+
+
+def _counted(change: Callable[..., Any], made: list[int], last: int | None) -> Callable[..., Any]:
+    process = os.getpid()
+
+    def perform(*arguments: Any, **options: Any) -> Any:
+        made[0] += os.getpid() == process  # not in those that load images
+        if made[0] == last:
+            os._exit(KILLED)
+        return change(*arguments, **options)
+
+    return perform
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """What files hold, without times. A lock that nobody holds may stay."""
+    found: dict[str, Any] = {name: value for name, value in hashes(folder).items() if not name.endswith("/.lock")}
+    for name in found:
+        path = folder / name
+        if path.suffix in (".json", ".jsonl"):
+            found[name] = [_without_times(json.loads(line)) for line in _documents(path)]
+        elif path.suffix in (".pt", ".png", ".npz", ".safetensors"):  # times and random order inside
+            found[name] = path.stat().st_size > 0
+    return found
+
+
+def _documents(path: Path) -> list[str]:
+    text = path.read_text()
+    return text.splitlines() if path.suffix == ".jsonl" else [text]
+
+
+def _without_times(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _without_times(value) for key, value in data.items() if key not in VARYING}
+    return [_without_times(item) for item in data] if isinstance(data, list) else data
