@@ -140,6 +140,10 @@ class PartFolder:
         """Remove what nobody goes on with: the parts of finished embeddings, or a job without a complete part."""
         if not self.job_path.exists() or not (self.is_finished() or not any(self.path.glob(COMPLETE))):
             return
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the job and its parts."""
         self._remove(COMPLETE)
         self._remove(".*.partial")
         self.job_path.unlink(missing_ok=True)  # last: without it the folder may be somebody else's

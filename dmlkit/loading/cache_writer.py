@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
-from dmlkit.loading.batches import refuse_faults
 from dmlkit.loading.cache import INDEX, MANIFEST, PIXELS, CacheManifest, stamp
+from dmlkit.loading.faults import refuse_faults
+from dmlkit.loading.sizes import check_resized
 from dmlkit.recipe.schema import Recipe
-from dmlkit.transforms.base import ImageTransform
+from dmlkit.transforms.base import Resizing
 
 
 class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
@@ -23,18 +24,20 @@ class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
 
     Args:
         dataset: the images.
-        resize: what to do with each.
+        resizing: what to do with each.
     """
 
-    def __init__(self, dataset: Dataset, resize: ImageTransform) -> None:
-        self.dataset, self.resize = dataset, resize
+    def __init__(self, dataset: Dataset, resizing: Resizing) -> None:
+        self.dataset, self.resizing, self.resize = dataset, resizing, resizing.transform()
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Tensor | None, str]:
         try:
-            return self.resize(self.dataset.image(index)).permute(1, 2, 0).contiguous(), ""
+            image = self.dataset.image(index)
+            check_resized(image, self.resizing, self.dataset.paths[index])
+            return self.resize(image).permute(1, 2, 0).contiguous(), ""
         except BadImageError as error:
             return None, str(error)
 
@@ -79,7 +82,7 @@ def write_cache(
     output.mkdir(parents=True, exist_ok=True)
     (output / MANIFEST).unlink(missing_ok=True)  # until the new one is whole
     resizing = recipe.transform.resizing
-    images = ResizedImages(dataset, resizing.transform())
+    images = ResizedImages(dataset, resizing)
     loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=min(8, os.cpu_count() or 1))
     sides: list[tuple[int, int]] = []
     faults: list[str] = []
