@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published
 from dmlkit.datasets.files.listing import ListedRows, Listing
 from dmlkit.datasets.files.locate import locate, missing
+from dmlkit.datasets.files.matlab import read_mat
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import is_split, split_folders
 
@@ -119,38 +119,23 @@ LAYOUTS = {"cars_annos.mat": from_annotations, "devkit": from_devkit, "anno_trai
 """The layouts by the file that gives each away."""
 
 
-def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str, Any]:
-    """The variables of a MATLAB file; empty, with a fault, if it cannot be read or lacks some."""
-    from scipy.io import loadmat
-
-    if not path.exists():
-        faults.append(f"{path}: missing; get it where the archive came from")
-        return {}
-    try:
-        contents: dict[str, Any] = loadmat(path, squeeze_me=True)
-    except Exception as error:  # scipy raises many kinds for damaged files
-        faults.append(f"{path}: cannot read this MATLAB file: {error}; download it again")
-        return {}
-    absent = [name for name in needed if name not in contents]
-    if absent:
-        faults.append(f"{path}: holds no {' and '.join(absent)}; expected the annotations of Cars196")
-        return {}
-    return contents
-
-
 def class_names(contents: dict[str, Any]) -> list[str]:
     """The names of the models; none where the file could not be read."""
-    return [str(name) for name in np.atleast_1d(contents["class_names"])] if contents else []
+    return [str(name) for name in contents["class_names"]] if contents else []
 
 
 def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faults: list[str]) -> Iterator[CarsRow]:
     """The images of the structure array ``annotations``: the path in ``field``, the model in ``class``."""
     if not contents:
         return
-    annotations = np.atleast_1d(contents["annotations"])
-    absent = {field, "class"} - set(annotations.dtype.names or ())
+    annotations = contents["annotations"]
+    absent = {field, "class"} - set(annotations if isinstance(annotations, dict) else ())
     if absent:
         faults.append(f"{path}: annotations hold no {' and '.join(sorted(absent))}; expected those of Cars196")
         return
     for number, (name, model) in enumerate(zip(annotations[field], annotations["class"], strict=True), start=1):
-        yield CarsRow(f"{path}: annotation {number}", f"{prefix}{name}", int(model))
+        where = f"{path}: annotation {number}"
+        if isinstance(name, str) and isinstance(model, int | float) and float(model).is_integer():
+            yield CarsRow(where, f"{prefix}{name}", int(model))
+        else:
+            faults.append(f"{where}: got {name!r} of class {model!r}, expected the name of an image and a number")

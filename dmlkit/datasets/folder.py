@@ -88,9 +88,21 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def image_files(folder: Path) -> list[str]:
-    """The image files below a folder, sorted, hidden ones left out."""
+    """The image files below a folder, sorted, hidden ones left out.
+
+    Links to folders are followed, and every folder is taken once: links that lead in a circle end there.
+
+    Raises:
+        UserError: a folder below it cannot be read.
+    """
     found: list[str] = []
-    for directory, folders, files in os.walk(folder):
+    seen: set[tuple[int, int]] = set()
+    for directory, folders, files in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+        status = os.stat(directory)  # noqa: PTH116 - as below
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [
             os.path.join(directory, name)  # noqa: PTH118 - Path costs 10 s for a million files
@@ -98,3 +110,9 @@ def image_files(folder: Path) -> list[str]:
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122
         ]
     return found
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise UserError(
+        f"{error.filename}: cannot read this folder: {error.strerror}; give yourself the permission, or move it away"
+    ) from error

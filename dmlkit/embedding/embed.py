@@ -72,7 +72,7 @@ def embed_job(
     missing: list[int] = []
     if fabric.is_global_zero:
         parts.begin(description)
-        missing = parts.missing(range(len(parts)), skip_bad_images=skip)
+        missing = parts.missing(range(len(parts)), description["dim"], skip_bad_images=skip)
     # one answer for all: a rank that looked for itself, later, would not see parts that a quick one has just written
     missing = fabric.broadcast(missing)
     parts.check(description)
@@ -85,7 +85,7 @@ def embed_job(
         compute(share, _scaled(advance, sum(len(parts.images(part)) for part in share), remaining))
         if not fabric.is_global_zero:
             return None
-        _wait(parts, missing, fabric, skip_bad_images=skip)
+        _wait(parts, missing, description["dim"], fabric, skip_bad_images=skip)
         return write_embeddings(parts, job.dataset, describe(trained), source=job.source, labelled=job.labelled)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
@@ -108,10 +108,10 @@ def _scaled(advance: Advance, share: int, whole: int) -> Advance:
     return told
 
 
-def _wait(parts: PartFolder, missing: list[int], fabric: Fabric, *, skip_bad_images: bool) -> None:
+def _wait(parts: PartFolder, missing: list[int], dim: int, fabric: Fabric, *, skip_bad_images: bool) -> None:
     """Wait until other ranks have written their parts. A barrier would give up after 30 minutes, and ranks of
     unequal speed can be further apart than that; if one of them dies, torchrun ends this one too."""
-    while missing := parts.missing(missing, skip_bad_images=skip_bad_images):
+    while missing := parts.missing(missing, dim, skip_bad_images=skip_bad_images):
         if fabric.world_size == 1:
             raise UserError(
                 f"{parts.file(missing[0])}: not here though a worker has written it; --output must be a folder that "

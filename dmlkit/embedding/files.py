@@ -10,6 +10,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.manifest import Description, Manifest
 from dmlkit.embedding.parts import PartFolder
 from dmlkit.files.atomic import atomic_write
+from dmlkit.loading.faults import refuse_nothing_read
 
 
 def write_embeddings(
@@ -28,6 +29,9 @@ def write_embeddings(
 
     Returns:
         The manifest.
+
+    Raises:
+        UserError: no image could be read.
     """
     output, faults = parts.output, list[str]()
     with atomic_write(output / "embeddings.npy", scratch=parts.path) as partial, partial.open("wb") as file:
@@ -37,6 +41,9 @@ def write_embeddings(
             file.write(np.ascontiguousarray(part.points.numpy(), dtype="<f4").tobytes())
             faults += part.faults
             count += len(part.indices)
+        if faults and not count:
+            parts.discard()  # the same command shall not go on with them once the images are mended
+            refuse_nothing_read(count, faults, source)
         _write_header(file, count, description.dim)
     _write_items(output / "items.parquet", parts, dataset, labelled=labelled)
     manifest = Manifest(**dict(description), source=source, count=count, skipped=tuple(faults))

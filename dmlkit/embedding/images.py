@@ -32,7 +32,7 @@ def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Datas
     """What to embed, and whether its labels mean anything: a folder of images, or a split of the recipe's dataset.
 
     Raises:
-        UserError: the folder is missing or holds no image.
+        UserError: the folder is missing, cannot be read or holds no image.
     """
     if images is None:
         return images_of_split(recipe.dataset, split), True

@@ -1,18 +1,22 @@
 """The parts of embeddings on disk, while any number of processes compute them: each is whole, or it is not there."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from errno import ENOENT
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, write_json
 from dmlkit.files.differences import differences
+from dmlkit.files.regular import check_regular
 from dmlkit.loading.batches import Draw
 
 BATCH_IMAGES = 128
@@ -93,12 +97,15 @@ class PartFolder:
             UserError: the folder cannot be seen from here, or is of another job; lists what differs.
         """
         try:
+            check_regular(self.job_path)
             begun = json.loads(self.job_path.read_text(encoding="utf-8"))
-        except OSError:
+            if not isinstance(begun, dict):
+                raise ValueError(f"expected a description of the embeddings, got a {type(begun).__name__}")
+        except FileNotFoundError:
             raise UserError(
                 f"{self.job_path}: not found by one of the processes; --output must be a folder that all of them reach"
             ) from None
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"{self.job_path}: cannot read this: {error}; remove {self.path} to start anew") from None
         changes = list(differences("", begun, json.loads(json.dumps(job))))
         if changes:
@@ -107,18 +114,36 @@ class PartFolder:
                 f"remove {self.path} to start anew, or choose another --output"
             )
 
-    def missing(self, parts: Iterable[int], *, skip_bad_images: bool) -> list[int]:
-        """Those of the parts that are still to be computed: also damaged ones, and ones that left images out if now
-        none may be left out."""
-        faults = ((part, self._faults(part)) for part in parts)
-        return [part for part, found in faults if found is None or (found and not skip_bad_images)]
+    def missing(self, parts: Iterable[int], dim: int, *, skip_bad_images: bool) -> list[int]:
+        """Those of the parts that are still to be computed: also ones that are not what was asked for.
 
-    def _faults(self, part: int) -> list[str] | None:
+        Args:
+            parts: which ones to look at.
+            dim: coordinates of an embedding.
+            skip_bad_images: parts that left images out will do.
+        """
+        contents = ((part, self._content(part)) for part in parts)
+        return [
+            part
+            for part, content in contents
+            if content is None
+            or (content.faults and not skip_bad_images)
+            or not is_part_of(content, self.images(part), dim)
+        ]
+
+    def _content(self, part: int) -> Part | None:
+        """A part as it is on disk; None if it is not there or no part."""
+        path = self.file(part)
         try:
-            with safe_open(self.file(part), "pt") as file:
-                return json.loads(file.metadata()["faults"])
-        except (FileNotFoundError, SafetensorError):
+            check_regular(path)
+            with safe_open(path, "pt") as file:
+                faults: Any = json.loads(file.metadata()["faults"])
+                content = Part(file.get_tensor("points"), file.get_tensor("indices"), faults)
+        # not there | damaged | no metadata | others | no JSON
+        except (OSError, SafetensorError, TypeError, KeyError, ValueError):
             return None
+        is_texts = isinstance(faults, list) and all(isinstance(fault, str) for fault in faults)
+        return content if is_texts else None
 
     def write(self, part: int, content: Part) -> None:
         """Write a part, all or nothing."""
@@ -127,10 +152,16 @@ class PartFolder:
             partial.write_bytes(save(tensors, {"faults": json.dumps(content.faults)}))
 
     def read(self) -> Iterator[Part]:
-        """All parts in the order of the list, one in memory at a time."""
+        """All parts in the order of the list, one in memory at a time; none is `missing`.
+
+        Raises:
+            FileNotFoundError: another process has finished the embeddings and removed a part.
+        """
         for part in range(len(self)):
-            tensors = load_file(self.file(part))
-            yield Part(tensors["points"], tensors["indices"], self._faults(part) or [])
+            content = self._content(part)
+            if content is None:
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self.file(part)))
+            yield content
 
     def is_finished(self) -> bool:
         """Whether the embeddings are there, whole: their manifest is written last."""
@@ -140,6 +171,10 @@ class PartFolder:
         """Remove what nobody goes on with: the parts of finished embeddings, or a job without a complete part."""
         if not self.job_path.exists() or not (self.is_finished() or not any(self.path.glob(COMPLETE))):
             return
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the job and its parts."""
         self._remove(COMPLETE)
         self._remove(".*.partial")
         self.job_path.unlink(missing_ok=True)  # last: without it the folder may be somebody else's
@@ -149,3 +184,24 @@ class PartFolder:
     def _remove(self, pattern: str) -> None:
         for path in self.path.glob(pattern):
             path.unlink(missing_ok=True)
+
+
+def is_part_of(part: Part, images: range, dim: int) -> bool:
+    """Whether a part holds each of some images once, in order, as an embedding or as a fault.
+
+    Example:
+        >>> part = Part(torch.zeros(2, 3), torch.tensor([4, 6]), ["5.jpg: cannot read this image"])
+        >>> is_part_of(part, range(4, 7), 3), is_part_of(part, range(4, 8), 3), is_part_of(part, range(4, 7), 2)
+        (True, False, False)
+    """
+    points, indices, faults = part
+    return (
+        points.dtype == torch.float32
+        and indices.dtype == torch.int64
+        and indices.ndim == 1
+        and points.shape == (len(indices), dim)
+        and len(indices) + len(faults) == len(images)
+        and all(index in images for index in indices.tolist())
+        and bool((indices.diff() > 0).all())
+        and bool(points.isfinite().all())
+    )

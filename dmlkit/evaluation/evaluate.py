@@ -10,7 +10,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.in_memory import Advance, Embeddings, embed_dataset
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.loading.batches import refuse_faults
+from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring.retrieval import score_retrieval
@@ -40,12 +40,13 @@ def evaluate(
         ties: how items of the same score count; see `dmlkit.metrics.retrieval_metrics`.
 
     Raises:
-        UserError: an image cannot be read (with ``on_bad_image: error``), or there is nothing to retrieve.
+        UserError: an image cannot be read (with ``on_bad_image: error``), or none can, or there is nothing to retrieve.
     """
     embeddings = embed_dataset(
         fabric, model, dataset, recipe.transform, workers=recipe.training.workers, advance=advance
     )
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
+    refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
     group = torch.distributed.group.WORLD if fabric.world_size > 1 else None
     try:
         return score_dataset(embeddings, dataset, model, recipe.metrics, ties=ties, group=group)

@@ -14,8 +14,8 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.geometry.curvature import Hyperbolicity, backbone_features, hyperbolicity
 from dmlkit.geometry.plot import Kind, default_kind, plot_embeddings
-from dmlkit.loading.batches import refuse_faults
 from dmlkit.loading.cache import images_of_split
+from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -114,6 +114,7 @@ def plot_run(
     dataset = images_of_split(trained.recipe.dataset, split)
     embeddings = embed_dataset(fabric, trained.model.to(fabric.device), dataset, trained.recipe.transform)
     refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image)
+    refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
     present = embeddings.labels.unique()
     chosen = present[torch.linspace(0, len(present) - 1, min(classes, len(present))).round().long()]
     shown = torch.isin(embeddings.labels, chosen)

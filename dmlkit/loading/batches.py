@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.errors import UserError
+from dmlkit.loading.sizes import check_resized
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.cropping.windows import Cut, WindowTransform, collate_cuts, draw_cut, show_cuts
@@ -40,16 +41,6 @@ class Batch(NamedTuple):
     plans: Tensor | None = None  # (B, 7) int64: how the device makes (B, 3, S, S) of the images
 
 
-def refuse_faults(faults: list[str], on_bad_image: str) -> None:
-    """Stop at the first image that could not be read, unless such images are to be skipped.
-
-    Raises:
-        UserError: names the image.
-    """
-    if faults and on_bad_image == "error":
-        raise UserError(f"{faults[0]}; mend or remove it, or leave such images out with dataset.on_bad_image=skip")
-
-
 class TransformedImages(torch.utils.data.Dataset[Item]):
     """Images of a dataset, transformed. Augmentation is seeded per draw: neither the number of workers nor an
     interruption changes a pixel.
@@ -72,7 +63,7 @@ class TransformedImages(torch.utils.data.Dataset[Item]):
                 f"dataset.cache: holds images resized to {dataset.resizing}, but the transform {transform.name} "
                 f"resizes to {transform.resizing.text}; run dmlkit data cache again"
             )
-        self.dataset = dataset
+        self.dataset, self.resizing = dataset, transform.resizing
         self.transform = transform.training() if training else transform.evaluation()
         self.augments = training and transform.augments
         # what the device shows
@@ -82,6 +73,7 @@ class TransformedImages(torch.utils.data.Dataset[Item]):
         index, seed = draw
         try:
             image, label = self.dataset[index]
+            check_resized(image, self.resizing, self.dataset.paths[index])
         except BadImageError as error:
             return Item(None, 0, index, str(error))
         if not self.augments:

@@ -1,9 +1,11 @@
 """Write a cache of decoded and resized images, for machines where decoding is the limit."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -12,10 +14,13 @@ from torch.utils.data import DataLoader
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
-from dmlkit.loading.batches import refuse_faults
-from dmlkit.loading.cache import INDEX, MANIFEST, PIXELS, CacheManifest, stamp
+from dmlkit.files.document import MAX_BYTES
+from dmlkit.files.regular import read_start
+from dmlkit.loading.cache import COLUMNS, INDEX, MANIFEST, PIXELS, CacheManifest, read_index, sha256, stamp
+from dmlkit.loading.faults import refuse_faults
+from dmlkit.loading.sizes import check_resized
 from dmlkit.recipe.schema import Recipe
-from dmlkit.transforms.base import ImageTransform
+from dmlkit.transforms.base import Resizing
 
 
 class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
@@ -23,18 +28,20 @@ class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
 
     Args:
         dataset: the images.
-        resize: what to do with each.
+        resizing: what to do with each.
     """
 
-    def __init__(self, dataset: Dataset, resize: ImageTransform) -> None:
-        self.dataset, self.resize = dataset, resize
+    def __init__(self, dataset: Dataset, resizing: Resizing) -> None:
+        self.dataset, self.resizing, self.resize = dataset, resizing, resizing.transform()
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Tensor | None, str]:
         try:
-            return self.resize(self.dataset.image(index)).permute(1, 2, 0).contiguous(), ""
+            image = self.dataset.image(index)
+            check_resized(image, self.resizing, self.dataset.paths[index])
+            return self.resize(image).permute(1, 2, 0).contiguous(), ""
         except BadImageError as error:
             return None, str(error)
 
@@ -65,58 +72,110 @@ def write_cache(
         recipe: says how to resize (the first step of its transform's evaluation) and what to do with bad images.
         dataset: of `images_to_cache`.
         output: a folder.
-        overwrite: replace the cache in it.
+        overwrite: replace the cache in it, which stays whole until the new one is.
         advance: told of the images done.
 
     Returns:
         The manifest.
 
     Raises:
-        UserError: the folder holds a cache, or an image cannot be read.
+        UserError: the folder holds a cache or files of somebody else's, or an image cannot be read.
     """
-    if (output / MANIFEST).exists() and not overwrite:
-        raise UserError(f"{output}: this folder already holds a cache; give --overwrite or another --output")
+    check_output(output, overwrite=overwrite)
     output.mkdir(parents=True, exist_ok=True)
-    (output / MANIFEST).unlink(missing_ok=True)  # until the new one is whole
     resizing = recipe.transform.resizing
-    images = ResizedImages(dataset, resizing.transform())
+    images = ResizedImages(dataset, resizing)
     loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=min(8, os.cpu_count() or 1))
-    sides: list[tuple[int, int]] = []
+    rows: list[CachedRow] = []
     faults: list[str] = []
-    with atomic_write(output / PIXELS) as partial, partial.open("wb") as file:
-        for pixels, fault in loader:
-            if fault:
-                refuse_faults([fault], recipe.dataset.on_bad_image)
-                faults.append(fault)
-                sides.append((0, 0))
-            else:
-                file.write(pixels.numpy().data)
-                sides.append((pixels.shape[0], pixels.shape[1]))
-            advance(1)
-    write_index(output / INDEX, dataset, sides)
-    manifest = CacheManifest(
-        resizing=resizing.text,
-        dataset=recipe.dataset.model_dump(mode="json"),
-        images=len(sides),
-        bytes=sum(3 * height * width for height, width in sides),
-        skipped=tuple(faults),
-    )
-    manifest.write(output / MANIFEST)
+    # renamed at the end in the order manifest, index, pixels: whatever a kill leaves has a manifest, and is dmlkit's
+    with (
+        atomic_write(output / PIXELS) as pixels_path,
+        atomic_write(output / INDEX) as index_path,
+        atomic_write(output / MANIFEST) as manifest_path,
+    ):
+        with pixels_path.open("wb") as file:
+            for pixels, fault in loader:
+                if fault:
+                    refuse_faults([fault], recipe.dataset.on_bad_image)
+                    faults.append(fault)
+                    rows.append(CachedRow(0, 0, 0))
+                else:
+                    content = pixels.numpy()
+                    file.write(content.data)
+                    rows.append(CachedRow(content.shape[0], content.shape[1], crc32(content.data)))
+                advance(1)
+        write_index(index_path, dataset, rows)
+        manifest = CacheManifest(
+            resizing=resizing.text,
+            dataset=recipe.dataset.model_dump(mode="json"),
+            images=len(rows),
+            index=sha256(index_path),
+            bytes=sum(3 * row.height * row.width for row in rows),
+            skipped=tuple(faults),
+        )
+        manifest.write(manifest_path)
     return manifest
 
 
-def write_index(path: Path, dataset: Dataset, sides: list[tuple[int, int]]) -> None:
-    """Which image lies where, and what its file was like."""
+def check_output(output: Path, *, overwrite: bool) -> None:
+    """Make sure that a cache may be written to a folder: it replaces no other files, and a whole cache only if asked.
+
+    Raises:
+        UserError: the folder holds a cache, or other files with the names of one.
+    """
+    found = [output / name for name in (MANIFEST, INDEX, PIXELS) if os.path.lexists(output / name)]
+    if not found:
+        return
+    if not is_cache_manifest(output / MANIFEST):
+        raise UserError(f"{found[0]}: this is not of a cache that dmlkit wrote; choose another --output or remove it")
+    if not overwrite and is_whole(output):
+        raise UserError(f"{output}: this folder already holds a cache; give --overwrite or another --output")
+
+
+def is_cache_manifest(path: Path) -> bool:
+    """Whether a file is the manifest of a cache, of this or of another version of dmlkit."""
+    try:
+        data = json.loads(read_start(path, MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and {"resizing", "dataset", "images", "bytes", "skipped"} <= data.keys()
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder with the manifest of a cache holds more than a kill left while files were renamed."""
+    try:
+        CacheManifest.read(folder / MANIFEST)
+    except UserError:
+        return True  # of another version, which knows
+    try:
+        read_index(folder)
+    except UserError:
+        return False
+    return True
+
+
+class CachedRow(NamedTuple):
+    """An image of a cache: 0 x 0 if it could not be read."""
+
+    height: int
+    width: int
+    checksum: int
+
+
+def write_index(path: Path, dataset: Dataset, rows: list[CachedRow]) -> None:
+    """Which image lies where, what its pixels are, and what its file was like."""
     import pyarrow as pa
     from pyarrow import parquet
 
     stamps = [stamp(path) for path in dataset.paths]
     columns = {
-        "key": pa.array([dataset.key(index) for index in range(len(dataset))], pa.string()),
-        "height": pa.array([height for height, _ in sides], pa.int64()),
-        "width": pa.array([width for _, width in sides], pa.int64()),
-        "bytes": pa.array([size for size, _ in stamps], pa.int64()),
-        "modified": pa.array([modified for _, modified in stamps], pa.int64()),
+        "key": [dataset.key(index) for index in range(len(dataset))],
+        "height": [row.height for row in rows],
+        "width": [row.width for row in rows],
+        "bytes": [size for size, _ in stamps],
+        "modified": [modified for _, modified in stamps],
+        "crc32": [row.checksum for row in rows],
     }
-    with atomic_write(path) as partial:
-        parquet.write_table(pa.table(columns), partial)
+    schema = pa.schema([(name, kind) for name, kind in COLUMNS.items()])
+    parquet.write_table(pa.table(columns, schema=schema), path)

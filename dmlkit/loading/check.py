@@ -139,11 +139,11 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
     def __getitem__(self, index: int) -> Inspection:
         try:
             pixels = self.images.image(index)
+            count = frames(self.images.paths[index])
         except BadImageError as error:
             return Inspection(index, b"", str(error), "")
         # the shape too: two plain images of different sides may have the same bytes
         content = repr(tuple(pixels.shape)).encode() + pixels.permute(1, 2, 0).contiguous().numpy().tobytes()
-        count = frames(self.images.paths[index])
         note = f"{self.images.paths[index]}: animated, {count} frames; the first is taken" if count > 1 else ""
         return Inspection(index, hashlib.blake2b(content, digest_size=16).digest(), "", note)
 

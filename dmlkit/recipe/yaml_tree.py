@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from dmlkit.errors import UserError
+from dmlkit.files.regular import read_start
 
 Key = tuple[str | int, ...]
 
@@ -76,12 +77,13 @@ def read_yaml(path: Path, kind: str, missing: str) -> Tree:
     """Parse a small YAML file; ``kind`` says what it should be, ``missing`` is the message where there is none.
 
     Raises:
-        UserError: the file is missing, too large for its kind, or no text; see `parse_yaml`.
+        UserError: the file is missing, not regular, too large for its kind, or no text; see `parse_yaml`.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
+        content = read_start(path, MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
             raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {kind}")
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
     except FileNotFoundError:
         raise UserError(missing) from None
     except (OSError, UnicodeDecodeError) as error:

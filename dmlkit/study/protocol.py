@@ -15,8 +15,8 @@ from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.significance import t_interval
 from dmlkit.files.document import Document
-from dmlkit.loading.batches import refuse_faults
 from dmlkit.loading.cache import images_of_split
+from dmlkit.loading.faults import refuse_faults
 from dmlkit.metrics.map_at_r import MapAtRConfig
 from dmlkit.metrics.precision import PrecisionConfig
 from dmlkit.metrics.r_precision import RPrecisionConfig

@@ -14,7 +14,8 @@ from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.loading.batches import TimedBatches, TrainingBatches, TransformedImages, make_loader, refuse_faults
+from dmlkit.loading.batches import TimedBatches, TrainingBatches, TransformedImages, make_loader
+from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
@@ -156,6 +157,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                         state.seconds += time.perf_counter() - started
                         save(experiment, run, fabric, state)
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
+            refuse_nothing_read(batches.start + images_seen, state.skipped, "the training split")
             check_weights(experiment, state, run)
             pace = Pace(images_seen, time.perf_counter() - started, loader.seconds)
             finish_epoch(experiment, run, fabric, state, progress, pace)

@@ -39,6 +39,17 @@ class Resizing(NamedTuple):
         shape = f"{self.side} x {self.side}" if self.square else f"a shorter side of {self.side}"
         return f"{shape} pixels, {self.interpolation}"
 
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what becomes of an image.
+
+        >>> Resizing(256).size_of(2, 60_000), Resizing(256, square=True).size_of(2, 60_000)
+        ((256, 7680000), (256, 256))
+        """
+        if self.square:
+            return self.side, self.side
+        shorter = min(height, width)
+        return self.side * height // shorter, self.side * width // shorter
+
     def transform(self) -> ImageTransform:
         """(3, H, W) uint8 -> (3, H', W') uint8; an image that has the size already is returned as it is."""
         from torchvision.transforms import v2

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.io import savemat
 
 from dmlkit.datasets import Cars196Config, Cub200Config, InShopConfig, SopConfig
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files import matlab
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
 from tests.datasets import trees
@@ -125,6 +127,49 @@ def test_damaged_lists_are_named_with_their_lines(tmp_path: Path):
     mat.write_bytes(mat.read_bytes()[:300])
     with pytest.raises(UserError, match="cannot read this MATLAB file"):
         Cars196Config(root=str(tmp_path / "cars")).build("train")
+
+
+def test_a_damaged_byte_of_a_matlab_file_is_told_s2(tmp_path: Path):
+    """This byte ends scipy.io.loadmat, and the process that it is in, with a segmentation fault."""
+    trees.cars_devkit(tmp_path)
+    mat = tmp_path / "cars_test_annos_withlabels.mat"
+    content = bytearray(mat.read_bytes())
+    content[2065] = 0o14
+    mat.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{mat}: cannot read this MATLAB file: .*; download it again$"):
+        Cars196Config(root=str(tmp_path)).build("test")
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", r"it is damaged and ends its reader \(signal 11\)"),
+        ("import time; time.sleep(60)", "not read after 1 seconds"),
+        ("import sys; sys.exit('two\\nlines')", "lines"),
+        ("import os; os._exit(3)", "no reason was given"),
+    ],
+)
+def test_however_the_reader_of_a_matlab_file_ends(script: str, told: str, tmp_path: Path, monkeypatch):
+    (tmp_path / "child.py").write_text(script)
+    monkeypatch.setattr(matlab, "CHILD", tmp_path / "child.py")
+    monkeypatch.setattr(matlab, "SECONDS", 1)
+    trees.cars(tmp_path)
+    with pytest.raises(UserError, match=f"cannot read this MATLAB file: .*{told}; download it again$"):
+        Cars196Config(root=str(tmp_path)).build("test")
+
+
+def test_cells_of_a_matlab_file_that_are_none(tmp_path: Path):
+    trees.cars(tmp_path)
+    fields = {"relative_im_path": ["1.jpg", 2.5, "3.jpg", "4.jpg"], "class": [1.0, 1, "one", 2.5]}
+    contents = {"annotations": trees.annotations(fields), "class_names": trees.car_names()}
+    savemat(tmp_path / "cars_annos.mat", contents)
+    listing = Cars196Config(root=str(tmp_path)).listing()
+    assert listing.names == ["1.jpg"]
+    assert [fault.partition("annotation ")[2] for fault in listing.faults] == [
+        "2: got 2.5 of class 1, expected the name of an image and a number",
+        "3: got '3.jpg' of class 'one', expected the name of an image and a number",
+        "4: got '4.jpg' of class 2.5, expected the name of an image and a number",
+    ]
 
 
 def test_names_that_leave_the_root_are_refused(tmp_path: Path):

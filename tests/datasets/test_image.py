@@ -1,5 +1,6 @@
 """Decoding: every kind of image becomes upright 8-bit RGB with the colours that it shows."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from PIL import Image, ImageOps
 
 from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.files.image import EXTENSIONS, frames, read_image
 
 RED, WHITE = [255, 0, 0], [255, 255, 255]
 
@@ -78,6 +79,36 @@ def test_damaged_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("dmlkit.datasets.files.image.MAX_PIXELS", 4000)
     with pytest.raises(BadImageError, match="64 x 64 pixels; expected at most 4,000"):
         read_image(good)
+
+
+@pytest.mark.parametrize("extension", sorted(EXTENSIONS))
+def test_every_extension_has_a_decoder(extension: str, tmp_path: Path):
+    Image.new("RGB", (16, 16), "red").save(tmp_path / f"red{extension}")
+    assert read_image(tmp_path / f"red{extension}").shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("read", [read_image, frames])
+def test_postscript_named_png_starts_no_ghostscript_s1(read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Pillow hands PostScript to the first gs on the PATH."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexit 1\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # looked for once a process
+    (tmp_path / "x.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n")
+    with pytest.raises(BadImageError, match=r"x\.png: cannot read this image: it is of no known image format \(JPEG, "):
+        read(tmp_path / "x.png")
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_a_broken_later_frame_is_told(tmp_path: Path):
+    frame = Image.new("L", (32, 32))
+    frame.save(tmp_path / "pages.tif", save_all=True, append_images=[frame])
+    content = (tmp_path / "pages.tif").read_bytes()
+    (tmp_path / "pages.tif").write_bytes(content[: len(content) // 2 + 40])  # Pillow raises a TypeError
+    assert read_image(tmp_path / "pages.tif").shape == (3, 32, 32)
+    with pytest.raises(BadImageError, match=r"pages\.tif: cannot read this image"):
+        frames(tmp_path / "pages.tif")
 
 
 @pytest.mark.parametrize("quality", [30, 75, 95])

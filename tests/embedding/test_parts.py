@@ -17,13 +17,14 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
+from safetensors.torch import save
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.embed import embed_job
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
-from dmlkit.embedding.parts import PartFolder
+from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.run import embed as embed_images
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
@@ -97,7 +98,7 @@ def test_a_worker_computes_one_part_after_another(home, unbroken, tmp_path):
     for number in (2, 0, 1):
         worker([number], told.append)
     assert told == [44, 128, 128]
-    assert not job.parts.missing(range(3), skip_bad_images=False)
+    assert not job.parts.missing(range(3), 8, skip_bad_images=False)
     embed(home, tmp_path)
     assert contents(tmp_path) == unbroken
 
@@ -182,6 +183,52 @@ def test_a_damaged_part_is_computed_again(home, unbroken, written, tmp_path):
     assert written == [0, 1, 2] and contents(tmp_path) == unbroken
 
 
+def zeros(count: int, dim: int = 8) -> torch.Tensor:
+    return torch.zeros(count, dim)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata"),
+    [
+        ({"points": zeros(3), "indices": torch.arange(3)}, {"faults": "[]"}),  # 3 rows for 128
+        ({"points": zeros(128, 5), "indices": torch.arange(128)}, {"faults": "[]"}),
+        ({"points": zeros(128).double(), "indices": torch.arange(128)}, {"faults": "[]"}),
+        ({"points": zeros(128), "indices": torch.arange(128).int()}, {"faults": "[]"}),
+        ({"points": zeros(128), "indices": torch.arange(128) + 1}, {"faults": "[]"}),
+        ({"points": zeros(128), "indices": torch.zeros(128, dtype=torch.int64)}, {"faults": "[]"}),
+        ({"points": zeros(128), "indices": torch.arange(128).flip(0)}, {"faults": "[]"}),
+        ({"points": zeros(128), "indices": torch.arange(128) * 2**40}, {"faults": "[]"}),
+        ({"points": zeros(128) / 0, "indices": torch.arange(128)}, {"faults": "[]"}),
+        ({"points": zeros(128), "indices": torch.arange(128)}, {"faults": '["one too many"]'}),
+        ({"points": zeros(127), "indices": torch.arange(127)}, {"faults": "[3]"}),
+        ({"points": zeros(128), "indices": torch.arange(128)}, {"faults": "{}"}),
+        ({"points": zeros(128), "indices": torch.arange(128)}, {"faults": "no JSON"}),
+        ({"points": zeros(128), "indices": torch.arange(128)}, {}),
+        ({"points": zeros(128), "indices": torch.arange(128)}, None),
+        ({"points": zeros(128), "rows": torch.arange(128)}, {"faults": "[]"}),
+    ],
+)
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_part_that_is_none_is_computed_again_s11(home, tensors, metadata, skip, tmp_path):
+    parts = PartFolder(tmp_path, IMAGES)
+    parts.path.mkdir()
+    parts.file(0).write_bytes(save(tensors, metadata))
+    assert parts.missing([0], 8, skip_bad_images=skip) == [0]
+    good = Part(zeros(127), torch.arange(1, 128), ["000.png: cannot read this image"])
+    parts.write(0, good)
+    assert parts.missing([0], 8, skip_bad_images=skip) == ([] if skip else [0])
+
+
+def test_embeddings_with_parts_of_somebody_else_are_the_same_s11(home, unbroken, written, tmp_path):
+    embed_until(0, home, tmp_path)
+    tensors = {"points": torch.zeros(3, 8), "indices": torch.arange(3)}
+    (tmp_path / "parts" / "part-00000.safetensors").write_bytes(save(tensors, {"faults": "[]"}))
+    os.mkfifo(tmp_path / "parts" / "part-00001.safetensors")
+    written.clear()
+    embed(home, tmp_path)
+    assert written == [0, 1, 2] and contents(tmp_path) == unbroken
+
+
 def test_two_commands_at_once_leave_whole_files(home, unbroken, tmp_path, monkeypatch):
     write = PartFolder.write
 
@@ -209,9 +256,10 @@ def test_parts_of_other_embeddings_are_refused_with_what_differs(home, tmp_path)
     torch.save(state, tmp_path / "run" / "checkpoints" / "best.pt")
     with pytest.raises(UserError, match=r"\(model.fingerprint: was \w{64}, now \w{64}\); undo that"):
         embed_images(tmp_path / "run", home / "photos", output=output, device="cpu")
-    (output / "parts" / "job.json").write_text("{")
-    with pytest.raises(UserError, match=r"job\.json: cannot read this.*remove .*parts to start anew"):
-        embed(home, output)
+    for content in ("{", "[]", "null"):
+        (output / "parts" / "job.json").write_text(content)
+        with pytest.raises(UserError, match=r"job\.json: cannot read this.*remove .*parts to start anew"):
+            embed(home, output)
 
 
 def test_bad_images_stop_or_are_left_out_and_a_mended_one_is_taken(home, unbroken, written, tmp_path):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dmlkit.component import Requirement
 from dmlkit.errors import UserError
+from dmlkit.files.regular import check_regular
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "teacher", "student", "network")
 """Keys under which training programs put the weights: Lightning, Proxy-Anchor, DeiT and dmlkit, DINO."""
@@ -151,6 +152,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> Any:
+    check_regular(path)
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

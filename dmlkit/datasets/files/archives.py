@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dmlkit.files.regular import check_regular
+
 
 @dataclass(frozen=True)
 class Archive:
@@ -49,5 +51,6 @@ class Published:
 
 def md5(path: Path) -> str:
     """The MD5 sum of a file, in bounded memory: a guard against truncated downloads, not against attackers."""
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,5 +1,7 @@
 """Decoding image files of any kind to RGB."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.files.regular import check_regular
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+"""What the extensions stand for. Pillow opens no other: it would hand a PostScript called .png to Ghostscript."""
 MAX_PIXELS = 80_000_000  # just below the 89 M at which Pillow warns of a decompression bomb
 
 Box = tuple[float, float, float, float]
@@ -23,23 +28,33 @@ def read_image(path: str | Path, box: Box | None = None) -> Tensor:
     applied, and of an animation the first frame is taken.
 
     Raises:
-        BadImageError: the file is missing, empty, broken, truncated, larger than 80 megapixels, or no image, or
-            the box does not lie in it.
+        BadImageError: the file is missing, not regular, empty, broken, truncated, larger than 80 megapixels, or no
+            image, or the box does not lie in it.
+    """
+    with decoding(path), Image.open(path, formats=FORMATS) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise BadImageError(f"{path}: {image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}")
+        if image.format == "JPEG" and image.mode == "RGB" and box is None:
+            return read_jpeg(path)
+        upright = ImageOps.exif_transpose(image)
+        pixels = np.asarray(to_rgb(upright if box is None else crop_box(upright, box, path)))
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+
+@contextmanager
+def decoding(path: str | Path) -> Generator[None]:
+    """Tell what goes wrong with an image file in the block as one line.
+
+    Raises:
+        BadImageError: the file is not regular, or its decoder objects.
     """
     try:
-        with Image.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise BadImageError(f"{path}: {image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}")
-            if image.format == "JPEG" and image.mode == "RGB" and box is None:
-                return read_jpeg(path)
-            upright = ImageOps.exif_transpose(image)
-            pixels = np.asarray(to_rgb(upright if box is None else crop_box(upright, box, path)))
-    except BadImageError:
+        check_regular(path)
+        yield
+    except (BadImageError, MemoryError):
         raise
-    # Pillow's and torchvision's decoders raise these for damaged files, by format
-    except (OSError, ValueError, SyntaxError, EOFError, RuntimeError, Image.DecompressionBombError) as error:
+    except Exception as error:  # decoders raise many kinds for damaged files, TypeError and struct.error too
         raise BadImageError(f"{path}: cannot read this image: {reason(path, error)}") from error
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
 
 def read_jpeg(path: str | Path) -> Tensor:
@@ -71,7 +86,11 @@ def reason(path: str | Path, error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "file not found"
     if isinstance(error, UnidentifiedImageError):
-        return "the file is empty" if Path(path).stat().st_size == 0 else "it is of no known image format"
+        return (
+            "the file is empty"
+            if Path(path).stat().st_size == 0
+            else f"it is of no known image format ({', '.join(FORMATS)})"
+        )
     return str(error).rsplit(", ", 1)[-1]  # torchvision puts the line of its source before it
 
 
@@ -86,6 +105,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def frames(path: str | Path) -> int:
-    """How many frames an image file has; more than one is an animation, or pages."""
-    with Image.open(path) as image:
+    """How many frames an image file has; more than one is an animation, or pages.
+
+    Raises:
+        BadImageError: a later frame is broken.
+    """
+    with decoding(path), Image.open(path, formats=FORMATS) as image:
         return getattr(image, "n_frames", 1)

@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from dmlkit.errors import UserError
+from dmlkit.files.regular import check_regular
 
 MAX_FAULTS = 20  # lines of one message
 
@@ -82,8 +83,9 @@ def unreadable_name(path: str) -> str:
 
 
 def read_lines(path: Path, faults: list[str]) -> list[str]:
-    """The lines of a text file; a file that is missing or not UTF-8 is a fault."""
+    """The lines of a text file; a file that is missing, not regular or not UTF-8 is a fault."""
     try:
+        check_regular(path)
         return path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         faults.append(f"{path}: missing; unpack the archive again")

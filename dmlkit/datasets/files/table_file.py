@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.errors import UserError
+from dmlkit.files.regular import check_regular
 
 SYNONYMS = {
     "is_query": "query",
@@ -33,6 +34,7 @@ def read_table(file: Path) -> Any:
     kinds = {column: pa.string() for name in TEXTS for column in (name, *old_names(name))}
     convert = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
     try:
+        check_regular(file)
         table: Any = csv.read_csv(file, convert_options=convert) if is_csv(file) else parquet.read_table(file)
     except FileNotFoundError:
         raise UserError(f"dataset.file: {file}: no such file") from None

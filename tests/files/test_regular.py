@@ -1,0 +1,81 @@
+"""Whatever dmlkit reads is a regular file: nothing waits for a FIFO or reads a device to its end."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dmlkit.backbones.pretrained.weights import read_tensors
+from dmlkit.datasets import Cars196Config, Cub200Config, TableConfig
+from dmlkit.datasets.files.image import read_image
+from dmlkit.errors import UserError
+from dmlkit.files.regular import check_regular, read_start
+from dmlkit.recipe.file import read_recipe
+
+
+def cub_list(path: Path) -> object:
+    (path.parent / "CUB_200_2011").mkdir()
+    path.rename(path.parent / "CUB_200_2011" / "images.txt")
+    return Cub200Config(root=str(path.parent)).build("train")
+
+
+def cars_mat(path: Path) -> object:
+    path.rename(path.parent / "cars_annos.mat")
+    return Cars196Config(root=str(path.parent)).build("train")
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "image": read_image,
+    "recipe": read_recipe,
+    "table": lambda path: TableConfig(file=str(path.rename(path.with_suffix(".csv")))).build("train"),
+    "parquet": lambda path: TableConfig(file=str(path.rename(path.with_suffix(".parquet")))).build("train"),
+    "list": cub_list,
+    "matlab": cars_mat,
+    "weights": read_tensors,
+    "safetensors": lambda path: read_tensors(path.rename(path.with_suffix(".safetensors"))),
+}
+
+
+def fifo(path: Path) -> str:
+    os.mkfifo(path)
+    return "a FIFO"
+
+
+def endless(path: Path) -> str:
+    path.symlink_to("/dev/zero")
+    return "a device"
+
+
+def listening(path: Path) -> str:
+    socket.socket(socket.AF_UNIX).bind(os.path.relpath(path))  # a socket's path may have 107 bytes
+    return "a socket"
+
+
+@pytest.mark.parametrize("make", [fifo, endless, listening], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("reader", READERS)
+def test_other_kinds_of_files_are_told_at_once_s7(reader: str, make: Callable[[Path], str], tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kind = make(tmp_path / "file")
+    with pytest.raises(UserError, match=f"this is {kind}; expected a regular file"):
+        READERS[reader](tmp_path / "file")
+
+
+def test_links_to_files_are_files_and_folders_are_not(tmp_path: Path):
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    assert read_start(tmp_path / "link", 3) == b"tex"
+    with pytest.raises(OSError, match="this is a folder; expected a regular file"):
+        check_regular(tmp_path)
+
+
+def test_a_recipe_without_an_end_is_read_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files of /proc are regular and have 0 bytes, so the size of a file says nothing."""
+    (tmp_path / "long.yaml").write_text("# " + "x" * 2_000)
+    monkeypatch.setattr("dmlkit.recipe.yaml_tree.MAX_BYTES", 1_000)
+    with pytest.raises(UserError, match="larger than 1,000 bytes; this is no recipe"):
+        read_recipe(tmp_path / "long.yaml")
+    if Path("/proc/self/maps").exists():
+        with pytest.raises(UserError, match="larger than 1,000 bytes; this is no recipe"):
+            read_recipe(Path("/proc/self/maps"))

@@ -1,0 +1,89 @@
+"""Images that could not be read: where all are, no command goes on as if there were nothing to see."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.recipe.file import read_recipe
+from dmlkit.training.train import train
+
+RECIPE = """\
+seed: 0
+dataset: {{name: folder, root: '{root}', on_bad_image: skip, validation_fraction: 0}}
+transform: {{name: plain, size: 16}}
+backbone: {{name: small_cnn, width: 4}}
+embedding_dim: 8
+loss: {{name: proxy_anchor}}
+sampler: {{name: random, batch_size: 4}}
+training: {{epochs: 3, workers: 0}}
+metrics: ["recall@1", "map@r"]
+"""
+
+
+def photos(root: Path) -> Path:
+    for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)):
+        (root / f"class {index // 3}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / f"class {index // 3}" / f"{index}.png")
+    return root
+
+
+def spoil(root: Path) -> None:
+    for path in root.rglob("*.png"):
+        path.write_bytes(b"no image")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``run``, of one epoch, and its ``photos``."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "recipe.yaml").write_text(RECIPE.format(root=photos(home / "photos")))
+    recipe = read_recipe(home / "recipe.yaml", ["training.epochs=1"])
+    train(recipe, home / "run", fabric=start_fabric("cpu"))
+    return home
+
+
+@pytest.fixture
+def spoilt(trained: Path, tmp_path: Path):
+    """The same, while no photo can be read."""
+    shutil.copytree(trained / "photos", tmp_path / "good")
+    spoil(trained / "photos")
+    yield trained
+    shutil.copytree(tmp_path / "good", trained / "photos", dirs_exist_ok=True)
+
+
+def test_training_on_nothing_stops_after_an_epoch_w5(dmlkit, tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(root=photos(tmp_path / "photos")))
+    spoil(tmp_path / "photos")
+    result = dmlkit("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run", "--device", "cpu")
+    assert result.code == 2 and len(result.err.splitlines()) == 1
+    assert "the training split: none of 4 images could be read; the first: " in result.err
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_training_goes_on_without_some(dmlkit, tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(root=photos(tmp_path / "photos")))
+    for number in (0, 1, 2, 3, 6):
+        (tmp_path / "photos" / f"class {number // 3}" / f"{number}.png").write_bytes(b"no image")
+    assert dmlkit("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run", "--device", "cpu").code == 0
+
+
+def test_evaluating_nothing_is_told_w5(dmlkit, spoilt: Path):
+    for command in (("eval", spoilt / "run"), ("plot", spoilt / "run")):
+        result = dmlkit(*command, "--device", "cpu")
+        assert result.code == 2 and len(result.err.splitlines()) == 1, result.err
+        assert "the test split: none of 6 images could be read; the first: " in result.err
+
+
+def test_embedding_nothing_is_told_and_goes_on_once_it_is_mended_w5(dmlkit, spoilt: Path, tmp_path: Path):
+    command = ("embed", spoilt / "run", spoilt / "photos", "-o", tmp_path / "out", "--device", "cpu")
+    result = dmlkit(*command, "--skip-bad-images")
+    assert result.code == 2 and len(result.err.splitlines()) == 1
+    assert f"{spoilt / 'photos'}: none of 12 images could be read; the first: " in result.err
+    assert not (tmp_path / "out" / "parts").exists()
+    photos(spoilt / "photos")
+    result = dmlkit(*command, "--skip-bad-images")
+    assert result.code == 0 and "12 embeddings of 8 dimensions" in result.out.replace("\n", " ")
