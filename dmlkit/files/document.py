@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from dmlkit import __version__
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import write_json
+from dmlkit.files.regular import refuse_what_is_no_file
 
 MAX_BYTES = 100_000_000  # of a document; the largest, a manifest with a million skipped images, has as many
 
@@ -54,6 +55,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         Raises:
             UserError: the file is missing, damaged, or of another version of dmlkit.
         """
+        refuse_what_is_no_file(path)
         try:
             if path.stat().st_size > MAX_BYTES:
                 raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {cls.kind}")
