@@ -65,6 +65,15 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot read this {cls.kind}: {error}") from error
 
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        """Whether there is such a document, written by this version of dmlkit or one like it."""
+        try:
+            cls.read(path)
+        except UserError:
+            return False
+        return True
+
     def json_line(self) -> str:
         """The document as one line of a .jsonl file, which holds many: with its format, without who wrote it."""
         return json.dumps({**self.plain(), "format": self.version}) + "\n"
