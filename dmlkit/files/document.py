@@ -112,8 +112,9 @@ class Document(BaseModel, frozen=True, extra="forbid"):
             return cls.model_validate_json(json.dumps(fields))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(str(step) for step in first["loc"] if not str(step).startswith("<"))  # a union's tag
+            key = "".join(f"{step}." for step in first["loc"] if not str(step).startswith("<"))  # a union's tag
+            where = f"{key[:-1]}: " if key else ""
             raise UserError(
-                f"{told}: {key}: {first['msg'].lower()}; it is damaged or of another version: let this one (dmlkit "
+                f"{told}: {where}{first['msg'].lower()}; it is damaged or of another version: let this one (dmlkit "
                 f"{__version__}) write it again"
             ) from None

@@ -71,7 +71,17 @@ def read_results(folder: Path) -> StudyResults:
     results = StudyResults.read(path) if path.exists() else None
     if results is None or results.seeds != stored.study.seeds:
         raise UserError(f"{folder}: this study is not finished; go on with: {stored.command}")
+    _check_whole(results, path)
     return results
+
+
+def _check_whole(results: StudyResults, path: Path) -> None:
+    variants, metrics = results.variants, {*results.metrics, *(judged.metric for judged in results.verdicts)}
+    named = {results.reference, *(name for judged in results.verdicts for name in (judged.better, judged.than))}
+    figures = [figures for one in variants.values() for figures in (one.summary, one.difference, *one.runs.values())]
+    whole = named <= set(variants) and all(metrics <= set(some) for some in figures if some is not None)
+    if not whole or (results.axis and len(results.axis.values) != len(variants)):
+        raise UserError(f"{path}: speaks of variants or figures that it does not hold; go on with: {results.command}")
 
 
 def _is_overview(path: Path) -> bool:
