@@ -50,9 +50,15 @@ def compare(
         typer.echo(as_markdown(rows) if markdown else as_latex(rows))
     else:
         print_table(comparison_rows(results, differences), console)
+    for result in results:
+        if result.note:
+            say(console, f"note: {result.note}")
+    first = results[0]
     for result, changes in zip(results[1:], differences, strict=True):
-        if not changes:
-            say(console, f"note: {result.name} was tested on other images than {results[0].name}: no differences")
+        if result.report.images != first.report.images:
+            say(console, f"note: {result.name} was tested on other images than {first.name}: no differences")
+        elif not changes:
+            say(console, f"note: {result.name} has no metric of {first.name} that is made of queries: no differences")
 
 
 def as_json(results: list["Result"], differences: list[dict[str, "Comparison"]]) -> str:

@@ -76,7 +76,13 @@ def evaluate(
         refuse("a folder of embeddings, which knows its own" if is_folder else "a run", {"--manifold": manifold})
 
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_folder
+    from dmlkit.evaluation.result import is_class_table
     from dmlkit.evaluation.run import evaluate_run
+    from dmlkit.files.outputs import check_output
+
+    if per_class is not None:
+        read = [path for path in arrays.values() if path]
+        check_output(per_class, is_class_table, sources=read, option="--per-class")
 
     shown = Shown(json, per_class)
     if embeddings and labels:

@@ -117,7 +117,7 @@ def report(
     from rich.console import Console
 
     from dmlkit.cli.console import say
-    from dmlkit.study.report import report as write_report
+    from dmlkit.study.overview import report as write_report
 
     write_report(folders, output)
     say(Console(), f"wrote {output} and the plots in {output.parent / output.stem}")

@@ -6,15 +6,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 
 from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.errors import UserError
+from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.regular import refuse_what_is_no_file
 from dmlkit.manifolds.base import Manifold
 
 BLOCK = 65_536  # rows handled at once: 128 MB at 512 dimensions
-COLUMNS = ("id", "path", "label")  # of the items
 
 
 class EmbeddingFolder:
@@ -34,6 +34,7 @@ class EmbeddingFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = Manifest.read(path / "manifest.json")
+        _check_geometry(path / "manifest.json", self.manifest, self.manifold())
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)
 
@@ -69,14 +70,17 @@ class EmbeddingFolder:
         )
 
 
-def _read_points(path: Path, manifest: Manifest) -> np.ndarray:
-    try:
-        points = npy.open_memmap(path, mode="r")  # unlike np.load takes no other format than .npy
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; expected embeddings that dmlkit embed wrote") from None
-    except (OSError, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: cannot read these embeddings: {error}; embed the images again") from error
-    expected = (manifest.count, manifest.dim)
+def _check_geometry(path: Path, manifest: Manifest, space: Manifold) -> None:
+    told, meant = (manifest.dim, manifest.similarity), (space.point_dim, space.similarity_name)
+    if told != meant:
+        raise UserError(
+            f"{path}: dim and similarity are {told}, but {meant} on {manifest.manifold.name} of {manifest.features} "
+            "features; it was changed: bring it back, or embed the images again"
+        )
+
+
+def _read_points(path: Path, manifest: Manifest) -> Values:
+    points, expected = read_array(path), (manifest.count, manifest.dim)
     if points.dtype != np.float32 or points.shape != expected:
         raise UserError(
             f"{path}: holds {points.dtype} {points.shape}, expected float32 {expected} as manifest.json says; all "
@@ -86,22 +90,34 @@ def _read_points(path: Path, manifest: Manifest) -> np.ndarray:
 
 
 def _read_items(path: Path, manifest: Manifest) -> Any:
-    from pyarrow import ArrowException, parquet
+    import pyarrow as pa
+    from pyarrow import parquet
 
+    types = {"id": pa.int64(), "path": pa.string(), "label": pa.string()}
+    refuse_what_is_no_file(path)
     try:
-        items: Any = parquet.read_table(path)
+        with path.open("rb") as file, parquet.ParquetFile(file) as stored:
+            names, rows = stored.schema_arrow.names, stored.metadata.num_rows
+            if any(names.count(name) != 1 for name in types):
+                raise UserError(
+                    f"{path}: has the columns {', '.join(names) or 'none'}; expected {', '.join(types)}, as dmlkit "
+                    "embed writes them"
+                )
+            if rows != manifest.count:  # before any is read: a few bytes of Parquet may stand for many rows
+                raise UserError(
+                    f"{path}: has {rows} rows, expected {manifest.count} as manifest.json says; all files must be of "
+                    "one run of dmlkit embed"
+                )
+            items: Any = stored.read()
+        for name, kind in types.items():
+            items = items.set_column(names.index(name), name, items[name].cast(kind))
     except FileNotFoundError:
         raise UserError(f"{path}: missing; expected the items of embeddings that dmlkit embed wrote") from None
-    except (OSError, ArrowException) as error:
-        raise UserError(f"{path}: cannot read these items: {error}; embed the images again") from error
-    if any(items.column_names.count(name) != 1 for name in COLUMNS):
-        raise UserError(
-            f"{path}: has the columns {', '.join(items.column_names) or 'none'}; expected {', '.join(COLUMNS)}, as "
-            "dmlkit embed writes them"
-        )
-    if items.num_rows != manifest.count:
-        raise UserError(
-            f"{path}: has {items.num_rows} rows, expected {manifest.count} as manifest.json says; all files must be "
-            "of one run of dmlkit embed"
-        )
+    except PermissionError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        told = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{path}: cannot read these items: {told}; embed the images again") from error
+    if items["id"].null_count or items["path"].null_count:
+        raise UserError(f"{path}: an item has no id or no path; embed the images again")
     return items

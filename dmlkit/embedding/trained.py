@@ -6,6 +6,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
@@ -30,14 +31,14 @@ def load_model(run: RunFolder, fabric: Fabric, checkpoint: CheckpointName | None
     """The model of a run; the best checkpoint where none is named, the last where none was chosen.
 
     Raises:
-        UserError: there is no run, or no readable checkpoint.
+        UserError: there is no run, or no readable checkpoint of it.
     """
     recipe = run.recipe()
     if checkpoint is None:
         checkpoint = "best" if run.checkpoint_path("best").exists() else "last"
     state = run.load_checkpoint(checkpoint)
     model = build_model(without_pretrained_weights(recipe))
-    model.load_state_dict(state["model"])
+    load_weights(model, state["model"], run.checkpoint_path(checkpoint))
     return TrainedModel(recipe, model.to(fabric.device).eval(), checkpoint, state["epoch"])
 
 

@@ -12,9 +12,10 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
+from dmlkit.files.arrays import Values, read_array
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
-from dmlkit.metrics.ranking.inputs import as_embeddings
+from dmlkit.metrics.ranking.inputs import as_embeddings, as_points
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.metrics.scoring.retrieval import DEFAULT_METRICS, score_retrieval
@@ -63,14 +64,22 @@ def evaluate_arrays(
         ties: how items of the same score count.
 
     Raises:
-        UserError: a file cannot be read, or the arrays cannot be scored.
+        UserError: a file cannot be read, the gallery is the queries themselves, or the arrays cannot be scored.
     """
     configs = _configs(metrics)
-    points = _load_points(embeddings)
-    space = ManifoldConfig.variants[manifold]().build(points.shape[1])
-    queries = space.from_features(points), _load(labels, 1)
-    items = None if gallery is None else (space.from_features(_load_points(gallery[0])), _load(gallery[1], 1))
-    names = [str(row) for row in range(len(points))]
+    features = _features(embeddings)
+    space = ManifoldConfig.variants[manifold]().build(features.shape[1])
+    items = None
+    if gallery is not None:
+        others = _features(gallery[0])
+        if torch.equal(features, others):
+            raise UserError(
+                f"--gallery {gallery[0]}: holds the same rows as --embeddings, so that every query would find itself; "
+                "leave --gallery out: then each query searches all others"
+            )
+        items = _points(others, space, gallery[0]), _labels(gallery[1])
+    queries = _points(features, space, embeddings), _labels(labels)
+    names = [str(row) for row in range(len(features))]
     evaluation = _score(str(embeddings), queries, items, space, configs, ties, names)
     return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
 
@@ -82,23 +91,37 @@ def _configs(metrics: WantedMetrics) -> WantedMetrics:
         raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
 
 
-def _load_points(path: Path) -> Tensor:
+def _features(path: Path) -> Tensor:
     try:
-        return as_embeddings(_load(path, 2), str(path))
+        return as_embeddings(_array(path, 2), str(path))
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
-def _load(path: Path, dimensions: int) -> Any:
+def _points(features: Tensor, space: Manifold, path: Path) -> Tensor:
     try:
-        array = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a NumPy array (.npy)") from None
-    except (ValueError, OSError, EOFError) as error:  # EOFError: the file is empty
-        raise UserError(f"{path}: cannot read this NumPy array: {error}") from error
-    if not isinstance(array, np.ndarray) or array.ndim != dimensions:
-        shape = array.shape if isinstance(array, np.ndarray) else "an archive"
-        raise UserError(f"{path}: expected an array of {dimensions} dimensions, got {shape}")
+        return as_points(features, space, str(path))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _labels(path: Path) -> Values:
+    """Integers, or text that can be written down: bytes are UTF-8, and no half of a surrogate pair is left alone."""
+    labels = _array(path, 1)
+    try:
+        if labels.dtype.kind == "S":
+            labels = np.strings.decode(labels, "utf-8")
+        if labels.dtype.kind == "U":
+            "".join(np.unique(labels).tolist()).encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise UserError(f"{path}: labels: expected text in UTF-8, got {error.object!r:.60}") from None
+    return labels
+
+
+def _array(path: Path, dimensions: int) -> Values:
+    array = read_array(path)
+    if array.ndim != dimensions:
+        raise UserError(f"{path}: expected an array of {dimensions} dimensions, got {array.shape}")
     return array
 
 

@@ -23,11 +23,13 @@ class Result:
         name: of the run.
         report: of its test classes.
         per_query: (Q,) values by metric.
+        note: why its stored evaluation could not be used, if so.
     """
 
     name: str
     report: Report
     per_query: dict[str, Tensor]
+    note: str | None = None
 
 
 def compare_runs(
@@ -39,11 +41,13 @@ def compare_runs(
 ) -> tuple[list[Result], list[dict[str, Comparison]]]:
     """The test evaluation of each run, and how each differs from the first.
 
-    A stored evaluation that answers the same question is read; otherwise the run is evaluated, and it is written.
+    A stored evaluation that answers the same question is read; where there is none, or it is damaged, the run is
+    evaluated, and it is written.
 
     Returns:
         results: one a run.
-        differences: one a run after the first, by metric; empty where the runs were tested on different images.
+        differences: one a run after the first, by metric; none for a metric that only one of them has, nor where the
+            runs were tested on different images.
 
     Raises:
         UserError: fewer than two runs, one given twice, or one that cannot be evaluated.
@@ -54,7 +58,7 @@ def compare_runs(
         raise UserError("compare: a run is given twice")
     fabric = fabric or start_fabric(device)
     found = [evaluate_run(path, checkpoint=checkpoint, fabric=fabric, again=False) for path in paths]
-    results = [Result(str(path), run.report, run.per_query()) for path, run in zip(paths, found, strict=True)]
+    results = [Result(str(path), run.report, run.per_query, run.note) for path, run in zip(paths, found, strict=True)]
     return results, [_differences(results[0], other) for other in results[1:]]
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.evaluation.breakdown import ClassScore, class_scores
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.outputs import head_of, writing
+from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.metrics.scoring.retrieval import Scores
 
 
@@ -65,8 +67,17 @@ class Evaluation:
             raise UserError("--per-class: none of the metrics is made of single queries")
         if not path.parent.is_dir():
             raise UserError(f"--per-class {path}: no such folder {path.parent}")
-        with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["class", "queries", *self.scores.per_query])
             for score in self.class_scores():
                 writer.writerow([self.class_names[score.label], score.queries, *score.metrics.values()])
+
+
+def is_class_table(path: Path) -> bool:
+    """Whether `Evaluation.save_classes` wrote a file: its header holds our columns and metrics, and nothing else."""
+    names = head_of(path).decode("utf-8", "replace").partition("\n")[0].strip().split(",")
+    try:
+        return names[:2] == ["class", "queries"] and bool(metric_configs(names[2:]))
+    except ValueError:
+        return False

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
@@ -18,6 +18,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
+from dmlkit.files.arrays import read_arrays
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring.names import metric_configs
@@ -28,6 +29,7 @@ from dmlkit.run_folder.question import Question
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
 """Recipe keys, or what lies below them, that an evaluation reads; the weights stand for the others."""
+ROUNDING = 1e-9  # of the mean of float64 in [0, 1], whatever the order of the sum
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,21 @@ class EvaluatedRun:
 
     Args:
         report: what was found.
-        evaluation: with the values of every query; None where a stored report answered the question.
+        per_query: (Q,) values by metric.
+        evaluation: with all that is known of the queries; None where a stored report answered the question.
         path: of the report; the values of its queries lie beside it as ``.npz``.
         checkpoint: which weights.
         dataset: the name of the dataset.
+        note: why what was stored could not be used, if so.
     """
 
     report: Report
+    per_query: dict[str, Tensor]
     evaluation: Evaluation | None
     path: Path
     checkpoint: CheckpointName
     dataset: str
-
-    def per_query(self) -> dict[str, Tensor]:
-        """(Q,) values by metric."""
-        if self.evaluation is not None:
-            return dict(self.evaluation.scores.per_query)
-        with np.load(self.path.with_suffix(".npz"), allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    note: str | None = None
 
 
 def evaluate_run(
@@ -101,9 +100,13 @@ def evaluate_run(
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)
     target = run.evaluations / f"{question.file_name(own)}.json"
     name = recipe.dataset.name
-    stored = None if again else _answer(target, question)
-    if stored is not None:
-        return EvaluatedRun(stored, None, target, trained.checkpoint, name)
+    note = None
+    try:
+        stored = None if again else _answer(target, question)
+        if stored:
+            return EvaluatedRun(*stored, None, target, trained.checkpoint, name)
+    except UserError as error:
+        note = f"{error}; evaluated again"
     dataset = images_of_split(recipe.dataset, split)
     if progress:
         progress.expect(len(dataset))
@@ -113,18 +116,26 @@ def evaluate_run(
         target.parent.mkdir(exist_ok=True)
         evaluation.save_per_query(target.with_suffix(".npz"))
         report.write(target)
-    return EvaluatedRun(report, evaluation, target, trained.checkpoint, name)
+    per_query = dict(evaluation.scores.per_query)
+    return EvaluatedRun(report, per_query, evaluation, target, trained.checkpoint, name, note)
 
 
-def _answer(target: Path, question: Question) -> Report | None:
-    """The stored report that answers a question; none where it is another's, damaged, or of an older dmlkit."""
-    if not target.exists() or not target.with_suffix(".npz").exists():
+def _answer(target: Path, question: Question) -> tuple[Report, dict[str, Tensor]] | None:
+    """The stored report that answers a question, and the values of its queries; none where there is none.
+
+    Raises:
+        UserError: it is damaged, or of an older dmlkit.
+    """
+    if not target.exists():
         return None
-    try:
-        report = Report.read(target)
-    except UserError:
+    report, path = Report.read(target), target.with_suffix(".npz")
+    if report.question != question:
         return None
-    return report if report.question == question else None
+    arrays = read_arrays(path, report.intervals, report.queries)
+    for name, values in arrays.items():
+        if not abs(float(values.mean()) - report.metrics.get(name, nan)) < ROUNDING:
+            raise UserError(f"{path}: the mean of {name} is not what {target.name} says")
+    return report, {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
 def _recipe_of(

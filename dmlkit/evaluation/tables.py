@@ -53,11 +53,13 @@ def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:
 
 
 def comparison_rows(results: Sequence[Result], differences: Differences) -> Rows:
-    """One row a metric and run; what a later run differs from the first by, where they share their queries."""
+    """One row a metric and run, with a dash where a run lacks it; what a later run differs from the first by, where
+    they share their queries."""
     rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p"]]
-    for name in results[0].report.metrics:
+    for name in dict.fromkeys(name for result in results for name in result.report.metrics):
         for result, changes in zip(results, [{}, *differences], strict=True):
             if name not in result.report.metrics:
+                rows.append([name, result.name, "-", "", "", "", ""])
                 continue
             interval = result.report.intervals.get(name)
             row = [name, result.name, f"{result.report.metrics[name]:.4f}"]

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Literal
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.export.faiss import write_faiss
-from dmlkit.export.npz import write_npz
-from dmlkit.export.parquet import write_parquet
-from dmlkit.export.tensorboard import write_tensorboard
+from dmlkit.export.faiss import check_index, write_faiss
+from dmlkit.export.npz import is_our_npz, write_npz
+from dmlkit.export.parquet import is_our_parquet, write_parquet
+from dmlkit.export.tensorboard import check_projector, write_tensorboard
+from dmlkit.files.outputs import check_output, writing
 
 EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
 FILE_NAMES: dict[EmbeddingFormat, str] = {
@@ -31,9 +32,26 @@ def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: 
         What was written.
 
     Raises:
-        UserError: an embedding has nan or inf, or cannot be written in this format; nothing is written.
+        UserError: an embedding has nan or inf, or cannot be written in this format, or the disk is full; nothing is
+            left half written.
     """
     folder.check_finite()
-    output.parent.mkdir(parents=True, exist_ok=True)
     write = {"faiss": write_faiss, "parquet": write_parquet, "npz": write_npz, "tensorboard": write_tensorboard}
-    return write[format](folder, output)
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return write[format](folder, output)
+
+
+def check_embeddings_output(folder: Path, format: EmbeddingFormat, output: Path) -> None:  # noqa: A002
+    """Make sure that an export of a folder may be written where the user says.
+
+    Raises:
+        UserError: something is there that such an export has not written; see `check_output`.
+    """
+    sources = [folder / name for name in ("manifest.json", "embeddings.npy", "items.parquet")]
+    if format == "faiss":
+        check_index(output, sources)
+    elif format == "tensorboard":
+        check_projector(output)
+    else:
+        check_output(output, {"npz": is_our_npz, "parquet": is_our_parquet}[format], sources=sources)

@@ -1,6 +1,7 @@
 """Embeddings as a FAISS index."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +12,7 @@ from dmlkit.embedding.folder import BLOCK, EmbeddingFolder
 from dmlkit.embedding.manifest import Manifest, SearchIndex
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.outputs import check_output, writing
 
 
 class FaissIndex(SearchIndex, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
@@ -53,10 +55,10 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
         index.add(vectors.numpy())
     if index is None:
         raise UserError(f"{folder.path}: there are no embeddings to index")
-    name = output.name.removesuffix(".faiss")
-    items, manifest = output.with_name(f"{name}.items.parquet"), output.with_name(f"{name}.manifest.json")
-    with atomic_write(output) as partial:
-        faiss.write_index(index, str(partial))
+    items, manifest = beside(output)
+    # FAISS itself takes no notice of a full disk: it would leave half an index
+    with writing(output, RuntimeError), atomic_write(output) as partial, partial.open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))  # pyright: ignore[reportAttributeAccessIssue]
     with atomic_write(items) as partial:
         shutil.copyfile(folder.path / "items.parquet", partial)
     formula = manifold.index_formula()
@@ -66,3 +68,26 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     fields: dict[str, Any] = {**dict(folder.manifest), "index": described}
     FaissManifest(**fields).write(manifest)
     return [output, items, manifest]
+
+
+def beside(index: Path) -> tuple[Path, Path]:
+    """The items and the manifest of an index."""
+    name = index.name.removesuffix(".faiss")
+    return index.with_name(f"{name}.items.parquet"), index.with_name(f"{name}.manifest.json")
+
+
+def check_index(output: Path, sources: Sequence[Path]) -> None:
+    """Make sure that an index, its items and its manifest may be written.
+
+    Raises:
+        UserError: one of them is somebody else's, or belongs to an index of almost the same name.
+    """
+    if not output.name:
+        raise UserError("--output: expected the name of a file")
+    items, manifest = beside(output)
+    name = output.name.removesuffix(".faiss")
+    twin = output.with_name(name if output.name != name else f"{name}.faiss")
+    if twin.is_file():
+        raise UserError(f"--output {output}: {twin.name} is there already and would share {items.name}; choose another")
+    for path in (output, items, manifest):
+        check_output(path, lambda _: FaissManifest.is_at(manifest), sources=sources)

@@ -1,10 +1,12 @@
 """Export a trained model to formats that other programs load, each checked against the run before it is kept."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, FiniteFloat, PositiveInt
+from safetensors import SafetensorError
 from torch import Tensor
 
 from dmlkit.embedding.manifest import Description, describe
@@ -14,6 +16,7 @@ from dmlkit.export.onnx import write_onnx
 from dmlkit.export.safetensors import write_safetensors
 from dmlkit.export.torch_export import write_program
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.outputs import check_output, writing
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.cache import images_of_split
 
@@ -69,9 +72,10 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
     """
     model = trained.model
     images = parity_images(trained)
-    output.parent.mkdir(parents=True, exist_ok=True)
     write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
-    with atomic_write(output) as partial, torch.inference_mode():
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    with writing(output, SafetensorError), atomic_write(output) as partial, torch.inference_mode():
         run = write(trained, images, partial)
         # a smaller batch than the exporter saw: the batch size must not be baked in
         differences = [(run(batch) - model(batch)).abs().max() for batch in (images, images[:1])]
@@ -85,8 +89,29 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
         output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
         parity=Parity(images=len(images), largest_difference=difference),
     )
-    manifest.write(output.with_name(f"{output.name}.json"))
+    with writing(beside(output)):
+        manifest.write(beside(output))
     return manifest
+
+
+def beside(output: Path) -> Path:
+    """The manifest of an exported model."""
+    return output.with_name(f"{output.name}.json")
+
+
+def check_model_output(format: ModelFormat, output: Path, sources: Sequence[Path]) -> None:  # noqa: A002
+    """Make sure that an exported model and its manifest may be written where the user says.
+
+    Raises:
+        UserError: something is there that such an export has not written; see `check_output`.
+    """
+    check_output(output, lambda _: _is_model(format, output), sources=sources)
+    check_output(beside(output), lambda _: _is_model(format, output), sources=sources)
+
+
+def _is_model(format: ModelFormat, output: Path) -> bool:  # noqa: A002
+    manifest = beside(output)
+    return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
 
 
 def parity_images(trained: TrainedModel) -> Tensor:

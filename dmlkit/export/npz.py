@@ -1,5 +1,6 @@
 """Embeddings as NumPy arrays."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -7,16 +8,30 @@ import numpy as np
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.files.atomic import atomic_write
 
+MARK = b"dmlkit"  # the comment of the archive
+
 
 def write_npz(folder: EmbeddingFolder, output: Path) -> list[Path]:
     """Arrays ``embeddings ids paths labels``, readable without pickle; a missing label is an empty string."""
     columns = {name: folder.items[name].to_pylist() for name in ("path", "label")}
-    with atomic_write(output) as partial, partial.open("wb") as file:
-        np.savez(
-            file,
-            embeddings=folder.points,
-            ids=folder.items["id"].to_numpy(),
-            paths=np.array(columns["path"], dtype=np.str_),
-            labels=np.array([label or "" for label in columns["label"]], dtype=np.str_),
-        )
+    with atomic_write(output) as partial:
+        with partial.open("wb") as file:
+            np.savez(
+                file,
+                embeddings=folder.points,
+                ids=folder.items["id"].to_numpy(),
+                paths=np.array(columns["path"], dtype=np.str_),
+                labels=np.array([label or "" for label in columns["label"]], dtype=np.str_),
+            )
+        with zipfile.ZipFile(partial, "a") as archive:
+            archive.comment = MARK
     return [output]
+
+
+def is_our_npz(path: Path) -> bool:
+    """Whether `write_npz` wrote a file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.comment == MARK
+    except zipfile.BadZipFile:
+        return False

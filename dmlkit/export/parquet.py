@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dmlkit import __version__
 from dmlkit.embedding.folder import BLOCK, EmbeddingFolder
 from dmlkit.files.atomic import atomic_write
 
@@ -12,10 +13,21 @@ def write_parquet(folder: EmbeddingFolder, output: Path) -> list[Path]:
     from pyarrow import parquet
 
     column = pa.field("embedding", pa.list_(pa.float32(), folder.points.shape[1]))
-    schema = folder.items.schema.append(column).remove_metadata()
+    schema = folder.items.schema.append(column).with_metadata({"dmlkit": __version__})
     with atomic_write(output) as partial, parquet.ParquetWriter(partial, schema) as writer:
         for number, block in enumerate(folder.blocks()):
             values = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), block.shape[1])
             rows = folder.items.slice(number * BLOCK, len(block))
             writer.write_table(rows.append_column(column, values))
     return [output]
+
+
+def is_our_parquet(path: Path) -> bool:
+    """Whether `write_parquet` wrote a file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return b"dmlkit" in (parquet.read_schema(path).metadata or {})
+    except pa.ArrowInvalid:
+        return False

@@ -9,9 +9,9 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.export.embeddings import FILE_NAMES as EMBEDDING_FILES
-from dmlkit.export.embeddings import EmbeddingFormat, export_embeddings
+from dmlkit.export.embeddings import EmbeddingFormat, check_embeddings_output, export_embeddings
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
-from dmlkit.export.model import ModelFormat, ModelManifest, export_model
+from dmlkit.export.model import ModelFormat, ModelManifest, beside, check_model_output, export_model
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
@@ -44,20 +44,25 @@ def export(
         checkpoint: of a run, which weights.
 
     Raises:
-        UserError: the format is not for such a source, or see `export_model` and `export_embeddings`.
+        UserError: the format is not for such a source, ``output`` is somebody else's, or see `export_model` and
+            `export_embeddings`.
     """
     if format in get_args(ModelFormat):
         kind = cast(ModelFormat, format)
         if (source / "manifest.json").exists():
             raise UserError(f"{source}: holds embeddings; --format {format} exports the model of a run")
         run = RunFolder(source)
+        if output is not None:
+            check_model_output(kind, output, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
         trained = load_model(run, start_fabric("cpu"), checkpoint)
         output = output or run.exports / MODEL_FILES[kind]
         manifest = export_model(trained, kind, output)
-        return Exported([output, output.with_name(f"{output.name}.json")], manifest)
+        return Exported([output, beside(output)], manifest)
     if RunFolder(source).holds_run():
         raise UserError(f"{source}: is a run; --format {format} exports embeddings: run dmlkit embed {source} first")
     if checkpoint is not None:
         raise UserError("export: --checkpoint does not apply to a folder of embeddings; leave it out")
     kind = cast(EmbeddingFormat, format)
+    if output is not None:
+        check_embeddings_output(source, kind, output)
     return Exported(export_embeddings(EmbeddingFolder(source), kind, output or source / EMBEDDING_FILES[kind]))

@@ -1,6 +1,7 @@
 """A model as a program for `torch.export.load`."""
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -11,9 +12,9 @@ from dmlkit.embedding.trained import TrainedModel
 
 def write_program(trained: TrainedModel, images: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
     """A program for ``torch.export.load``, with a free batch size."""
-    program = program_of(trained, images)
-    with path.open("wb") as file:
-        torch.export.save(program, file)
+    program, buffer = program_of(trained, images), BytesIO()
+    torch.export.save(program, buffer)  # on a full disk torch itself would end the process
+    path.write_bytes(buffer.getbuffer())
     with path.open("rb") as file:
         return torch.export.load(file).module()
 

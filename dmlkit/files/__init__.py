@@ -1,1 +1,1 @@
-"""Files that dmlkit writes: whole or not there, typed, and told apart by who wrote them."""
+"""Files that dmlkit reads and writes: measured and typed, whole or not there, and told apart by who wrote them."""

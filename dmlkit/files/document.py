@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from dmlkit import __version__
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import write_json
+from dmlkit.files.regular import refuse_what_is_no_file
 
 MAX_BYTES = 100_000_000  # of a document; the largest, a manifest with a million skipped images, has as many
 
@@ -54,6 +55,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         Raises:
             UserError: the file is missing, damaged, or of another version of dmlkit.
         """
+        refuse_what_is_no_file(path)
         try:
             if path.stat().st_size > MAX_BYTES:
                 raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {cls.kind}")
@@ -62,6 +64,15 @@ class Document(BaseModel, frozen=True, extra="forbid"):
             raise UserError(f"{path}: missing; expected a {cls.kind} that dmlkit wrote") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot read this {cls.kind}: {error}") from error
+
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        """Whether there is such a document, written by this version of dmlkit or one like it."""
+        try:
+            cls.read(path)
+        except UserError:
+            return False
+        return True
 
     def json_line(self) -> str:
         """The document as one line of a .jsonl file, which holds many: with its format, without who wrote it."""
@@ -101,8 +112,9 @@ class Document(BaseModel, frozen=True, extra="forbid"):
             return cls.model_validate_json(json.dumps(fields))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(str(step) for step in first["loc"] if not str(step).startswith("<"))  # a union's tag
+            key = "".join(f"{step}." for step in first["loc"] if not str(step).startswith("<"))  # a union's tag
+            where = f"{key[:-1]}: " if key else ""
             raise UserError(
-                f"{told}: {key}: {first['msg'].lower()}; it is damaged or of another version: let this one (dmlkit "
+                f"{told}: {where}{first['msg'].lower()}; it is damaged or of another version: let this one (dmlkit "
                 f"{__version__}) write it again"
             ) from None

@@ -4,6 +4,8 @@ import os
 import stat
 from pathlib import Path
 
+from dmlkit.errors import UserError
+
 KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -39,3 +41,17 @@ def read_start(path: Path, size: int) -> bytes:
     check_regular(path)
     with path.open("rb") as file:
         return file.read(size)
+
+
+def refuse_what_is_no_file(path: Path) -> None:
+    """Make sure that a path that is there is a regular file.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        check_regular(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{path}: {error}") from error

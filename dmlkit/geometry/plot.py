@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.outputs import picture_metadata, writing
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
@@ -56,7 +58,8 @@ def plot_embeddings(
     if len(shown) <= 30:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with writing(path), atomic_write(path) as partial:
+        figure.savefig(partial, dpi=150, format=path.suffix[1:], metadata=picture_metadata(path))
 
 
 def default_kind(manifold: Manifold) -> Kind:

@@ -12,6 +12,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import check_output, is_our_picture
 from dmlkit.geometry.curvature import Hyperbolicity, backbone_features, hyperbolicity
 from dmlkit.geometry.plot import Kind, default_kind, plot_embeddings
 from dmlkit.loading.cache import images_of_split
@@ -102,15 +103,18 @@ def plot_run(
         device: where, see `start_fabric`.
 
     Raises:
-        UserError: another suffix, an image that cannot be read, or a kind that does not suit the manifold.
+        UserError: another suffix, somebody else's file in that place, an image that cannot be read, or a kind that
+            does not suit the manifold.
     """
+    if output is not None:
+        if output.suffix not in (".png", ".svg"):
+            raise UserError(f"{output}: expected a file name that ends in .png or .svg")
+        check_output(output, is_our_picture)
     fabric, run = start_fabric(device), RunFolder(path)
     trained = load_model(run, fabric, checkpoint)
     manifold = trained.model.manifold.cpu()
     kind = kind or default_kind(manifold)
     output = output or run.plots / f"{split}-{kind}.png"
-    if output.suffix not in (".png", ".svg"):
-        raise UserError(f"{output}: expected a file name that ends in .png or .svg")
     dataset = images_of_split(trained.recipe.dataset, split)
     embeddings = embed_dataset(fabric, trained.model.to(fabric.device), dataset, trained.recipe.transform)
     refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image)

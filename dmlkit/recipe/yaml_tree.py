@@ -86,7 +86,7 @@ def read_yaml(path: Path, kind: str, missing: str) -> Tree:
         text = content.decode()
     except FileNotFoundError:
         raise UserError(missing) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null character in the name
         raise UserError(f"{path}: cannot read this {kind}: {error}") from error
     return parse_yaml(text, str(path))
 

@@ -6,7 +6,8 @@ from importlib.metadata import version
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from dmlkit import __version__
 from dmlkit.files.document import Document
@@ -65,6 +66,20 @@ class Summary(Document, frozen=True, use_attribute_docstrings=True):
     skipped_images: tuple[str, ...]
     """One message per image that could not be read."""
 
+    @model_validator(mode="after")
+    def check_selection(self) -> "Summary":
+        """Make sure that the best checkpoint has the figure that chose it."""
+        if (self.best is None) != (self.selected_by is None) or (self.best is not None and self.best_score is None):
+            raise PydanticCustomError("selection", "best and selected_by do not belong together")
+        return self
+
+    @property
+    def best_score(self) -> float | None:
+        """What chose the best checkpoint; none where nothing was chosen."""
+        if self.best is None or self.best.validation is None or self.selected_by is None:
+            return None
+        return self.best.validation.get(self.selected_by)
+
     @property
     def chosen(self) -> ScoredCheckpoint:
         """The best checkpoint, or the last where none was chosen."""
@@ -88,11 +103,19 @@ class Environment(Document, frozen=True, use_attribute_docstrings=True):
     python: str
     platform: str
     packages: dict[str, str]
-    """Versions, dmlkit's own among them."""
+    """Versions, torch's and dmlkit's own among them."""
     gpu: str | None
     threads: int
     """Of torch, on the CPU."""
     command: tuple[str, ...]
+
+    @field_validator("packages")
+    @classmethod
+    def check_packages(cls, packages: dict[str, str]) -> dict[str, str]:
+        """Make sure that torch's version is told, which a run's speed depends on."""
+        if "torch" not in packages:
+            raise PydanticCustomError("packages", "torch is missing")
+        return packages
 
     @classmethod
     def here(cls) -> "Environment":

@@ -1,24 +1,25 @@
 """The folder of a run: what is in it, who wrote it, and what a new run there replaces."""
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from dmlkit import __version__
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import PARTIAL, atomic_write
 from dmlkit.files.differences import differences
 from dmlkit.files.lock import LOCK, sole_writer
-from dmlkit.recipe.file import dump_recipe, plain, read_recipe
+from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.checkpoint_file import PROGRESS, SESSION, WEIGHTS, Keys, read_checkpoint, write_checkpoint
 from dmlkit.run_folder.documents import Environment, EpochRow
 from dmlkit.run_folder.replacement import NEW, discard_new, is_being_replaced, take_over
 
-FORMAT = 1  # of checkpoints; raised when an older dmlkit could not read them
 CheckpointName = Literal["last", "best"]
+CHECKPOINTS: dict[CheckpointName, Keys] = {"best": WEIGHTS, "last": {**WEIGHTS, **PROGRESS, **SESSION}}
+WEIGHED = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
+"""Recipe keys that weights belong to; a dataset may have moved since."""
 
 
 class RunFolder:
@@ -129,9 +130,9 @@ class RunFolder:
             )
 
     def save_checkpoint(self, name: CheckpointName, state: dict[str, Any]) -> None:
-        """Write a checkpoint of tensors and plain values, all or nothing."""
-        with atomic_write(self.checkpoint_path(name)) as partial:
-            torch.save({"format": FORMAT, "dmlkit": __version__, **state}, partial)
+        """Write a checkpoint of tensors and plain values, all or nothing; see `write_checkpoint`. With the first last
+        one a new run takes the place of an old one."""
+        write_checkpoint(self.checkpoint_path(name), state)
         if name == "last":
             take_over(self.path)
             self._lie_in(self.path)
@@ -140,25 +141,18 @@ class RunFolder:
         """Read a checkpoint onto the CPU.
 
         Raises:
-            UserError: it is missing, damaged, or of another format.
+            UserError: it is missing, damaged, of another format, or of another run.
         """
         path = self.checkpoint_path(name)
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such checkpoint; expected one that train wrote") from None
-        except Exception as error:  # torch raises many kinds for damaged files
-            raise UserError(
-                f"{path}: cannot read this checkpoint: it is damaged, or was not written by dmlkit; copy it again or "
-                "train again (--debug shows torch's words)"
-            ) from error
-        found = state.get("format") if isinstance(state, dict) else None
-        if found != FORMAT:
-            written_by = f"dmlkit {state.get('dmlkit')}" if isinstance(state, dict) else "another program"
-            raise UserError(
-                f"{path}: a checkpoint of format {found} ({written_by}); this is dmlkit {__version__}, which reads "
-                f"format {FORMAT}: use the version that wrote it, or train again"
-            )
+        state = read_checkpoint(path, CHECKPOINTS[name])
+        if "recipe" in state:  # not in those of dmlkit 0.1.0
+            recipes = plain(parse_recipe(str(state["recipe"]), f"{path}: recipe")), plain(self.recipe())
+            theirs, ours = ({key: recipe[key] for key in WEIGHED} for recipe in recipes)
+            changes = list(differences("", theirs, ours))
+            if changes:
+                raise UserError(
+                    f"{path}: a checkpoint of another run ({'; '.join(changes)}); bring this run's back, or train again"
+                )
         return state
 
     def read_metrics(self) -> list[EpochRow]:
@@ -183,6 +177,8 @@ class RunFolder:
         """Add a row to metrics.jsonl."""
         with self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(row.json_line())
+            file.flush()
+            os.fsync(file.fileno())  # the checkpoint that follows is on the disk too, and counts on the row
 
     def keep_metrics(self, epochs: int) -> None:
         """Drop the rows of epochs after the first ``epochs``: they are about to be trained again."""

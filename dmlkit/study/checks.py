@@ -11,6 +11,7 @@ from dmlkit.study.methods import Method
 
 Fault = tuple[Key, str]
 NAME = re.compile(r"\w[\w.,=+-]*")  # of a variant: also the name of a folder
+NAME_BYTES = 255  # that a file system takes for a folder's name
 
 
 def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) -> Iterator[Fault]:
@@ -23,6 +24,9 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
         yield methods[0].place if methods else (), f"{len(methods)} variant(s); a study compares at least two"
     names = [method.name for method in methods]
     for method in methods:
+        if len(method.name.encode()) > NAME_BYTES:
+            text = f"the name {method.name[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name"
+            yield method.place, f"{text}; name it under variants"
         if not NAME.fullmatch(method.name) or names.count(method.name) > 1:
             text = f"the name {method.name!r} is no name for a folder, or not the only one; name it under variants"
             yield method.place, text
@@ -68,6 +72,12 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
     precision = study.variants[0].candidates[0].recipe.training.precision
     for variant, method in zip(study.variants, methods, strict=True):
         labels = [candidate.label for candidate in variant.candidates]
+        for label in labels:
+            if len(label.encode()) > NAME_BYTES:
+                yield (
+                    (*method.place, "tune"),
+                    f"{label[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name",
+                )
         if len(set(labels)) < len(labels):
             yield (*method.place, "tune"), f"two values are called the same: {', '.join(labels)}"
         for candidate in variant.candidates:

@@ -1,16 +1,12 @@
-"""The results of studies as Markdown: of one in its folder, of several as docs/results.md. Nothing is typed by hand."""
+"""The results of a study as Markdown, and what of it is told in a terminal. Nothing is typed by hand."""
 
-import shlex
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import Rows, as_markdown
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.outputs import writing
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
-from dmlkit.study.record import StudyRecord
 from dmlkit.study.results import Difference, JudgedStatement, StudyResults
 
 PLOT = "results.png"
@@ -44,7 +40,7 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
 
 def write_section(results: StudyResults, folder: Path) -> Path:
     """Write a study's own document and picture into its folder; returns the document."""
-    with atomic_write(folder / PLOT) as partial:
+    with writing(folder / PLOT), atomic_write(folder / PLOT) as partial:
         plot_study(results, partial)
     document = folder / "results.md"
     write_text(document, f"{study_section(results, PLOT, heading='#')}\n\n{EXPLANATION}")
@@ -115,71 +111,10 @@ def protocol_rows(results: ProtocolResults) -> Rows:
     return rows
 
 
-def report(folders: Sequence[Path], output: Path) -> None:
-    """Write the results of studies as one document, and their plots beside it in a folder of its name.
-
-    Args:
-        folders: of studies, in the order in which they are told.
-        output: the document, ``.md``.
-
-    Raises:
-        UserError: a folder holds no finished study, or two have the same name.
-    """
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        raise UserError(f"report: two studies have the same name: {', '.join(names)}")
-    studies = [read_results(folder) for folder in folders]
-    plots = output.parent / output.stem
-    plots.mkdir(parents=True, exist_ok=True)
-    for folder, name in zip(folders, names, strict=True):
-        shutil.copyfile(folder / PLOT, plots / f"{name}.png")
-    rows = [["claim", "statement", "figure", "difference", "verdict"]]
-    for results in studies:
-        claim = results.claim
-        for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
-            rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
-            claim = ""  # once is enough
-    command = shlex.join(["dmlkit", "report", *map(str, folders), "-o", str(output)])
-    sections = [
-        study_section(results, f"{plots.name}/{name}.png", heading="##")
-        for name, results in zip(names, studies, strict=True)
-    ]
-    head = [f"<!-- Written by: {command} -->", "# What of the papers' claims holds", _counts(studies), EXPLANATION]
-    head.append(as_markdown(rows))
-    write_text(output, "\n\n".join([*head, *sections]))
-
-
-def read_results(folder: Path) -> StudyResults:
-    """The results of a finished study.
-
-    Raises:
-        UserError: there is none, or it lacks runs.
-    """
-    record = folder / "study.json"
-    if not record.exists():
-        raise UserError(f"{folder}: no study here (study.json is missing); expected a folder that dmlkit study wrote")
-    stored, path = StudyRecord.read(record), folder / "results.json"
-    results = StudyResults.read(path) if path.exists() else None
-    if results is None or results.seeds != stored.study.seeds:
-        raise UserError(f"{folder}: this study is not finished; go on with: {stored.command}")
-    return results
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a document, all or nothing."""
-    with atomic_write(path) as partial:
+    with writing(path), atomic_write(path) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
-
-
-def _counts(studies: Sequence[StudyResults]) -> str:
-    verdicts = [judged.verdict for results in studies for judged in results.verdicts]
-    models, seconds = sum(results.cost.models for results in studies), sum(results.cost.seconds for results in studies)
-    held, failed = (sum(verdict == word for verdict in verdicts) for word in ("holds", "does not hold"))
-    return (
-        f"{len(studies)} studies, {models} models, {spoken_time(seconds)} of training and validation.\n"
-        f"Of {len(verdicts)} statements {held} hold, {failed} do not, and {len(verdicts) - held - failed} are not "
-        "separable at this size."
-    )
 
 
 def _setting(results: StudyResults) -> str:

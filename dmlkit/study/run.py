@@ -187,7 +187,10 @@ class _Runs:
             return progress
 
         figures = _flat(run_once(self.study.config.protocol, run.recipe, run.folder, self.fabric, start_model))
-        progress.finish({name: figures[name] for name in self.study.config.reported()})
+        reported = self.study.config.reported()
+        if not set(reported) <= set(figures):
+            raise UserError(f"{run.folder}: lacks one of {', '.join(reported)}; remove its summary.json or result.json")
+        progress.finish({name: figures[name] for name in reported})
         return figures
 
 
@@ -202,12 +205,14 @@ def _flat(figures: Figures) -> dict[str, float]:
 
 def _validation_score(path: Path) -> float:
     """What chose the checkpoint of a run; of a Reality Check the mean of its 4 models."""
-    return fmean(_best_score(Summary.read(file)) for file in _summaries(path))
+    return fmean(_best_score(file) for file in _summaries(path))
 
 
-def _best_score(summary: Summary) -> float:
-    assert summary.best and summary.best.validation and summary.selected_by  # a study has validation classes
-    return summary.best.validation[summary.selected_by]
+def _best_score(file: Path) -> float:
+    score = Summary.read(file).best_score
+    if score is None:  # a study has validation classes
+        raise UserError(f"{file}: tells of no best checkpoint; remove it, and the run is scored again")
+    return score
 
 
 def _summaries(path: Path) -> list[Path]:

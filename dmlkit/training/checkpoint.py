@@ -1,6 +1,7 @@
 """Where training stands, on disk and back: everything that the rest of a run depends on."""
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from dmlkit.errors import UserError
+from dmlkit.recipe.file import dump_recipe
+from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
 
@@ -59,16 +62,31 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
     """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts anew.
 
     Raises:
-        UserError: the checkpoint is gone though epochs are finished, or it cannot be read.
+        UserError: the checkpoint is gone though epochs are finished, or it cannot be read, or does not fit the run.
     """
-    if not run.checkpoint_path("last").exists():
-        if len(run.read_metrics()) > 1:  # a kill between the first epoch's row and its checkpoint leaves one
+    path, rows = run.checkpoint_path("last"), run.read_metrics()
+    if not path.exists():
+        if len(rows) > 1:  # a kill between the first epoch's row and its checkpoint leaves one
             raise UserError(
-                f"{run.checkpoint_path('last')}: missing, though {run.metrics_path} has finished epochs; bring it "
-                "back, or train anew with --overwrite"
+                f"{path}: missing, though {run.metrics_path} has finished epochs; bring it back, or train anew with "
+                "--overwrite"
             )
         return State()
     saved = run.load_checkpoint("last")
+    if [row.epoch for row in rows[: saved["epoch"]]] != list(range(1, saved["epoch"] + 1)):
+        raise UserError(
+            f"{run.metrics_path}: lacks rows of the {saved['epoch']} epochs that {path} has finished; bring it back, "
+            "or train anew with --overwrite"
+        )
+    try:
+        return _take_over(experiment, saved, path, fabric)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # torch's, each part has its own kind
+        told = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{path}: does not fit this run ({told}); bring it back, or train anew") from error
+
+
+def _take_over(experiment: Experiment, saved: dict[str, Any], path: Path, fabric: Fabric) -> State:
+    """Put a checkpoint into the experiment."""
     for sharded in experiment.objective.sharded_parameters():
         whole = saved["objective"][sharded.name]
         saved["objective"][sharded.name] = sharded.shard.own_rows(whole)
@@ -76,8 +94,8 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
         moments.update(
             {name: sharded.shard.own_rows(value) for name, value in moments.items() if value.shape == whole.shape}
         )
-    experiment.model.load_state_dict(saved["model"])
-    experiment.objective.load_state_dict(saved["objective"])
+    load_weights(experiment.model, saved["model"], path)
+    load_weights(experiment.objective, saved["objective"], path)
     experiment.optimizer.load_state_dict(saved["optimizer"])
     fabric.strategy.precision.load_state_dict(saved["precision"])
     torch.set_rng_state(saved["random"]["cpu"])
@@ -90,7 +108,8 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     objective = experiment.objective.state_dict()
     for sharded in experiment.objective.sharded_parameters():
         objective[sharded.name] = sharded.shard.collect(sharded.values)
-    return {"model": experiment.model.state_dict(), "objective": objective}
+    recipe = dump_recipe(experiment.recipe)
+    return {"recipe": recipe, "model": experiment.model.state_dict(), "objective": objective}
 
 
 def _optimizer_state(experiment: Experiment) -> dict[str, Any]:

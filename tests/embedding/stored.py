@@ -57,7 +57,8 @@ EUCLIDEAN = {"name": "euclidean", "proxies": "features", "similarity": "negative
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
-    return {**json.loads(MANIFEST), **changes}
+    similarity = changes.get("manifold", {}).get("similarity", "cosine")
+    return {**json.loads(MANIFEST), "similarity": similarity, **changes}
 
 
 def items(rows: int = 5) -> dict[str, list[Any]]:

@@ -99,19 +99,24 @@ def cut_short(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda path: path.write_bytes(b""), "cannot read these embeddings"),
-        (lambda path: path.write_bytes(b"\x93NUMPY"), "cannot read these embeddings"),
-        (lambda path: path.write_text("1 2 3"), "cannot read these embeddings"),
-        (cut_short, "cannot read these embeddings"),
-        (lambda path: np.savez(path.open("wb"), POINTS), "cannot read these embeddings"),
-        (lambda path: np.save(path, np.array([None] * 5), allow_pickle=True), "cannot read these embeddings"),
+        (lambda path: path.write_bytes(b""), "cannot read this NumPy array"),
+        (lambda path: path.write_bytes(b"\x93NUMPY"), "cannot read this NumPy array"),
+        (lambda path: path.write_text("1 2 3"), "cannot read this NumPy array"),
+        (cut_short, "cannot read this NumPy array"),
+        (lambda path: np.savez(path.open("wb"), POINTS), "cannot read this NumPy array"),
+        (lambda path: np.save(path, np.array([None] * 5), allow_pickle=True), "cannot read this NumPy array"),
         (lambda path: np.save(path, POINTS.astype(np.float64)), "holds float64 (5, 8), expected float32 (5, 8)"),
         (lambda path: np.save(path, POINTS.astype(">f4")), "holds >f4 (5, 8), expected float32 (5, 8)"),
         (lambda path: np.save(path, POINTS[0]), "holds float32 (8,), expected float32 (5, 8)"),
         (lambda path: np.save(path, POINTS[None]), "holds float32 (1, 5, 8), expected float32 (5, 8)"),
         (lambda path: np.save(path, POINTS[:4]), "holds float32 (4, 8), expected float32 (5, 8)"),
         (lambda path: np.save(path, POINTS[:, :7]), "holds float32 (5, 7), expected float32 (5, 8)"),
-        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.unlink(), "no such file"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
+        *(
+            (lambda path, kind=kind: np.save(path, POINTS.astype(kind)), "expected float32 (5, 8)")
+            for kind in ("U8", "complex64", "bool", "int64", "float16", [("a", "f4")])
+        ),
     ],
 )
 def test_points_that_are_none_are_told(damage: Callable[[Path], object], told: str, tmp_path: Path):
@@ -134,12 +139,56 @@ def test_points_that_are_none_are_told(damage: Callable[[Path], object], told: s
             )
             for name in ("id", "path", "label")
         ),
+        *(
+            (
+                lambda path, change=change: parquet.write_table(pa.table({**items(), **change}), path),
+                told,
+            )
+            for change, told in (
+                ({"label": [b"\xff"] * 5}, "cannot read these items: Invalid UTF8"),
+                ({"label": [["a"]] * 5}, "cannot read these items: "),
+                ({"id": ["one"] * 5}, "cannot read these items: Failed to parse string"),
+                ({"path": [None] * 5}, "an item has no id or no path"),
+            )
+        ),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
     ],
 )
 def test_items_that_are_none_are_told(damage: Callable[[Path], object], told: str, tmp_path: Path):
     damage(embeddings_at(tmp_path / "out") / "items.parquet")
     line = refused(tmp_path / "out")
     assert line.startswith("items.parquet: ") and told in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"manifold": POINCARE, "similarity": "cosine"}, "but (8, 'negative_distance') on poincare of 8 features"),
+        (
+            {"manifold": {"name": "lorentz"}, "similarity": "negative_distance"},
+            "but (9, 'negative_distance')",
+        ),
+        ({"features": 99}, "but (99, 'cosine') on sphere of 99 features"),
+    ],
+)
+def test_a_manifest_of_another_geometry_is_told_t7(changes: dict[str, Any], told: str, tmp_path: Path):
+    line = refused(embeddings_at(tmp_path / "out", **changes))
+    assert line.startswith("manifest.json: dim and similarity are (8, ") and told in line
+
+
+@pytest.mark.parametrize("command", ["eval", "curvature", "npz", "faiss", "parquet", "tensorboard"])
+@pytest.mark.parametrize("name", ["manifest.json", "embeddings.npy", "items.parquet"])
+def test_every_command_tells_a_damaged_folder_in_one_line_t7_u5(dmlkit, tmp_path: Path, command: str, name: str):
+    folder = embeddings_at(tmp_path / "out")
+    words = [command, folder] if command in ("eval", "curvature") else ["export", folder, "--format", command]
+    for content in (b"{}", b"", None):
+        (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+        result = dmlkit(*words)
+        if command in ("eval", "curvature") and content is None and name == "manifest.json":
+            assert result.code == 2 and f"{folder}: no run here" in result.err  # nothing tells that it is embeddings
+        else:
+            assert result.code == 2 and result.err.startswith(f"error: {folder / name}: "), result.err
+        assert result.err.count("\n") == 1
 
 
 def test_a_folder_without_rows_is_read(tmp_path: Path):

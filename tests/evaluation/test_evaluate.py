@@ -2,11 +2,14 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from typer.main import get_command
 
+from dmlkit.cli.app import app
 from dmlkit.metrics import retrieval_metrics
 from tests.conftest import TINY_RECIPE
 
@@ -22,15 +25,21 @@ def arrays(tmp_path):
     return tmp_path, points.astype(np.float32), labels
 
 
-@pytest.fixture
-def two_runs(dmlkit, tmp_path):
-    """Two runs on the same test images, the second trained for longer."""
-    (tmp_path / "r.yaml").write_text(TINY_RECIPE.replace("classes: 12", "classes: 24"))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "r.yaml").write_text(TINY_RECIPE.replace("classes: 12", "classes: 24"))
     for name, epochs in (("a", 1), ("b", 4)):
-        result = dmlkit(
-            "train", tmp_path / "r.yaml", "-o", tmp_path / name, "--set", f"training.epochs={epochs}", "--device", "cpu"
-        )
-        assert result.code == 0, result.err
+        words = ["--set", f"training.epochs={epochs}", "--set", "training.workers=0", "--device", "cpu"]
+        words = ["train", str(folder / "r.yaml"), "-o", str(folder / name), *words]
+        get_command(app).main(words, standalone_mode=False)
+    return folder
+
+
+@pytest.fixture
+def two_runs(trained, tmp_path):
+    """Two runs on the same test images, the second trained for longer."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path / "a", tmp_path / "b"
 
 
@@ -197,6 +206,13 @@ def test_bad_input_of_eval(dmlkit, arrays):
     refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "float.npy"), "integers or strings, got float32")
     np.save(folder / "one.npy", labels * 0)
     refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "one.npy"), "all 90 are of one class")
+    for name in ("x.npy", "copy.npy", "link.npy"):
+        if name == "copy.npy":
+            np.save(folder / name, points.astype(">f4"))
+        elif name == "link.npy":
+            (folder / name).symlink_to(x)
+        gallery = ("--gallery", folder / name, "--gallery-labels", y)
+        refused(dmlkit("eval", "--embeddings", x, "--labels", y, *gallery), name, "every query would find itself")
     points[3, 3] = np.nan
     np.save(folder / "nan.npy", points)
     refused(
@@ -209,6 +225,117 @@ def test_bad_input_of_eval(dmlkit, arrays):
         dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "nmi", "--per-class", folder / "c.csv"),
         "none of the metrics is made of single queries",
     )
+
+
+@pytest.mark.parametrize("values", ["1e-7", "3e19"])
+def test_arrays_are_compared_by_direction_however_long_their_rows_w11(dmlkit, arrays, values: str):
+    folder, points, _ = arrays
+    np.save(folder / "scaled.npy", points * np.float32(values))
+    found = [
+        json.loads(dmlkit("eval", "--embeddings", folder / name, "--labels", folder / "y.npy", "--json").out)["metrics"]
+        for name in ("x.npy", "scaled.npy")
+    ]
+    assert found[1] == pytest.approx(found[0], abs=1e-3)
+
+
+def test_arrays_that_have_no_cosine_are_refused_w11(dmlkit, arrays):
+    folder, points, _ = arrays
+    points[7] = 0
+    for name, array in (("zero", points), ("complex", points.astype(complex)), ("text", points.astype(str))):
+        np.save(folder / f"{name}.npy", array)
+    y = ("--labels", folder / "y.npy")
+    refused(dmlkit("eval", "--embeddings", folder / "zero.npy", *y), "zero.npy: 1 of 90 rows are zero", "is row 7")
+    assert dmlkit("eval", "--embeddings", folder / "zero.npy", *y, "--manifold", "euclidean").code == 0
+    for name in ("complex", "text"):
+        refused(dmlkit("eval", "--embeddings", folder / f"{name}.npy", *y), f"{name}.npy: expected real numbers")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--per-class", "c.csv"]])
+@pytest.mark.parametrize("labels", [[b"\xff", b"b"], ["\ud800", "b"]], ids=["bytes", "surrogates"])
+def test_labels_that_are_no_utf_8_are_refused_t8(dmlkit, arrays, monkeypatch, labels, options: list[str]):
+    monkeypatch.chdir(arrays[0])
+    np.save("labels.npy", np.array(labels * 45))
+    refused(dmlkit("eval", "--embeddings", "x.npy", "--labels", "labels.npy", *options), "expected text in UTF-8, got")
+
+
+def test_labels_may_be_bytes(dmlkit, arrays):
+    folder, _, labels = arrays
+    np.save(folder / "bytes.npy", np.array([f"Käfer {label}".encode() for label in labels]))
+    result = dmlkit("eval", "--embeddings", folder / "x.npy", "--labels", folder / "bytes.npy")
+    assert result.code == 0 and "worst: Käfer" in result.out
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("test-best.json", lambda path: path.write_text(path.read_text()[:50])),
+        ("test-best.json", lambda path: path.write_text("[]")),
+        ("test-best.json", lambda path: path.write_text("{}")),
+        ("test-best.npz", lambda path: path.write_bytes(b"")),
+        ("test-best.npz", lambda path: path.write_bytes(path.read_bytes()[:99])),
+        ("test-best.npz", lambda path: np.save(path.open("wb"), np.zeros(9))),
+        ("test-best.npz", lambda path: save_queries(path, lambda values: values[:5])),
+        ("test-best.npz", lambda path: save_queries(path, lambda values: values.astype(str))),
+        ("test-best.npz", lambda path: save_queries(path, lambda values: values * 0)),
+        ("test-best.npz", lambda path: save_queries(path, lambda values: values * np.nan)),
+        ("test-best.npz", lambda path: path.unlink()),
+    ],
+)
+def test_a_damaged_evaluation_is_made_again_and_told_t6(dmlkit, two_runs, name: str, damage):
+    first, second = two_runs
+    command = ("compare", first, second, "--json", "--device", "cpu")
+    expected = dmlkit(*command)
+    assert expected.code == 0 and "note" not in expected.err
+    damage(second / "evaluations" / name)
+    result = dmlkit(*command)
+    assert result.code == 0 and result.out == expected.out
+    assert "".join(result.err.splitlines()).startswith(f"note: {second / 'evaluations' / name}: ")
+    assert result.err.count("note") == 1 and "evaluated again" in result.err
+    assert dmlkit(*command).err == ""
+
+
+def save_queries(path, change):
+    with np.load(path) as stored:
+        arrays = {name: change(stored[name]) for name in stored.files}
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def test_compare_shows_what_any_run_has_and_names_as_they_are_w16(dmlkit, two_runs, tmp_path):
+    names = [tmp_path / "m[a]", tmp_path / "m[b]", tmp_path / "m[red]"]
+    for name, metrics in zip(names, ("[recall@1, map@r]", "[map@r, ndcg@3]", "[ndcg@3]"), strict=True):
+        select = metrics.strip("[]").split(", ")[0]
+        words = ("--set", f"metrics={metrics}", "--set", f"training.select_by={select}", "--set", "training.epochs=1")
+        assert dmlkit("train", tmp_path / "r.yaml", "-o", name, *words, "--device", "cpu").code == 0
+    for order in (names[:2], names[1::-1]):
+        result = dmlkit("compare", *order, "--markdown", "--device", "cpu")
+        assert result.code == 0 and "note" not in result.err, result.err
+        cells = [[cell.strip() for cell in line[1:-1].split(" |")] for line in result.out.splitlines()[2:]]
+        found = {(row[0], row[1]): row[2] for row in cells}
+        assert found["recall@1", str(names[1])] == found["ndcg@3", str(names[0])] == "-" and len(cells) == 6
+        assert all(value != "-" for (metric, _), value in found.items() if metric == "map@r")
+        assert [row[4] != "" for row in cells if row[0] == "map@r"] == [False, True]
+    result = dmlkit("compare", names[0], names[2], "--device", "cpu")
+    told = " ".join(result.out.split())
+    assert "has no metric of" in told and "other images" not in told and f"note: {names[2]} has" in told
+
+
+def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit, two_runs, tmp_path):
+    from PIL import Image
+
+    run = two_runs[0]
+    for year in (2023, 2024):
+        for label in range(3):
+            for number in range(3):
+                path = tmp_path / str(year) / "photos" / f"c{label}" / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.effect_noise((16, 16), 20 * label + year % 10).convert("RGB").save(path)
+        root = tmp_path / str(year) / "photos"
+        assert dmlkit("eval", run, "--dataset-root", root, "--device", "cpu").code == 0
+    stored = list((run / "evaluations").glob("all-best*.json"))
+    assert len(stored) == 2 and all(path.with_suffix(".npz").exists() for path in stored)
+    roots = {json.loads(path.read_text())["question"]["dataset"]["root"] for path in stored}
+    assert roots == {str(tmp_path / str(year) / "photos") for year in (2023, 2024)}
 
 
 def test_bad_input_of_compare(dmlkit, tmp_path):

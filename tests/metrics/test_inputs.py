@@ -12,6 +12,8 @@ LABELS = torch.arange(4).repeat(2)
 BROKEN = POINTS.clone()
 BROKEN[5, 1] = float("nan")
 BROKEN[7, 0] = float("inf")
+ZERO = POINTS.clone()
+ZERO[3] = ZERO[6] = 0
 
 
 @pytest.mark.parametrize(
@@ -30,13 +32,22 @@ BROKEN[7, 0] = float("inf")
         ((POINTS[:0], LABELS[:0]), {}, "embeddings: expected shape (N, D) with at least one row, got (0, 4)"),
         ((POINTS[0], LABELS), {}, "embeddings: expected shape (N, D) with at least one row, got (4,)"),
         ((POINTS, LABELS, POINTS), {}, "gallery and gallery_labels: give both or neither"),
-        ((POINTS, LABELS, POINTS[:, :3], LABELS), {}, "gallery: expected 4 coordinates, got 3"),
+        ((POINTS, LABELS, torch.ones(8, 3), LABELS), {}, "gallery: expected 4 coordinates, got 3"),
         ((POINTS, LABELS), {"manifold": Sphere(3)}, "embeddings: expected 3 coordinates, got 4"),
         ((POINTS, LABELS), {"ids": np.arange(8)}, "ids and gallery_ids: give both, with a gallery, or neither"),
+        ((ZERO, LABELS), {}, "embeddings: 2 of 8 rows are zero and have no direction for the cosine, the first"),
+        ((POINTS, LABELS, ZERO, LABELS), {}, "gallery: 2 of 8 rows are zero"),
+        ((POINTS * 1j, LABELS), {}, "embeddings: expected real numbers, got torch.complex64"),
+        *(
+            ((POINTS.numpy().astype(kind), LABELS), {}, "embeddings: expected real numbers of up to 64 bits, got")
+            for kind in ("complex64", "U8", "longdouble", "M8[s]", [("a", "f4")])
+        ),
         ((POINTS * 1e25, LABELS), {"manifold": Sphere(4)}, "embeddings: too long, their inner products overflow"),
         ((POINTS, LABELS), {"metrics": []}, "metrics: expected at least one"),
         ((POINTS, LABELS), {"metrics": ["recall@0"]}, "metrics: 'recall@0': k must be at least 1, got 0"),
         ((POINTS, LABELS), {"metrics": ["recall@-3"]}, "metrics: 'recall@-3': k must be at least 1, got -3"),
+        ((POINTS, LABELS), {"metrics": [f"recall@{10**20}"]}, f"metrics: 'recall@{10**20}': k must fit into 64 bits"),
+        ((POINTS, LABELS), {"metrics": ["recall@²"]}, "metrics: 'recall@²' is unknown"),
         ((POINTS, LABELS), {"metrics": ["recal@1"]}, "metrics: 'recal@1' is unknown; expected one of ami, cmc@k, f1"),
         ((POINTS, LABELS), {"metrics": ["map@5:x"]}, "metrics: 'map@5:x': Input should be 'pml', 'oml' or 'mpa'"),
     ],
@@ -54,5 +65,16 @@ def test_read_only_and_half_precision_arrays():
     assert retrieval_metrics(array, LABELS) == retrieval_metrics(POINTS, LABELS)
 
 
-def test_zero_vectors_score_without_a_crash():
-    assert 0 <= retrieval_metrics(POINTS * 0, LABELS)["recall@1"] <= 1
+def test_big_endian_arrays_are_read():
+    array = POINTS.numpy().astype(">f4")
+    assert retrieval_metrics(array, LABELS) == retrieval_metrics(POINTS, LABELS)
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-7, 3e19, 1e38])
+def test_directions_count_however_long_the_rows_are_w11(scale: float):
+    rows = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)).clamp(-3, 3)
+    labels = torch.arange(60) % 6
+    expected = retrieval_metrics(rows, labels, metrics=["recall@1", "map@r"])
+    assert retrieval_metrics(rows * scale, labels, metrics=["recall@1", "map@r"]) == pytest.approx(expected, abs=1e-3)
+    wide = rows.double() * scale * scale**7  # down to 1e-320, up to 1e304
+    assert retrieval_metrics(wide, labels, metrics=["recall@1", "map@r"]) == pytest.approx(expected, abs=1e-3)

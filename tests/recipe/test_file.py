@@ -149,6 +149,25 @@ def test_rules_across_parts_name_the_part_with_the_need():
     ]
 
 
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ("[{name: nmi, restarts: 1}, {name: nmi, restarts: 20}, map@r]", "metrics.1: nmi is given twice"),
+        ("[{name: recall, k: [1]}, {name: recall, k: [1, 2]}, map@r]", "metrics.1: recall@1 is given twice"),
+        ("[map@r, {name: map_at_r}]", "metrics.1: map@r is given twice"),
+        ("[{name: recall, k: [1, 1]}, map@r]", "metrics.0: recall@1 is given twice"),
+        ("[recall@1, recall@1, map@r]", "metrics.0: recall@1 is given twice"),
+    ],
+)
+def test_a_figure_has_one_name_w14(metrics: str, told: str):
+    text = f"dataset: {{name: glyphs}}\nloss: {{name: triplet}}\nmetrics: {metrics}\n"
+    with pytest.raises(UserError) as error:
+        parse_recipe(text, "r.yaml")
+    assert str(error.value).startswith(f"r.yaml:3: {told}")
+    merged = parse_recipe(text.replace(metrics, "[recall@1, recall@2, map@r]"), "r.yaml").metrics
+    assert [name for metric in merged for name in metric.names()] == ["recall@1", "recall@2", "map@r"]
+
+
 def test_unreadable_files(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read_recipe(tmp_path / "none.yaml")

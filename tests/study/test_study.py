@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +166,95 @@ def test_documents_of_a_dmlkit_that_wrote_no_format_give_the_same_report(dmlkit,
         assert dmlkit("report", folder, "-o", document).code == 0
     now, then = (document.read_text().partition("\n")[2] for document in documents)  # the first line names them
     assert now == then
+
+
+RUN = "runs/large/seed-1"
+
+
+def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    data = json.loads(path.read_text())
+    edit(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "damage", "told"),
+    [
+        *(
+            (command, name, damage, "cannot read this" if cut else "field required")
+            for command, names in (
+                ("study", ("study.json", f"{RUN}/summary.json", f"{RUN}/environment.json")),
+                ("report", ("study.json", "results.json")),
+            )
+            for name in names
+            for cut, damage in (
+                (True, lambda path: path.write_text(path.read_text()[:40])),
+                (False, lambda path: path.write_text("{}")),
+            )
+        ),
+        ("study", f"{RUN}/environment.json", lambda path: path.unlink(), "is not a dmlkit run"),
+        ("study", f"{RUN}/environment.json", lambda path: edited(path, lambda it: it.update(packages={})), "torch is"),
+        ("study", f"{RUN}/summary.json", lambda path: edited(path, lambda it: it.update(best=None)), "do not belong"),
+        (
+            "study",
+            f"{RUN}/summary.json",
+            lambda path: edited(path, lambda it: it.update(selected_by="x")),
+            "do not bel",
+        ),
+        (
+            "study",
+            f"{RUN}/summary.json",
+            lambda path: edited(path, lambda it: it["best"]["test"].pop("ndcg@3")),
+            "lacks one of recall@1, ndcg@3",
+        ),
+        (
+            "study",
+            "runs/large/seed-0/summary.json",
+            lambda path: edited(path, lambda it: it.update(best=None, selected_by=None)),
+            "tells of no best checkpoint",
+        ),
+        *(
+            (
+                "report",
+                "results.json",
+                lambda path, change=change: edited(path, lambda it: it.update(change)),
+                "speaks of",
+            )
+            for change in (
+                {"metrics": ["x"]},
+                {"variants": {}},
+                {"reference": "x"},
+                {"axis": {"key": "a", "values": [1]}},
+            )
+        ),
+    ],
+)
+def test_a_damaged_document_is_one_line_t13(dmlkit, whole: Path, tmp_path: Path, command, name, damage, told: str):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    damage(out / name)
+    words = (
+        [write_study(tmp_path), "-o", out, "--device", "cpu"] if command == "study" else [out, "-o", tmp_path / "r.md"]
+    )
+    result = dmlkit(command, *words)
+    assert result.code == 2 and result.err.count("\n") == 1, result.err
+    assert told in result.err and str((out / name).parent) in result.err
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_a_report_draws_its_plots_itself_t13(dmlkit, whole: Path, tmp_path: Path, damage):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    damage(out / "results.png")
+    assert dmlkit("report", out, "-o", tmp_path / "r.md").code == 0
+    assert (tmp_path / "r" / "out.png").read_bytes() == (whole / "results.png").read_bytes()
+
+
+def test_a_report_has_a_suffix_t13(dmlkit, whole: Path, tmp_path: Path):
+    for name in ("results", "results.html", ""):
+        result = dmlkit("report", whole, "-o", tmp_path / name)
+        assert result.code == 2 and "expected a name that ends in .md" in result.err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["results.json", "study.json"])
@@ -390,6 +481,13 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("recipe: tiny", "recipe: none", "none.yaml: no such file; expected a recipe"),
         ("variants:", "grid: {loss.scale: [8, 16]}\nvariants:", "study.yaml:1: expected either a grid or variants"),
         ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: 1 variant(s); a study compares at least"),
+        (
+            "small: {}",
+            f"{'x' * 300}: {{}}",
+            f"study.yaml:9: variants.{'x' * 300}: the name xxxxxxxxxxxxxxxxxxxx... is longer",
+        ),
+        ("recipe: tiny.yaml", 'recipe: "a\\0b"', "cannot read this recipe: embedded null byte"),
+        ("[0, 1]", f"[0, {2**64}]", "study.yaml:6: 18446744073709551616 does not fit into 64 bits"),
         ("small: {}", "../up: {}", "study.yaml:9: variants.../up: the name '../up' is no name for a folder"),
         ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected an object"),
         ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this itself; see its key seeds"),

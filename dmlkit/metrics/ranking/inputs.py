@@ -23,7 +23,7 @@ def as_embeddings(values: Array, name: str) -> Tensor:
     """Embeddings (N, D) in float32 or float64, all finite.
 
     Raises:
-        ValueError: another shape, no row, or a row that is not finite.
+        ValueError: no real numbers, another shape, no row, or a row that is not finite.
 
     Example:
         >>> as_embeddings([[1.0, float("nan")]], "embeddings")
@@ -33,9 +33,14 @@ def as_embeddings(values: Array, name: str) -> Tensor:
     """
     import numpy as np
 
-    if isinstance(values, np.ndarray) and not values.flags.writeable:
-        values = values.copy()  # torch warns of a read-only array, such as a memory-mapped file
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
+            raise ValueError(f"{name}: expected real numbers of up to 64 bits, got {values.dtype}")
+        if not (values.flags.writeable and values.dtype.isnative):  # torch warns of the one and refuses the other
+            values = values.astype(values.dtype.newbyteorder("="))
     embeddings = torch.as_tensor(values).detach()
+    if embeddings.is_complex():
+        raise ValueError(f"{name}: expected real numbers, got {embeddings.dtype}")
     if embeddings.ndim != 2 or 0 in embeddings.shape:
         raise ValueError(f"{name}: expected shape (N, D) with at least one row, got {tuple(embeddings.shape)}")
     if embeddings.dtype not in (torch.float32, torch.float64):
@@ -47,6 +52,26 @@ def as_embeddings(values: Array, name: str) -> Tensor:
                 f"{name}: {len(rows)} of {len(embeddings)} rows hold NaN or infinity, the first is row {int(rows[0])}"
             )
     return embeddings.contiguous()
+
+
+def as_points(features: Tensor, manifold: Manifold, name: str) -> Tensor:
+    """Features (N, D) of any model as points; on the sphere their directions, however long or short they are.
+
+    Raises:
+        ValueError: on the sphere, a row of zeros.
+    """
+    if not isinstance(manifold, Sphere):
+        return manifold.from_features(features)
+    largest = features.abs().amax(1, keepdim=True)
+    zero = (largest[:, 0] == 0).nonzero()
+    if len(zero):
+        raise ValueError(
+            f"{name}: {len(zero)} of {len(features)} rows are zero and have no direction for the cosine, the first is "
+            f"row {int(zero[0])}; leave them out, or compare by distance (manifold euclidean)"
+        )
+    # a model's outputs are near 1; below 1e-6 the sphere's gradient is capped, above 2e19 squares overflow in float32
+    extreme = (largest < 1e-6) | (largest > 1e15)
+    return manifold.from_features(features / largest.where(extreme, 1.0))
 
 
 def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Metrics by the names that reports use: ``recall@1``, ``map@r``, ``map@10:pml``."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +31,10 @@ def _config(text: str) -> MetricConfig:
     by_key = {variant.key: variant for variant in MetricConfig.variants.values()}
     variant = by_key.get(name) or MetricConfig.variants.get(name)
     head, _, cut = name.partition("@")
-    if variant is None and cut.lstrip("-").isdigit():
+    if variant is None and re.fullmatch(r"-?[0-9]+", cut):
         variant = by_key.get(f"{head}@k")
+        if len(cut) > 18:
+            raise ValueError(f"metrics: {text[:30]!r}: k must fit into 64 bits")
         if int(cut) < 1:
             raise ValueError(f"metrics: {text!r}: k must be at least 1, got {cut}")
         options["k"] = (int(cut),)

@@ -11,7 +11,15 @@ from torch import Tensor
 from dmlkit.distributed.queries import gather_interleaved, share_of
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig, Points
-from dmlkit.metrics.ranking.inputs import Array, as_embeddings, as_keys, build_search, default_manifold, search_vectors
+from dmlkit.metrics.ranking.inputs import (
+    Array,
+    as_embeddings,
+    as_keys,
+    as_points,
+    build_search,
+    default_manifold,
+    search_vectors,
+)
 from dmlkit.metrics.ranking.rankings import Ties, rankings
 from dmlkit.metrics.ranking.search import Search
 from dmlkit.metrics.scoring.hits import clip_notes
@@ -82,8 +90,8 @@ def retrieval_metrics(
         Fractions by name, e.g. ``{"recall@1": 0.93, "map@r": 0.61}``.
 
     Raises:
-        ValueError: embeddings that are not finite, lengths that differ, an empty gallery, a single class, no query
-            with a positive, an unknown metric or a k below 1.
+        ValueError: embeddings that are not finite, or zero where the cosine is taken, lengths that differ, an empty
+            gallery, a single class, no query with a positive, an unknown metric or a k below 1.
 
     Example:
         >>> points = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
@@ -140,8 +148,8 @@ def score_retrieval(
     names = _identities(ids, gallery_ids, lengths)
     if manifold is None:
         manifold = default_manifold(points)
-        points = manifold.from_features(points)
-        items = None if items is None else manifold.from_features(items)
+        points = as_points(points, manifold, "embeddings")
+        items = None if items is None else as_points(items, manifold, "gallery")
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold)
     vectors = search_vectors(manifold, points, items)
     search, positives = build_search(vectors, keys if items is not None else (keys[0], keys[0]), names)

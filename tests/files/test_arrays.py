@@ -1,0 +1,108 @@
+"""NumPy files that are damaged, or promise more than they hold, are told before anything is loaded."""
+
+import os
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.lib import format as npy
+
+from dmlkit.errors import UserError
+from dmlkit.files.arrays import read_array, read_arrays
+
+NAMES = ("recall@1", "map@r")
+VALUES = np.linspace(0, 1, 6)
+
+
+def header(path: Path, shape: tuple[int, ...]) -> None:
+    with path.open("wb") as file:
+        npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        file.write(b"1234")
+
+
+def refused(read, *arguments: object) -> str:
+    with pytest.raises(UserError) as error:
+        read(*arguments)
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("array", [np.eye(3), np.eye(3, dtype=">f4"), np.array(["ä", "b"]), np.zeros((0, 4))])
+def test_an_array_is_read(array: np.ndarray, tmp_path: Path):
+    np.save(tmp_path / "x.npy", array)
+    found = read_array(tmp_path / "x.npy")
+    assert found.dtype == array.dtype and np.array_equal(found, array)
+
+
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda path: path.write_bytes(b""), "cannot read this NumPy array: EOF"),
+        (lambda path: path.write_text("1.0 2.0 3.0 4.0"), "the magic string is not correct"),
+        (lambda path: header(path, (10**12, 4)), "the file is shorter than its header says"),
+        (lambda path: header(path, (2**40, 2**40)), "cannot read this NumPy array"),
+        (lambda path: header(path, (-1, 4)), "cannot read this NumPy array"),
+        (lambda path: np.save(path.open("wb"), np.array([{}], dtype=object)), "Python objects"),
+        (lambda path: np.savez(path.open("wb"), np.eye(3)), "cannot read this NumPy array"),
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: os.mkfifo(path), "no regular file"),
+        (lambda path: None, "no such file"),
+    ],
+    ids=["0 bytes", "text", "10^12 values", "2^80 values", "negative", "objects", "npz", "folder", "pipe", "missing"],
+)
+def test_what_is_no_array_is_told_t8_u2_u4(write, told: str, tmp_path: Path):
+    write(tmp_path / "x.npy")
+    line = refused(read_array, tmp_path / "x.npy")
+    assert line.startswith(f"{tmp_path / 'x.npy'}: ") and told in line
+
+
+def save(path: Path, *, names: tuple[str, ...] = NAMES, values: np.ndarray = VALUES) -> None:
+    with path.open("wb") as file:
+        np.savez_compressed(file, **dict.fromkeys(names, values))  # pyright: ignore[reportArgumentType]
+
+
+def test_arrays_of_queries_are_read(tmp_path: Path):
+    save(tmp_path / "x.npz")
+    found = read_arrays(tmp_path / "x.npz", NAMES, 6)
+    assert list(found) == list(NAMES) and all(np.array_equal(values, VALUES) for values in found.values())
+
+
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda path: path.write_bytes(b""), "not a zip file"),
+        (lambda path: (save(path), path.write_bytes(path.read_bytes()[:200])), "not a zip file"),
+        (lambda path: path.write_bytes(bytes(range(256))), "not a zip file"),
+        (lambda path: np.save(path.open("wb"), VALUES), "not a zip file"),
+        (lambda path: save(path, values=VALUES.astype(str)), "expected float64 (6,)"),
+        (lambda path: save(path, values=VALUES[:5]), "expected float64 (6,)"),
+        (lambda path: save(path, values=VALUES[:, None]), "expected float64 (6,)"),
+        (lambda path: save(path, values=VALUES.astype(np.float32)), "expected float64 (6,)"),
+        (lambda path: save(path, values=np.array([{}] * 6, dtype=object)), "cannot read these arrays"),
+        (lambda path: save(path, names=NAMES[:1]), "holds recall@1.npy"),
+        (lambda path: save(path, names=(*NAMES, "x")), "holds recall@1.npy, map@r.npy, x.npy"),
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: None, "missing"),
+    ],
+)
+def test_what_are_no_arrays_of_queries_is_told_t6(write, told: str, tmp_path: Path):
+    write(tmp_path / "x.npz")
+    assert told in refused(read_arrays, tmp_path / "x.npz", NAMES, 6)
+
+
+def test_a_zip_is_measured_before_it_is_inflated_s8(tmp_path: Path):
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in NAMES:
+            with archive.open(f"{name}.npy", "w") as file:
+                npy.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (8_000_000,)})
+                for _ in range(8):
+                    file.write(bytes(8_000_000))
+    assert path.stat().st_size < 200_000
+    tracemalloc.start()
+    assert "64,000,128 bytes for 6 numbers" in refused(read_arrays, path, NAMES, 6)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
