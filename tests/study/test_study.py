@@ -386,16 +386,22 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (STUDY, "", "study.yaml: got None, expected an object"),
+        (STUDY, "", "study.yaml: got None, expected a mapping"),
         ("recipe: tiny", "recipe: none", "none.yaml: no such file; expected a recipe"),
         ("variants:", "grid: {loss.scale: [8, 16]}\nvariants:", "study.yaml:1: expected either a grid or variants"),
         ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: 1 variant(s); a study compares at least"),
         ("small: {}", "../up: {}", "study.yaml:9: variants.../up: the name '../up' is no name for a folder"),
-        ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected an object"),
+        ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected a mapping"),
         ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this itself; see its key seeds"),
         ("loss.margin: 0.3", "", "study.yaml:10: variants.large: large trains the same recipe as small"),
         ("loss.margin: 0.3", "training.precision: bf16", "large has another training.precision"),
         ("loss.margin: 0.3", "dataset.validation_fraction: 0", "validation classes choose the checkpoint"),
+        ("recipe: tiny.yaml", "recipe: ../../secret.txt", "study.yaml:4: recipe: ../../secret.txt lies outside"),
+        ("recipe: tiny.yaml", "recipe: /etc/passwd", "study.yaml:4: recipe: /etc/passwd is absolute"),
+        ("recipe: tiny.yaml", 'recipe: "a\\0b"', "study.yaml:4: recipe: got 'a\\x00b', expected the path of a recipe"),
+        ("small: {}", "small: {recipe: ../../secret.txt}", "study.yaml:9: recipe: ../../secret.txt lies outside"),
+        ("small: {}", "LARGE: {}", "variants.LARGE: the name 'LARGE' is not the only one, capitals aside"),
+        ("small: {}", f"{'s' * 300}: {{}}", "is no name for a folder of at most 200 letters"),
         ("than: small", "than: large", "study.yaml:12: expect.0: large cannot be better than itself"),
         ("paper:", "protocol: reality_check\npaper:", "metrics.0: 'recall@1': the Reality Check reports separated"),
         ("[recall@1, ndcg@3]", "[recall@1, recall@1]", "study.yaml:7: metrics.1: 'recall@1' is given twice"),
@@ -403,6 +409,16 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
 )
 def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, told: str):
     assert any(told in line for line in faults(dmlkit, tmp_path, STUDY.replace(old, new)))
+
+
+def test_a_grid_that_is_too_large_is_counted_before_it_is_built_t16(dmlkit, tmp_path: Path):
+    values = list(range(1, 11))
+    grid = "".join(f"  {key}: {values}\n" for key in ("a", "b", "c", "d", "e", "f", "g", "h"))
+    text = STUDY.partition("variants:")[0] + f"grid:\n{grid}"
+    found = faults(dmlkit, tmp_path, text, "--dry-run")
+    assert found == [
+        "study.yaml:8: grid: 100,000,000 recipes to compare; expected at most 1,000: give fewer keys or values"
+    ]
 
 
 def test_files_that_are_no_study(dmlkit, tmp_path: Path):
@@ -503,7 +519,7 @@ def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
     text = (root / "docs" / "studies.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "margin.yaml").write_text(example.partition("\n")[2])
-    (tmp_path / "recipes").symlink_to(root / "recipes")
+    shutil.copytree(root / "recipes", tmp_path / "recipes")
     assert read_study(tmp_path / "margin.yaml").num_runs == 10
     (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     for line in commands.splitlines():
