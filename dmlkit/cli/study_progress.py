@@ -29,9 +29,9 @@ class RunsProgress:
         self.trained = 0  # epochs of this session
         self.started: float | None = None  # when this session began to train
         self.bar = Progress(
-            TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}"),
+            TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}", markup=False),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[left]}"),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[left]}", markup=False),
             console=console,
             disable=not console.is_terminal,
             transient=True,

@@ -109,7 +109,7 @@ def plot_run(
     manifold = trained.model.manifold.cpu()
     kind = kind or default_kind(manifold)
     output = output or run.plots / f"{split}-{kind}.png"
-    if output.suffix not in (".png", ".svg"):
+    if output.suffix.lower() not in (".png", ".svg"):
         raise UserError(f"{output}: expected a file name that ends in .png or .svg")
     dataset = images_of_split(trained.recipe.dataset, split)
     embeddings = embed_dataset(fabric, trained.model.to(fabric.device), dataset, trained.recipe.transform)

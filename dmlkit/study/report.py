@@ -4,10 +4,12 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import Rows, as_markdown
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import markdown, printable
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 from dmlkit.study.record import StudyRecord
@@ -31,14 +33,14 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
         heading: ``#`` or ``##``.
     """
     source = ", ".join(filter(None, (results.paper, results.table)))
-    paragraphs = [f"{heading} {results.claim}", *([f"From: {source}."] if source else [])]
+    paragraphs = [f"{heading} {markdown(results.claim)}", *([f"From: {markdown(source)}."] if source else [])]
     if results.verdicts:
         paragraphs.append(as_markdown(verdict_rows(results)))
-    paragraphs += [as_markdown(variant_rows(results)), f"![{results.claim}]({plot})"]
+    paragraphs += [as_markdown(variant_rows(results)), f"![{markdown(results.claim)}]({quote(plot)})"]
     if any(variant.tuned for variant in results.variants.values()):
         text = "Tuned with the first seed on validation classes, every variant with the same number of trials:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
-    paragraphs += [_setting(results), f"    {results.command}"]
+    paragraphs += [_setting(results), f"    {printable(results.command)}"]
     return "\n\n".join(paragraphs)
 
 
@@ -144,7 +146,12 @@ def report(folders: Sequence[Path], output: Path) -> None:
         study_section(results, f"{plots.name}/{name}.png", heading="##")
         for name, results in zip(names, studies, strict=True)
     ]
-    head = [f"<!-- Written by: {command} -->", "# What of the papers' claims holds", _counts(studies), EXPLANATION]
+    head = [
+        f"<!-- Written by: {printable(command).replace('>', '&gt;')} -->",
+        "# What of the papers' claims holds",
+        _counts(studies),
+        EXPLANATION,
+    ]
     head.append(as_markdown(rows))
     write_text(output, "\n\n".join([*head, *sections]))
 
@@ -187,7 +194,7 @@ def _setting(results: StudyResults) -> str:
     protocol = "Reality Check protocol, 4 models a run" if results.protocol == "reality_check" else "Official split"
     return (
         f"{protocol}; seeds {seeds}; {cost.models} models, {spoken_time(cost.seconds)} of training and "
-        f"validation on {'; '.join(cost.on)}. To repeat it:"
+        f"validation on {markdown('; '.join(cost.on))}. To repeat it:"
     )
 
 
