@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from dmlkit.cli.console import say
 from dmlkit.cli.progress import format_metrics
 from dmlkit.run_folder.documents import EpochRow
-from dmlkit.study.report import spoken_time
+from dmlkit.study.duration import spoken_time
 
 
 class RunsProgress:

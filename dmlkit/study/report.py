@@ -10,6 +10,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import Rows, as_markdown
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import markdown, printable
+from dmlkit.study.duration import spoken_time
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 from dmlkit.study.record import StudyRecord
@@ -32,11 +33,13 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
         plot: where the picture is, from the document.
         heading: ``#`` or ``##``.
     """
-    source = ", ".join(filter(None, (results.paper, results.table)))
-    paragraphs = [f"{heading} {markdown(results.claim)}", *([f"From: {markdown(source)}."] if source else [])]
+    claim, source = (
+        markdown(text) for text in (results.claim, ", ".join(filter(None, (results.paper, results.table))))
+    )
+    paragraphs = [f"{heading} {claim}", *([f"From: {source}."] if source else [])]
     if results.verdicts:
         paragraphs.append(as_markdown(verdict_rows(results)))
-    paragraphs += [as_markdown(variant_rows(results)), f"![{markdown(results.claim)}]({quote(plot)})"]
+    paragraphs += [as_markdown(variant_rows(results)), f"![{claim}]({quote(plot)})"]
     if any(variant.tuned for variant in results.variants.values()):
         text = "Tuned with the first seed on validation classes, every variant with the same number of trials:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
@@ -209,18 +212,3 @@ def _interval(change: Difference | JudgedStatement) -> str:
 
 def _p(change: Difference | JudgedStatement) -> str:
     return f"{change.p_value:.4f}"
-
-
-def spoken_time(seconds: float) -> str:
-    """A duration as people say it.
-
-    Example:
-        >>> spoken_time(41.2), spoken_time(750), spoken_time(12000)
-        ('41 s', '12 min 30 s', '3 h 20 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

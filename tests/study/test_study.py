@@ -540,3 +540,14 @@ def test_every_study_begins_with_its_claim_and_all_its_recipes_assemble(dmlkit, 
     result = dmlkit("study", path, "-o", tmp_path / "out", "--dry-run", *sets)
     assert result.code == 0, result.err
     assert "dry run" in result.out
+
+
+def test_a_claim_is_text_in_the_documents_s10(dmlkit, tmp_path: Path):
+    claim = "<img src=x onerror=alert(1)> [/x] ](http://evil) a|b `c`"
+    path = write_study(tmp_path, STUDY.replace("A larger margin is better", json.dumps(claim)))
+    result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu", "--set", "training.epochs=1")
+    assert result.code == 0 and claim in result.out, result.err
+    text = (tmp_path / "out" / "results.md").read_text()
+    assert r"# \<img src=x onerror=alert(1)\> \[/x\] \](http://evil) a\|b \`c\`" in text and "<img" not in text.replace(
+        r"\<", ""
+    )
