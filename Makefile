@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo test test-gpu lint bench clean
+.PHONY: setup demo test test-gpu lint audit bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -37,6 +37,14 @@ lint: setup  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+audit: setup  ## The licences of the installed packages, and known vulnerabilities of the pinned ones
+	@$(BIN)/python -c "from importlib.metadata import distributions as d; \
+	print(*sorted({f'{x.name} {x.version}: ' + (x.metadata['License-Expression'] or \
+	', '.join(c.split(' :: ')[-1] for c in x.metadata.get_all('Classifier', []) if c.startswith('License')) or \
+	(x.metadata['License'] or 'not told').splitlines()[0][:60]) for x in d()}), sep='\n')"
+	@$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off \
+	  || { echo 'audit: vulnerabilities, or not looked for: pip-audit is missing (pip install pip-audit) or reaches no database'; exit 1; }
 
 bench: setup  ## Measure side by side with peers; writes benchmarks/results
 	$(BIN)/python benchmarks/losses.py times && $(BIN)/python benchmarks/losses.py memory

@@ -1,6 +1,9 @@
 """The command line. Heavy imports wait inside the commands, so that --help answers at once."""
 
+import os
 import sys
+import warnings
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -8,8 +11,11 @@ import typer
 from dmlkit import __version__
 from dmlkit.cli import compare, data, embed, evaluate, export, geometry, protocol, recipes, study, train
 from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt, printable
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
+MOST_LINES = 20  # of a message
+MOST_CHARACTERS = 2000  # of a line of it
 
 app = typer.Typer(
     name="dmlkit",
@@ -27,13 +33,18 @@ for group in (train, evaluate, compare, protocol, embed, export, data, geometry,
 
 def main() -> None:
     """Run the command line; a user's mistake ends as one line and exit code 2, a defect of dmlkit with 70."""
+    prepare_environment()
     try:
+        if sys.flags.optimize > 1:
+            raise UserError(
+                "python -OO leaves out docstrings, which geoopt and dmlkit list read; use python or python -O"
+            )
         app()
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        for line in told(error).splitlines():
-            typer.secho(f"error: {printable(line)}", fg="red", err=True)
+        for line in lines_of(told(error)):
+            typer.secho(f"error: {line}", fg="red", err=True)
         raise SystemExit(2 if is_users(error) else DEFECT) from None
 
 
@@ -55,11 +66,27 @@ def told(error: Exception) -> str:
     return f"a defect of dmlkit {__version__}: {type(error).__name__}: {first}; --debug shows where: please report it"
 
 
-def printable(text: str) -> str:
-    """See `dmlkit.cli.console.printable`, which is imported only when there is something to print."""
-    from dmlkit.cli import console
+def lines_of(text: str) -> list[str]:
+    """A message as lines for a terminal: not too many, none too long."""
+    lines = text.split("\n")
+    more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return [printable(excerpt(line, MOST_CHARACTERS)) for line in lines[:MOST_LINES]] + more
 
-    return console.printable(text)
+
+def prepare_environment() -> None:
+    """Take from the environment and the interpreter what would end a command that has no fault."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None where it was closed
+            stream.reconfigure(errors="backslashreplace")  # an ASCII output gets a plus-minus sign as its number
+    os.environ["MPLBACKEND"] = "agg"  # pictures go into files, and matplotlib ends at a name that it does not know
+    if not os.environ.get("COLUMNS", "1").isdigit() or int(os.environ.get("COLUMNS", "1")) == 0:
+        del os.environ["COLUMNS"]  # rich prints nothing into 0 columns
+    warnings.showwarning = show_warning
+
+
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning of any library as one plain line, without the path and the source line of who warns."""
+    typer.secho(f"warning: {lines_of(str(message).strip())[0]}", fg="yellow", err=True)
 
 
 def _show_version(value: bool) -> None:

@@ -1,7 +1,7 @@
 """``dmlkit compare``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,7 +33,7 @@ def compare(
 
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say
+    from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.evaluation.compare import compare_runs
     from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows
@@ -44,7 +44,7 @@ def compare(
         return
     console = Console(stderr=markdown or latex or json)
     if json:
-        typer.echo(as_json(results, differences))
+        say_json(as_plain(results, differences))
     elif markdown or latex:
         rows = comparison_rows(results, differences)
         typer.echo(as_markdown(rows) if markdown else as_latex(rows))
@@ -61,12 +61,9 @@ def compare(
             say(console, f"note: {result.name} has no metric of {first.name} that is made of queries: no differences")
 
 
-def as_json(results: list["Result"], differences: list[dict[str, "Comparison"]]) -> str:
+def as_plain(results: list["Result"], differences: list[dict[str, "Comparison"]]) -> dict[str, Any]:
     """The reports, each with what it differs from the first by."""
-    import json
-    from typing import Any
-
     runs: list[dict[str, Any]] = [{"run": result.name, **result.report.plain()} for result in results]
     for run, changes in zip(runs[1:], differences, strict=True):
         run["difference_to_first"] = {name: change.as_dict() for name, change in changes.items()}
-    return json.dumps({"runs": runs}, indent=2, ensure_ascii=False)
+    return {"runs": runs}

@@ -1,30 +1,24 @@
 """Printing in a terminal: text from outside is shown as it is, never obeyed."""
 
-import re
+import json
 from collections.abc import Sequence
+from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dmlkit.files.escape import json_text, printable
+
 TableRows = Sequence[Sequence[str]]
 """A header row and others."""
+UNBOUNDED = 10_000  # characters, wider than any cell
+WORD = 12  # characters: columns of text become no narrower
 TEXT_COLUMNS = (
     *("run", "of", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "figure", "verdict"),
 )
-# Control characters, and marks that turn the direction of writing: names of files and classes may hold them.
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def printable(text: str) -> str:
-    r"""Text with what a terminal would obey spelled out.
-
-    Example:
-        >>> printable("\x1b]0;title\x07bird")
-        '\\x1b]0;title\\x07bird'
-    """
-    return UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def say(console: Console, text: str, *, style: str | None = None) -> None:
@@ -36,10 +30,39 @@ def print_table(rows: TableRows, console: Console, title: str | None = None) -> 
     """A table with a header row; columns of figures are aligned to the right."""
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
     for name in rows[0]:
-        table.add_column(Text(name), justify="left" if name in TEXT_COLUMNS else "right")
+        table.add_column(*cells([name]), justify="left" if name in TEXT_COLUMNS else "right")
     for row in rows[1:]:
         table.add_row(*cells(row))
+    show_table(table, console)
+
+
+def show_table(table: Table, console: Console) -> None:
+    """Print a table; in a terminal too narrow for its figures and a word of text the terminal breaks its lines."""
+    unbounded = console.options.update(width=UNBOUNDED)
+    for column in table.columns:
+        cells = (column.header, *column.cells)
+        widest = max(console.measure(cell, options=unbounded).maximum for cell in cells)
+        column.min_width = widest if column.justify == "right" else min(widest, WORD)
+        column.overflow = "fold"
+    width = console.width
+    console.width = max(width, sum((column.min_width or 0) + 3 for column in table.columns) + 1)  # 3: the frame
     console.print(table)
+    console.width = width
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "class", "classes"), counted(2000, "class", "classes")
+        ('1 class', '2000 classes')
+    """
+    return f"{number} {one if number == 1 else many}"
+
+
+def say_json(data: Any) -> None:
+    """Print JSON alone, for programs: as UTF-8 where the output takes it."""
+    typer.echo(json_text(json.dumps(data, indent=2, ensure_ascii=False)))
 
 
 def cells(row: Sequence[str]) -> list[Text]:

@@ -47,14 +47,15 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
     from rich.table import Table
     from rich.text import Text
 
-    from dmlkit.cli.console import cells, printable, say
+    from dmlkit.cli.console import cells, say, show_table
+    from dmlkit.files.escape import printable
 
     table = Table("check", "expected", "found", "verdict", title=Text(printable(title)), title_justify="left")
     for column in table.columns[1:3]:
         column.justify = "right"
     for row in findings.rows:
         table.add_row(*cells(row), style="red" if row.verdict == "fault" else None)
-    console.print(table)
+    show_table(table, console)
     for kind, lines in (("fault", findings.faults), ("note", findings.notes)):
         for line in lines:
             say(console, f"{kind}: {line}", style="red" if kind == "fault" else None)

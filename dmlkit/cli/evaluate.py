@@ -147,15 +147,13 @@ class Shown:
 
     def tell(self, report: "Report", evaluation: Any, *, title: str) -> None:
         """Print a report, and write the table of classes where one is asked for."""
-        import json
-
-        from dmlkit.cli.console import print_table, say
+        from dmlkit.cli.console import print_table, say, say_json
         from dmlkit.evaluation.tables import metric_rows
 
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
         if self.as_json:
-            typer.echo(json.dumps(report.stamped(), indent=2, ensure_ascii=False))
+            say_json(report.stamped())
             return
         console = self.console
         title = f"{title}: {report.queries} queries, {report.classes} classes"

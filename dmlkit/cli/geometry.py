@@ -60,8 +60,9 @@ def plot(
     """Draw a run's embeddings, coloured by class."""
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import counted, say
     from dmlkit.geometry.run import plot_run
 
     drawn = plot_run(run, kind=kind, split=split, classes=classes, output=output, checkpoint=checkpoint, device=device)
-    say(Console(), f"wrote {drawn.path}: {drawn.images} images of {drawn.classes} classes")
+    images, classes_drawn = counted(drawn.images, "image", "images"), counted(drawn.classes, "class", "classes")
+    say(Console(), f"wrote {drawn.path}: {images} of {classes_drawn}")

@@ -36,12 +36,12 @@ class TrainingProgress:
         self.console, self.epochs = console, epochs
         self.last: float | None = None
         self.bar = Progress(
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}", markup=False),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
-            TextColumn("{task.fields[speed]:,.0f} images/s"),
+            TextColumn("loss {task.fields[loss]:.3f}", markup=False),
+            TextColumn("{task.fields[speed]:,.0f} images/s", markup=False),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}"),
+            TextColumn("{task.fields[metrics]}", markup=False),
             console=console,
             disable=not console.is_terminal,
             transient=True,
@@ -88,7 +88,13 @@ class _Speed(ProgressColumn):
 @contextmanager
 def image_progress(console: Console, description: str, total: int | None = None) -> Generator["ImageBar"]:
     """A bar over images; yields what advances it. Silent where there is no terminal."""
-    columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
+    columns = (
+        TextColumn(description, markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Speed(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         yield ImageBar(bar, bar.add_task(description, total=total))
 

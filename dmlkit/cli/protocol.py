@@ -51,11 +51,9 @@ def run(
     name: "ProtocolName", path: Path, output: Path, repeats: int, overrides: list[str], device: str, as_json: bool
 ) -> None:
     """Run a protocol, and print its table."""
-    import json
-
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say
+    from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import TrainingProgress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
@@ -86,7 +84,7 @@ def run(
     with atomic_write(output / "results.md") as partial:
         partial.write_text(as_markdown(rows) + "\n", encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(results.plain(), indent=2))
+        say_json(results.plain())
         return
     print_table(rows, console, f"{name}: {path.stem}, {repeats} repeats")
     say(console, f"written to {output / 'results.md'} and results.json; the runs are beside them")

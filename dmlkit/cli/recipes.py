@@ -44,13 +44,13 @@ def print_families(console: "Console") -> None:
     """One row a family."""
     from rich.table import Table
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, show_table
     from dmlkit.recipe.schema import FAMILIES
 
     table = Table("family", "members")
     for name, root in FAMILIES.items():
         table.add_row(name, ", ".join(sorted(root.variants)))
-    console.print(table)
+    show_table(table, console)
     say(console, "dmlkit list FAMILY shows what each member is, and its keys with their defaults")
     say(console, "dmlkit list recipes shows the recipes")
 
@@ -76,7 +76,7 @@ def say_indented(console: "Console", text: str, indent: int) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from dmlkit.cli.console import printable
+    from dmlkit.files.escape import printable
 
     console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
 
@@ -86,14 +86,15 @@ def print_recipes(folder: Path, console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from dmlkit.cli.console import cells
+    from dmlkit.cli.console import cells, show_table
+    from dmlkit.files.escape import printable
     from dmlkit.recipe.headers import find_recipes
 
     for paper, headers in find_recipes(folder).items():
-        table = Table("recipe", "what it is", "published", title=Text(str(paper)), title_justify="left")
+        table = Table("recipe", "what it is", "published", title=Text(printable(str(paper))), title_justify="left")
         for header in headers:
             table.add_row(*cells([header.path.name, header.summary, header.published]))
-        console.print(table)
+        show_table(table, console)
 
 
 @app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")

@@ -84,21 +84,25 @@ def study(
 def describe(study: "Study", output: Path, console: "Console") -> None:
     """``--dry-run``: what differs, what would run, and what is complete."""
     from rich.table import Table
+    from rich.text import Text
 
-    from dmlkit.cli.console import cells, say
+    from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.differences import differences
     from dmlkit.recipe.file import plain
     from dmlkit.study.run import check_components
 
     check_components(study, output)
     first = plain(study.variants[0].candidates[0].recipe)
-    table = Table("variant", f"differs from {study.variants[0].name} by", "to choose from", show_lines=True)
+    head = cells(["variant", f"differs from {study.variants[0].name} by", "to choose from"])
+    table = Table(show_lines=True)
+    for name in head:
+        table.add_column(name)
     for variant in study.variants:
-        changes = differences("", first, plain(variant.candidates[0].recipe))
+        changes = list(differences("", first, plain(variant.candidates[0].recipe)))
         labels = [candidate.label for candidate in variant.candidates if candidate.label]
-        table.add_row(*cells([variant.name, "\n".join(changes), "\n".join(labels)]))
+        table.add_row(*cells([variant.name]), *(Text("\n").join(cells(lines)) for lines in (changes, labels)))
     say(console, study.config.claim)
-    console.print(table)
+    show_table(table, console)
     complete = len(list((output / "runs").rglob("summary.json")))
     models = study.num_runs * study.models_per_run
     say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {complete} models are complete")

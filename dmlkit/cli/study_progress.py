@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from dmlkit.cli.console import say
 from dmlkit.cli.progress import format_metrics
 from dmlkit.run_folder.documents import EpochRow
-from dmlkit.study.report import spoken_time
+from dmlkit.study.duration import spoken_time
 
 
 class RunsProgress:
@@ -29,9 +29,9 @@ class RunsProgress:
         self.trained = 0  # epochs of this session
         self.started: float | None = None  # when this session began to train
         self.bar = Progress(
-            TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}"),
+            TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}", markup=False),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[left]}"),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[left]}", markup=False),
             console=console,
             disable=not console.is_terminal,
             transient=True,

@@ -10,6 +10,7 @@ from dmlkit.cli.options import Debug, Device, DryRun, RecipePath, Set
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dmlkit.datasets.files.dataset import Dataset
     from dmlkit.recipe.schema import Recipe
 
 app = typer.Typer()
@@ -73,14 +74,23 @@ def print_experiment(recipe: "Recipe", console: "Console") -> None:
     experiment = assemble(recipe)
     validation = experiment.validation
     sizes = {
-        "training": f"{len(experiment.train)} images of {len(experiment.train.class_names)} classes",
-        "validation": f"{len(validation)} images of {len(validation.class_names)} classes" if validation else "none",
+        "training": size_of(experiment.train),
+        "validation": size_of(validation) if validation else "none",
         "steps": f"{len(experiment.sampler)} an epoch, {recipe.training.epochs} epochs, "
         f"batches of {experiment.sampler.batch_size} images",
         "model": f"{sum(parameter.numel() for parameter in experiment.model.parameters()):,} parameters",
         "loss": f"{sum(parameter.numel() for parameter in experiment.objective.parameters()):,} parameters",
     }
-    say(console, dump_recipe(recipe))
+    for line in dump_recipe(recipe).splitlines():
+        say(console, line)
     for name, text in sizes.items():
         say(console, f"{name + ':':12}{text}")
     say(console, "dry run: nothing was trained or written")
+
+
+def size_of(dataset: "Dataset") -> str:
+    """How many images and classes."""
+    from dmlkit.cli.console import counted
+
+    classes = len(dataset.class_names)
+    return f"{counted(len(dataset), 'image', 'images')} of {counted(classes, 'class', 'classes')}"

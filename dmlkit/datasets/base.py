@@ -97,7 +97,7 @@ def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "te
         fold: 0..3.
 
     Raises:
-        UserError: fewer than 8 classes leave nothing to validate.
+        UserError: fewer than 16 classes leave single ones to validate, which find themselves whatever the model does.
 
     Example:
         >>> folds = class_fold(200, fold=1)  # CUB-200-2011
@@ -106,8 +106,8 @@ def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "te
     """
     half = count // 2
     size = half // FOLDS
-    if size < 1:
-        raise UserError(f"dataset.split: reality_check needs at least {2 * FOLDS} classes, there are {count}")
+    if size < 2:
+        raise UserError(f"dataset.split: reality_check needs at least {4 * FOLDS} classes, there are {count}")
     end = fold * half // FOLDS
     validation = sorted(label % half for label in range(end - size, end))
     held_out = set(validation)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig
@@ -40,7 +40,7 @@ class GlyphsConfig(DatasetConfig, frozen=True):
     """Images of a character, drawn in turn from 12 faces."""
     size: Annotated[int, Field(ge=16, le=128)] = 32
     """Side of an image, in pixels."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Decides the images; the recipe's own seed does not."""
 
     def load(self, split: Literal["train", "test", "all"]) -> "Glyphs":

@@ -5,13 +5,19 @@ import logging
 import os
 import re
 import sys
+from threading import Timer
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
 
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+MEND_RANKS = "start ranks with torchrun, or unset it"
+TELL_AFTER = 10  # seconds without the other ranks
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -32,8 +38,7 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
             raise UserError("training.precision: fp16 needs a GPU; on a CPU use bf16 or fp32")
         keep_freed_memory()
     _warn_of_restarts()
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    ranks, local_ranks = count_ranks()
     if ranks > 1 and index is not None:
         raise UserError(f"--device {device}: under torchrun each rank takes its own GPU; use --device cuda")
     fabric = Fabric(
@@ -42,14 +47,54 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
         num_nodes=ranks // local_ranks,
         strategy="ddp" if ranks > 1 else "auto",
         precision=PRECISIONS[precision],  # pyright: ignore[reportArgumentType] - three of the many literals
+        # named, so that Fabric looks for no other: within a job of Slurm it refuses some numbers of tasks
+        plugins=TorchElasticEnvironment() if ranks > 1 else LightningEnvironment(),
     )
-    fabric.launch()
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    waiting = f"waiting for the other ranks: {ranks} are expected at {address}, for at most half an hour"
+    told = Timer(TELL_AFTER, logging.getLogger("dmlkit").warning, [waiting])
+    told.daemon = True
+    told.start()
+    try:
+        fabric.launch()
+    except torch.distributed.DistError as error:
+        raise UserError(f"not all of {ranks} ranks have come to {address}: {error}") from error
+    finally:
+        told.cancel()
     return fabric
+
+
+def count_ranks() -> tuple[int, int]:
+    """How many ranks torchrun has started, in all and on this machine; 1 and 1 without torchrun.
+
+    Raises:
+        UserError: the variables of torchrun are set in part, or to what it never sets.
+    """
+    ranks, local_ranks = _number("WORLD_SIZE", 1), _number("LOCAL_WORLD_SIZE", 1)
+    if ranks > 1:
+        missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+        if missing:
+            raise UserError(f"WORLD_SIZE={ranks}, but {missing[0]} is not set; {MEND_RANKS}")
+        _number("MASTER_PORT", 1)
+    if ranks % local_ranks:
+        raise UserError(f"WORLD_SIZE={ranks} is no multiple of LOCAL_WORLD_SIZE={local_ranks}; {MEND_RANKS}")
+    for name, count in (("RANK", ranks), ("LOCAL_RANK", local_ranks)):
+        if _number(name, 0) >= count:
+            raise UserError(f"{name}={os.environ[name]}, counted from 0, is too large for {count} ranks; {MEND_RANKS}")
+    return ranks, local_ranks
+
+
+def _number(variable: str, least: int) -> int:
+    """The whole number that a variable of the environment holds; its least value where it is not set."""
+    text = os.environ.get(variable, str(least))
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise UserError(f"{variable}={excerpt(text)}: expected a whole number of at least {least}; {MEND_RANKS}")
+    return int(text)
 
 
 def _warn_of_restarts() -> None:
     """Ranks started again read the addresses of those before them from torchrun's store (pytorch issue 135712)."""
-    may_restart = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+    may_restart = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
         logging.getLogger("dmlkit").warning(f"torchrun --max-restarts: a restart may fail unless {OWN_STORE}=1 is set")
 

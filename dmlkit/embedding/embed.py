@@ -7,6 +7,7 @@ from typing import Literal
 
 from lightning_fabric import Fabric
 
+from dmlkit.distributed.launch import count_ranks
 from dmlkit.embedding.files import write_embeddings
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob
@@ -24,7 +25,7 @@ def choose_engine(engine: Engine | None) -> Engine:
     Raises:
         UserError: the program was not started as the engine needs it.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = count_ranks()[0]
     if engine is None:
         return "torchrun" if ranks > 1 else "local"
     if engine == "torchrun" and "WORLD_SIZE" not in os.environ:

@@ -12,6 +12,7 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.evaluation.breakdown import ClassScore, class_scores
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import spreadsheet
 from dmlkit.files.outputs import head_of, writing
 from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.metrics.scoring.retrieval import Scores
@@ -56,7 +57,7 @@ class Evaluation:
             np.savez_compressed(file, **arrays)
 
     def save_classes(self, path: Path) -> None:
-        """Write a CSV table of every class, worst first.
+        """Write a CSV table of every class, worst first; a name that a spreadsheet would compute gets an apostrophe.
 
         Raises:
             UserError: no metric is made of queries, or the folder is missing.
@@ -71,7 +72,7 @@ class Evaluation:
             writer = csv.writer(file)
             writer.writerow(["class", "queries", *self.scores.per_query])
             for score in self.class_scores():
-                writer.writerow([self.class_names[score.label], score.queries, *score.metrics.values()])
+                writer.writerow([spreadsheet(self.class_names[score.label]), score.queries, *score.metrics.values()])
 
 
 def is_class_table(path: Path) -> bool:

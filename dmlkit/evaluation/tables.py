@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dmlkit.evaluation.compare import Result
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.significance import Comparison
+from dmlkit.files.escape import latex, markdown
 
 Rows = list[list[str]]
 Differences = Sequence[dict[str, Comparison]]
@@ -19,7 +20,7 @@ def as_markdown(rows: Rows) -> str:
         | --- | --- |
         | a\|b | 0.5 |
     """
-    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    cells = [[markdown(cell) for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in [cells[0], ["---"] * len(cells[0]), *cells[1:]])
 
 
@@ -36,8 +37,7 @@ def as_latex(rows: Rows) -> str:
         \bottomrule
         \end{tabular}
     """
-    escapes = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"} | {"\\": r"\textbackslash{}"})
-    lines = [" & ".join(cell.translate(escapes) for cell in row) + r" \\" for row in rows]
+    lines = [" & ".join(latex(cell) for cell in row) + r" \\" for row in rows]
     head = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", lines[0], r"\midrule"]
     return "\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}"])
 

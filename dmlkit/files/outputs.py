@@ -49,12 +49,13 @@ def head_of(path: Path) -> bytes:
 
 def is_our_picture(path: Path) -> bool:
     """Whether dmlkit drew a picture; see `picture_metadata`."""
-    return path.suffix in PICTURES and PICTURES[path.suffix][1] in head_of(path)
+    suffix = path.suffix.lower()
+    return suffix in PICTURES and PICTURES[suffix][1] in head_of(path)
 
 
 def picture_metadata(path: Path) -> dict[str, str]:
     """The metadata that matplotlib writes into a .png or .svg file, so that it is known again."""
-    return {PICTURES[path.suffix][0]: "dmlkit"}
+    return {PICTURES[path.suffix.lower()][0]: "dmlkit"}
 
 
 @contextmanager

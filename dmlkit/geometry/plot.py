@@ -1,5 +1,6 @@
 """Pictures of embeddings: the Poincaré disk with geodesics, PCA and t-SNE."""
 
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,12 +9,14 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.outputs import picture_metadata, writing
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
 
 Kind = Literal["disk", "pca", "tsne"]
+LONGEST_NAME = 40  # characters of a class in the legend
 ARC_POINTS = 30  # of a drawn geodesic
 PERPLEXITY = 30.0  # of t-SNE, lowered for few points
 MARKERS = "os^DvP*"  # 7, so that classes of like hues differ in shape
@@ -35,12 +38,14 @@ def plot_embeddings(
         path: ends in .png or .svg.
 
     Raises:
-        UserError: the disk is asked for embeddings that do not lie in it, or there are too few points.
+        UserError: the disk is asked for embeddings that do not lie in it, or there are too few points, or not finite.
     """
     from matplotlib.figure import Figure
 
     if len(points) < 3:
         raise UserError(f"plot: expected at least 3 embeddings, got {len(points)}")
+    if not points.isfinite().all():
+        raise UserError("plot: some embeddings are not finite: the weights are damaged, or training has diverged")
     figure = Figure(figsize=(8, 7), layout="constrained")
     axes = figure.subplots()
     axes.set_aspect("equal", adjustable="datalim")
@@ -51,15 +56,25 @@ def plot_embeddings(
         place = principal_plane(manifold, points) if kind == "pca" else neighbor_plane(manifold, points)
         axes.set(xticks=[], yticks=[])
     shown = labels.unique().tolist()
+    dots: list[Any] = []
     for position, label in enumerate(shown):
         chosen = place[labels == label]
         look: dict[str, Any] = {"color": color(position, len(shown)), "marker": MARKERS[position % len(MARKERS)]}
-        axes.scatter(chosen[:, 0], chosen[:, 1], s=14, label=names[label], zorder=2, **look)
+        dots.append(axes.scatter(chosen[:, 0], chosen[:, 1], s=14, zorder=2, **look))
     if len(shown) <= 30:
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
+        draw_legend(axes, dots, [names[label] for label in shown])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), atomic_write(path) as partial:
-        figure.savefig(partial, dpi=150, format=path.suffix[1:], metadata=picture_metadata(path))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one a character; the legend shows boxes
+        with writing(path), atomic_write(path) as partial:
+            figure.savefig(partial, dpi=150, format=path.suffix[1:].lower(), metadata=picture_metadata(path))
+
+
+def draw_legend(axes: Any, dots: list[Any], names: list[str]) -> None:
+    """A legend of names as they are: matplotlib leaves out those that begin with _ and reads $ as mathematics."""
+    legend = axes.legend(dots, ["name"] * len(dots), loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set(text=printable(excerpt(name, LONGEST_NAME)), parse_math=False, fontsize="small")
 
 
 def default_kind(manifold: Manifold) -> Kind:

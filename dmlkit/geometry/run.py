@@ -107,7 +107,7 @@ def plot_run(
             does not suit the manifold.
     """
     if output is not None:
-        if output.suffix not in (".png", ".svg"):
+        if output.suffix.lower() not in (".png", ".svg"):
             raise UserError(f"{output}: expected a file name that ends in .png or .svg")
         check_output(output, is_our_picture)
     fabric, run = start_fabric(device), RunFolder(path)

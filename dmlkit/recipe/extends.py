@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
+from dmlkit.recipe.faults import shown
 from dmlkit.recipe.yaml_tree import Key, Tree, read_yaml
 
 EXTENDS = "extends"
@@ -23,7 +25,7 @@ def read_tree(path: Path) -> Tree:
     if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
         return tree
     where = f"{tree.origin((EXTENDS,))}: {EXTENDS}"
-    base_path = _base_path(where, tree.data.pop(EXTENDS), path)
+    base_path = path_in_collection(where, tree.data.pop(EXTENDS), path)
     missing = f"{where}: {base_path}: no such file; expected the path of a recipe from {path.parent}/"
     base = read_yaml(base_path, "recipe", missing)
     if not isinstance(base.data, dict):
@@ -72,16 +74,26 @@ def _is_below(key: Key, replaced: set[Key]) -> bool:
     return any(key[:length] in replaced for length in range(len(key) + 1))
 
 
-def _base_path(where: str, name: Any, path: Path) -> Path:
+def path_in_collection(where: str, name: Any, path: Path) -> Path:
+    """The file that another file of its collection names: below the parent of that file's folder.
+
+    Args:
+        where: what names it, for errors.
+        name: relative to the folder of ``path``.
+        path: the file that names it.
+
+    Raises:
+        UserError: the name is no relative path, or leads elsewhere, also by a symbolic link.
+    """
     if not isinstance(name, str) or not name or "\0" in name:
-        raise UserError(f"{where}: got {name!r}, expected the path of a recipe file, e.g. _base.yaml")
+        raise UserError(f"{where}: got {shown(name)}, expected the path of a recipe file, e.g. _base.yaml")
     if Path(name).is_absolute():
-        raise UserError(f"{where}: {name} is absolute; expected a path from {path.parent}/, e.g. _base.yaml")
+        raise UserError(f"{where}: {excerpt(name)} is absolute; expected a path from {path.parent}/, e.g. _base.yaml")
     folder = path.parent.resolve()
     try:
         base = (folder / name).resolve()  # with symbolic links followed
     except RuntimeError as error:  # before Python 3.13, for a loop of them
-        raise UserError(f"{where}: cannot follow {name}: {error}") from None
+        raise UserError(f"{where}: cannot follow {excerpt(name)}: {error}") from None
     if not base.is_relative_to(folder.parent):
-        raise UserError(f"{where}: {name} lies outside {folder.parent}; expected a file of the same recipes")
+        raise UserError(f"{where}: {excerpt(name)} lies outside {folder.parent}; expected a file of the same recipes")
     return path.parent / name

@@ -6,7 +6,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from dmlkit.files.escape import EXCERPT, excerpt
 from dmlkit.recipe.yaml_tree import Key, Tree
+
+WORDS = {"a valid array": "a list", "an object": "a mapping"}  # pydantic speaks of JSON, and recipes are YAML
 
 
 def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
@@ -30,23 +33,35 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
         case "missing":
             return [fault_line(tree, key, "missing, and it has no default")]
         case "union_tag_invalid":
-            known = list(_model_at(location, model).variants)
-            name = fault["input"]["name"]
-            return [fault_line(tree, (*key, "name"), f"unknown {key[0]} {name!r}; {suggest(name, known)}")]
+            family, name = _model_at(location, model), fault["input"]["name"]
+            what = family.__name__.removesuffix("Config").lower()
+            text = f"unknown {what} {shown(name)}; {suggest(name, list(family.variants))}"
+            return [fault_line(tree, (*key, "name"), text)]
         case "union_tag_not_found":
             family = _model_at(location, model)
             if isinstance(fault["input"], str) and hasattr(family, "names_known"):
                 known = family.names_known()
-                return [fault_line(tree, key, f"unknown name {fault['input']!r}; {suggest(fault['input'], known)}")]
+                return [
+                    fault_line(tree, key, f"unknown name {shown(fault['input'])}; {suggest(fault['input'], known)}")
+                ]
             known = ", ".join(family.variants)
-            came = "a mapping without a name" if isinstance(fault["input"], dict) else repr(fault["input"])
+            came = "a mapping without a name" if isinstance(fault["input"], dict) else shown(fault["input"])
             text = f"got {came}; expected a mapping such as {{name: NAME}}, NAME one of {known}"
             return [fault_line(tree, key, text)]
         case "value_error":  # two values of one component that do not go together
             return [fault_line(tree, key, str(fault["ctx"]["error"]))]
+        case "too_short":
+            least = fault["ctx"]["min_length"]
+            items = "item" if least == 1 else "items"
+            return [fault_line(tree, key, f"got {shown(fault['input'])}, expected at least {least} {items}")]
         case _:
             expected = fault["msg"].removeprefix("Input should be ")
-            return [fault_line(tree, key, f"got {fault['input']!r}, expected {expected}")]
+            return [fault_line(tree, key, f"got {shown(fault['input'])}, expected {WORDS.get(expected, expected)}")]
+
+
+def shown(value: Any) -> str:
+    """A value of a file as messages show it: no more than an excerpt, for it may be a whole file."""
+    return excerpt(repr(value))
 
 
 def fault_line(tree: Tree, key: Key, text: str) -> str:
@@ -56,7 +71,7 @@ def fault_line(tree: Tree, key: Key, text: str) -> str:
         >>> fault_line(Tree("r.yaml", origins={("loss",): "r.yaml:2"}), ("loss", "margin"), "got 'big'")
         "r.yaml:2: loss.margin: got 'big'"
     """
-    dotted = ".".join(map(str, key))
+    dotted = excerpt(".".join(map(str, key)))
     return f"{tree.origin(key)}: {dotted}: {text}" if dotted else f"{tree.origin(key)}: {text}"
 
 
@@ -67,7 +82,7 @@ def suggest(name: str, known: Sequence[str]) -> str:
         >>> suggest("margn", ["margin", "scale"]), suggest("x", ["margin", "scale"])
         ("did you mean 'margin'?", 'expected one of margin, scale')
     """
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name[:EXCERPT], known, n=1)  # its time grows with the square of the length
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
 
 

@@ -1,6 +1,7 @@
 """Recipes on disk: YAML 1.2 and ``--set`` in, a checked `Recipe` or all its faults as file:line out."""
 
 import json
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from pydantic import ValidationError
 
 from dmlkit.component import ComponentConfig
 from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt, printable
 from dmlkit.recipe.extends import EXTENDS, read_tree
-from dmlkit.recipe.faults import describe_faults
+from dmlkit.recipe.faults import describe_faults, shown
 from dmlkit.recipe.metrics import names_of, spell_out
 from dmlkit.recipe.schema import FAMILIES, Recipe
-from dmlkit.recipe.yaml_tree import MAX_DEPTH, Key, Tree, parse_yaml
+from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml
+
+INDEX = re.compile("[0-9]{1,9}")  # of an item of a list, counted from 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def parse_override(text: str) -> Override:
     Raises:
         UserError: there is no ``=``, or the value is no YAML.
     """
-    source = f"--set {text}"
+    source = f"--set {printable(excerpt(text))}"
     key, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
@@ -120,9 +124,12 @@ def parse_override(text: str) -> Override:
 
 def _apply_override(tree: Tree, override: Override) -> None:
     name, source = override.key, override.value.source
-    if not all(name.split(".")) or name.count(".") > MAX_DEPTH:
+    steps = name.split(".")
+    if not all(steps) or len(steps) > MAX_DEPTH:
         raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
-    key: Key = tuple(int(step) if step.isascii() and step.isdigit() else step for step in name.split("."))
+    if MERGE_KEY in steps:
+        raise UserError(f"{source}: {NO_MERGE}")
+    key: Key = tuple(int(step) if INDEX.fullmatch(step) else step for step in steps)
     parent: Any = tree.data
     for index, step in enumerate(key[:-1]):
         if isinstance(step, str) and isinstance(parent, dict):
@@ -130,12 +137,13 @@ def _apply_override(tree: Tree, override: Override) -> None:
         elif isinstance(step, int) and isinstance(parent, list) and step < len(parent):
             parent = parent[step]
         else:
-            raise UserError(f"{source}: {'.'.join(map(str, key[: index + 1]))} does not exist in {tree.source}")
+            raise UserError(f"{source}: {excerpt('.'.join(steps[: index + 1]))} does not exist in {tree.source}")
         if not isinstance(parent, dict | list):
-            raise UserError(f"{source}: {'.'.join(map(str, key[: index + 1]))} is the value {parent!r}, not a mapping")
+            where = excerpt(".".join(steps[: index + 1]))
+            raise UserError(f"{source}: {where} is the value {shown(parent)}, not a mapping")
     last = key[-1]
     if isinstance(parent, list) and not (isinstance(last, int) and last < len(parent)):
-        raise UserError(f"{source}: {name} does not exist in {tree.source}")
+        raise UserError(f"{source}: {excerpt(name)} does not exist in {tree.source}")
     value = deepcopy(override.value.data)  # the same override may go into several recipes
     if isinstance(parent, list):
         parent[int(last)] = value

@@ -55,8 +55,8 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_at
     augment_on: Literal["loader", "device"] = "loader"
     """``device``: random crops are resized and mirrored by the GPU, for loaders that are slower than it. The same
     crops, and pixels within 2 of 255; on a CPU it is always the loader that does it."""
-    workers: NonNegativeInt | None = None
-    """Processes that read images; null takes one per CPU core, at most 8, and none for images in memory."""
+    workers: Annotated[NonNegativeInt, Field(le=256)] | None = None
+    """Processes that read images, at most 256; null takes one a CPU core, at most 8, and none for images in memory."""
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import read_start
 
 Key = tuple[str | int, ...]
@@ -23,6 +24,8 @@ MAX_BYTES = 1_000_000  # of a file
 MAX_NODES = 10_000  # stops aliases that multiply ("billion laughs")
 MAX_DEPTH = 50
 MAX_DIGITS = 400  # a float of 64 bits may be written with 309 before the point
+MERGE_KEY = "<<"
+NO_MERGE = "YAML's merge keys are not taken; write the keys out, or build on another file with extends"
 
 
 @dataclass
@@ -57,6 +60,15 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's implicit types."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own convention
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """A node without a tag: a value says itself what it is."""
+        event: Any = self.peek_event()
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(
+                problem=f"the tag {event.tag} is not allowed; write plain values", problem_mark=event.start_mark
+            )
+        return super().compose_node(parent, index)
 
 
 for _tag, _pattern, _first in (
@@ -107,7 +119,7 @@ def parse_yaml(text: str, source: str) -> Tree:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{source}: not valid YAML: {error}") from None
+        raise UserError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise UserError(f"{source}: more than {MAX_DEPTH} levels; this is no recipe") from None
     tree = Tree(source)
@@ -121,15 +133,18 @@ def _build(node: yaml.Node, key: Key, tree: Tree) -> Any:
     tree.origins.setdefault(key, where)
     if len(tree.origins) > MAX_NODES or len(key) > MAX_DEPTH:
         raise UserError(f"{where}: more than {MAX_NODES} values or {MAX_DEPTH} levels; this is no recipe")
-    if node.tag.rpartition(":")[2] not in ("map", "seq", "str", "null", "bool", "int", "float"):
-        raise UserError(f"{where}: the tag {node.tag} is not allowed; write plain YAML")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for name_node, value_node in node.value:
-            name = str(name_node.value)
             here = f"{tree.source}:{name_node.start_mark.line + 1}"
+            if not isinstance(name_node, yaml.ScalarNode):
+                raise UserError(f"{here}: a list or a mapping is no name of a key; write a word")
+            name = str(name_node.value)
+            dotted = excerpt(".".join(map(str, (*key, name))))
+            if name == MERGE_KEY:
+                raise UserError(f"{here}: {dotted}: {NO_MERGE}")
             if name in mapping:
-                raise UserError(f"{here}: {'.'.join(map(str, (*key, name)))}: this key is given twice; remove one")
+                raise UserError(f"{here}: {dotted}: this key is given twice; remove one")
             tree.origins[*key, name] = here
             mapping[name] = _build(value_node, (*key, name), tree)
         return mapping
@@ -154,14 +169,11 @@ def _scalar(node: yaml.Node, where: str) -> Any:
 
 def _number(text: str, kind: str, where: str) -> int | float:
     """A finite number of at most 64 bits."""
-    shown = text if len(text) <= 40 else f"{text[:40]}..."
+    shown = excerpt(text, 40)
     if len(text) > MAX_DIGITS:
         raise UserError(f"{where}: {shown} has more than {MAX_DIGITS} digits")
-    try:
-        base = 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10
-        number = int(text, base) if kind == "int" else float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:
-        raise UserError(f"{where}: {shown} is no number") from None
+    base = 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10
+    number = int(text, base) if kind == "int" else float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     if not isfinite(number):  # 1e999 is infinite too
         raise UserError(f"{where}: {shown} is not a finite number")
     if kind == "int" and not -(2**63) <= number < 2**63:

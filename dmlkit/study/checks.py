@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dmlkit.metrics.scoring.names import metric_configs
-from dmlkit.recipe.faults import suggest
+from dmlkit.recipe.faults import shown, suggest
 from dmlkit.recipe.yaml_tree import Key, Tree
 from dmlkit.study.config import FIGURES, Study, StudyConfig
 from dmlkit.study.methods import Method
@@ -23,13 +23,13 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
     elif len(methods) < 2:
         yield methods[0].place if methods else (), f"{len(methods)} variant(s); a study compares at least two"
     names = [method.name for method in methods]
+    folders = [name.casefold() for name in names]
     for method in methods:
-        if len(method.name.encode()) > NAME_BYTES:
-            text = f"the name {method.name[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name"
-            yield method.place, f"{text}; name it under variants"
-        if not NAME.fullmatch(method.name) or names.count(method.name) > 1:
-            text = f"the name {method.name!r} is no name for a folder, or not the only one; name it under variants"
-            yield method.place, text
+        if not NAME.fullmatch(method.name) or len(method.name.encode()) > NAME_BYTES:
+            text = f"the name {shown(method.name)} is no name for a folder of at most {NAME_BYTES} bytes in letters"
+            yield method.place, f"{text}, digits and _.,=+-; name it under variants"
+        elif folders.count(method.name.casefold()) > 1:  # macOS and Windows tell no capitals apart
+            yield method.place, f"the name {method.name!r} is not the only one, capitals aside; name it under variants"
         if method.trials != methods[0].trials:
             told = f"{method.trials} trial(s) to tune {method.name}, {methods[0].trials} for {methods[0].name}"
             yield (*method.place, "tune"), f"{told}; every variant gets the same budget"

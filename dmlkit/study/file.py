@@ -11,15 +11,17 @@ from pydantic import ValidationError
 from dmlkit.errors import UserError
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.recipe.extends import path_in_collection
 from dmlkit.recipe.faults import describe_faults, fault_line
 from dmlkit.recipe.file import Override, parse_override, read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import Tree, read_yaml
 from dmlkit.study.checks import config_faults, recipe_faults
 from dmlkit.study.config import Axis, Candidate, MethodsConfig, Study, StudyConfig, Variant
-from dmlkit.study.methods import Method, label, methods_of
+from dmlkit.study.methods import Method, label, methods_of, num_recipes
 
 Config = TypeVar("Config", bound=MethodsConfig)
+MAX_RECIPES = 1000  # of a study, all variants and all values to choose from; the largest in recipes/study has 40
 OWN_KEYS = {"seed": "seeds", "metrics": "metrics"}  # of a recipe, by the key that decides them in a study
 
 
@@ -39,10 +41,15 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     config = _validated(StudyConfig, tree, faults)
     # the recipes are looked at even where something else is wrong, to tell all faults at once
     compared = config or _validated(MethodsConfig, tree, [])
-    methods = methods_of(compared, tree, path.parent) if compared else []
+    if compared and num_recipes(compared) > MAX_RECIPES:  # 10^8 of them would fill the memory before anything is told
+        text = (
+            f"{num_recipes(compared):,} recipes to compare; expected at most {MAX_RECIPES:,}: give fewer keys or values"
+        )
+        raise UserError("\n".join([*faults, fault_line(tree, () if compared.variants else ("grid",), text)]))
+    methods = methods_of(compared, tree) if compared else []
     if config:
         faults += [fault_line(tree, *fault) for fault in config_faults(config, methods, tree)]
-    variants = [_variant(method, config, changes, faults) for method in methods]
+    variants = [_variant(method, path, config, changes, faults) for method in methods]
     if config and not faults:
         study = Study(config, config.reference or methods[0].name, tuple(variants), _axis(config))
         faults += [fault_line(tree, *fault) for fault in recipe_faults(study, methods)]
@@ -59,7 +66,9 @@ def _validated(model: type[Config], tree: Tree, faults: list[str]) -> Config | N
         return None
 
 
-def _variant(method: Method, config: StudyConfig | None, changes: Sequence[Override], faults: list[str]) -> Variant:
+def _variant(
+    method: Method, study: Path, config: StudyConfig | None, changes: Sequence[Override], faults: list[str]
+) -> Variant:
     """The variant's recipes; what is wrong with them is added to the faults."""
     candidates: list[Candidate] = []
     for choice in product(*method.tune):
@@ -70,7 +79,8 @@ def _variant(method: Method, config: StudyConfig | None, changes: Sequence[Overr
             if setting.key in OWN_KEYS
         ]
         try:
-            recipe = read_recipe(method.recipe, settings)
+            path = path_in_collection(f"{method.recipe.source}: recipe", method.recipe.data, study)
+            recipe = read_recipe(path, settings)
         except UserError as error:
             faults += str(error).splitlines()
             continue

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from dmlkit.recipe.file import Override
@@ -20,7 +19,7 @@ class Method:
 
     name: str
     place: Key
-    recipe: Path
+    recipe: Tree  # its name, with the line that gives it
     settings: tuple[Override, ...]
     tune: tuple[tuple[Override, ...], ...]  # for each tuned key its values
 
@@ -29,14 +28,23 @@ class Method:
         return prod(len(values) for values in self.tune)
 
 
-def methods_of(config: MethodsConfig, tree: Tree, folder: Path) -> list[Method]:
-    """What a study compares, from its file; recipes are looked for from ``folder`` on."""
+def num_recipes(config: MethodsConfig) -> int:
+    """How many recipes `methods_of` makes, without making them."""
+    tuned = prod(map(len, config.tune.values()))
+    if config.variants is None:
+        return tuned * prod(map(len, (config.grid or {}).values()))
+    own = (variant.tune for variant in config.variants.values())
+    return sum(tuned if tune is None else prod(map(len, tune.values())) for tune in own)
+
+
+def methods_of(config: MethodsConfig, tree: Tree) -> list[Method]:
+    """What a study compares, from its file."""
     everywhere = tuple(Override(key, tree.below(("overrides", key))) for key in config.overrides)
     tune = _values(tree, ("tune",), config.tune)
     if config.variants is None:
         grid = _values(tree, ("grid",), config.grid or {})
         return [
-            Method(label(settings), ("grid",), folder / config.recipe, (*everywhere, *settings), tune)
+            Method(label(settings), ("grid",), tree.below(("recipe",)), (*everywhere, *settings), tune)
             for settings in product(*grid)
             if settings
         ]
@@ -45,7 +53,7 @@ def methods_of(config: MethodsConfig, tree: Tree, folder: Path) -> list[Method]:
         place: Key = ("variants", name)
         settings = tuple(Override(key, tree.below((*place, key))) for key in variant.model_extra or {})
         own_tune = tune if variant.tune is None else _values(tree, (*place, "tune"), variant.tune)
-        recipe = folder / (variant.recipe or config.recipe)
+        recipe = tree.below((*place, "recipe") if variant.recipe is not None else ("recipe",))
         found.append(Method(name, place, recipe, (*everywhere, *settings), own_tune))
     return found
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_output, head_of, writing
+from dmlkit.study.duration import spoken_time
 from dmlkit.study.plot import plot_study
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.report import EXPLANATION, spoken_time, study_section, verdict_rows, write_text
+from dmlkit.study.report import EXPLANATION, study_section, verdict_rows, write_text
 from dmlkit.study.results import StudyResults
 
 BEGINNING = "<!-- Written by: dmlkit report"  # tells the document again
@@ -48,7 +50,7 @@ def report(folders: Sequence[Path], output: Path) -> None:
         for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
             rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
             claim = ""  # once is enough
-    words = shlex.join([*map(str, folders), "-o", str(output)])
+    words = printable(shlex.join([*map(str, folders), "-o", str(output)])).replace(">", "&gt;")
     sections = [
         study_section(results, f"{plots.name}/{name}.png", heading="##")
         for name, results in zip(names, studies, strict=True)

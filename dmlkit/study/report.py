@@ -1,10 +1,13 @@
 """The results of a study as Markdown, and what of it is told in a terminal. Nothing is typed by hand."""
 
 from pathlib import Path
+from urllib.parse import quote
 
 from dmlkit.evaluation.tables import Rows, as_markdown
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import writing
+from dmlkit.study.duration import spoken_time
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 from dmlkit.study.results import Difference, JudgedStatement, StudyResults
@@ -26,15 +29,17 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
         plot: where the picture is, from the document.
         heading: ``#`` or ``##``.
     """
-    source = ", ".join(filter(None, (results.paper, results.table)))
-    paragraphs = [f"{heading} {results.claim}", *([f"From: {source}."] if source else [])]
+    claim, source = (
+        markdown(text) for text in (results.claim, ", ".join(filter(None, (results.paper, results.table))))
+    )
+    paragraphs = [f"{heading} {claim}", *([f"From: {source}."] if source else [])]
     if results.verdicts:
         paragraphs.append(as_markdown(verdict_rows(results)))
-    paragraphs += [as_markdown(variant_rows(results)), f"![{results.claim}]({plot})"]
+    paragraphs += [as_markdown(variant_rows(results)), f"![{claim}]({quote(plot)})"]
     if any(variant.tuned for variant in results.variants.values()):
         text = "Tuned with the first seed on validation classes, every variant with the same number of trials:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
-    paragraphs += [_setting(results), f"    {results.command}"]
+    paragraphs += [_setting(results), f"    {printable(results.command)}"]
     return "\n\n".join(paragraphs)
 
 
@@ -122,7 +127,7 @@ def _setting(results: StudyResults) -> str:
     protocol = "Reality Check protocol, 4 models a run" if results.protocol == "reality_check" else "Official split"
     return (
         f"{protocol}; seeds {seeds}; {cost.models} models, {spoken_time(cost.seconds)} of training and "
-        f"validation on {'; '.join(cost.on)}. To repeat it:"
+        f"validation on {markdown('; '.join(cost.on))}. To repeat it:"
     )
 
 
@@ -137,18 +142,3 @@ def _interval(change: Difference | JudgedStatement) -> str:
 
 def _p(change: Difference | JudgedStatement) -> str:
     return f"{change.p_value:.4f}"
-
-
-def spoken_time(seconds: float) -> str:
-    """A duration as people say it.
-
-    Example:
-        >>> spoken_time(41.2), spoken_time(750), spoken_time(12000)
-        ('41 s', '12 min 30 s', '3 h 20 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

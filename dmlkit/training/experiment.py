@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +81,11 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
         model = build_model(recipe)
+    with faults_of(recipe, "transform", "size"):
         try_model(model, recipe.transform.size)
+    if sampler.batch_size == ranks:  # one image on each rank
+        with faults_of(recipe, "sampler"):
+            try_single_image(model, recipe.transform.size)
     with faults_of(recipe, "loss"):
         loss = recipe.loss.build(model.manifold, len(train.class_names))
     with faults_of(recipe, "regularizers"):
@@ -130,3 +135,19 @@ def try_model(model: EmbeddingModel, size: int) -> None:
     was_training = model.training
     model.eval()(torch.zeros(1, 3, size, size, dtype=torch.uint8))
     model.train(was_training)
+
+
+@torch.no_grad()
+def try_single_image(model: EmbeddingModel, size: int) -> None:
+    """Train a copy of the model on a batch of one image, for which batch norms of a map of 1 x 1 have no variance.
+
+    Raises:
+        ValueError: they have none.
+    """
+    with torch.random.fork_rng(devices=[]):
+        try:
+            deepcopy(model).train()(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+        except ValueError as error:
+            raise ValueError(
+                f"batches of one image a rank are too small for batch norms; take at least 2: {error}"
+            ) from error

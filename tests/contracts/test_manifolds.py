@@ -1,5 +1,8 @@
 """What every manifold promises, for every registered member and each of its similarities."""
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import Tensor
 
 from dmlkit.embedding.search import Gallery
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from tests.conftest import ROOT
 
 DIM = 6
 NAMES = sorted(ManifoldConfig.variants)
@@ -121,6 +125,22 @@ def test_the_index_formula_is_what_index_vectors_computes(name: str, similarity:
     for side, formula in manifold.index_formula().items():
         written = [eval(formula, {"np": np, "x": point}) for point in points.numpy()]
         np.testing.assert_allclose(np.stack(written), manifold.index_vectors(points, side).numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "similarity"), CASES)
+def test_the_function_of_the_docs_is_what_index_vectors_computes_s9(name: str, similarity: str):
+    page = (ROOT / "docs" / "geometry.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^def query_vector.*?(?=^\S)", page, re.DOTALL | re.MULTILINE)
+    scope: dict[str, Any] = {"np": np}
+    exec(code, scope)
+    bent = {"curvature": -0.7} if "curvature" in ManifoldConfig.variants[name].model_fields else {}
+    manifold = build(name, similarity, **bent).double()
+    points = manifold.from_features(features(8).double())
+    learned = {"curvature": manifold.curvature.item()} if bent else {}  # float32, so -0.7 is rounded
+    manifest = {"manifold": {"name": name, **learned}, "similarity": similarity}
+    written = np.stack([scope["query_vector"](point, manifest) for point in points.numpy()])
+    np.testing.assert_allclose(written, manifold.index_vectors(points, "query").numpy(), rtol=1e-9)
+    assert "eval(" not in page
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,10 +1,13 @@
 """What claiming a device does to the process."""
 
+import re
 import subprocess
 import sys
+from time import sleep
 
 import pytest
 
+from dmlkit.distributed import launch
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.errors import UserError
 
@@ -34,3 +37,41 @@ def test_memory_that_was_freed_is_used_again_without_page_faults():
 def test_half_precision_of_16_bits_needs_a_gpu():
     with pytest.raises(UserError, match="fp16 needs a GPU"):
         start_fabric("cpu", "fp16")
+
+
+COMPLETE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc: expected a whole number of at least 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: expected"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: expected"),
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "WORLD_SIZE=3 is no multiple of LOCAL_WORLD_SIZE=2"),
+        ({"RANK": "2"}, "RANK=2, counted from 0, is too large for 2 ranks"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT=x: expected"),
+        *(({name: ""}, f"{name} is not set; start ranks with torchrun") for name in COMPLETE if name != "WORLD_SIZE"),
+    ],
+)
+def test_half_of_torchruns_variables_are_told_at_once_t15_t16(monkeypatch: pytest.MonkeyPatch, change, told):
+    for name, value in (COMPLETE | change).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=re.escape(told)):
+        start_fabric("cpu")
+
+
+def test_a_job_of_slurm_with_several_tasks_is_one_process_t15(monkeypatch: pytest.MonkeyPatch):
+    job = {"NTASKS": "4", "JOB_NAME": "x", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_NODELIST": "localhost"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert start_fabric("cpu").world_size == 1
+
+
+def test_a_wait_for_ranks_is_told_t16(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr(launch, "TELL_AFTER", 0.0)
+    monkeypatch.setattr(launch.Fabric, "launch", lambda self: sleep(0.3))
+    for name, value in COMPLETE.items():
+        monkeypatch.setenv(name, value)
+    start_fabric("cpu")
+    assert "waiting for the other ranks: 2 are expected at localhost:29500" in caplog.text

@@ -194,16 +194,51 @@ def test_the_schema_knows_every_loss_and_its_ranges():
         ("training.clip_grad_norm=.inf", ".inf is not a finite number"),
         ("seed=18446744073709551616", "does not fit into 64 bits"),
         ("seed=" + "9" * 5000, "has more than 400 digits"),
-        ("seed=!!int x", "x is no number"),
-        ("training.clip_grad_norm=!!float x", "x is no number"),
-        ("optimizer={<<: {lr: 1}}", "optimizer.<<: unknown key"),
+        ("seed=!!int x", "the tag tag:yaml.org,2002:int is not allowed"),
+        ("training.clip_grad_norm=!!float x", "is not allowed"),
+        ("seed=!!map x", "is not allowed"),
+        ("seed=!!bool x", "is not allowed"),
+        ("optimizer={<<: {lr: 1}}", "<<: YAML's merge keys are not taken"),
+        ("<<={seed: 1}", "merge keys are not taken"),
+        ("? [a, b]\n: 1", "expected key.subkey=value"),
+        ("loss={? [a, b] : 1}", "a list or a mapping is no name of a key"),
         ("seed=" + "[" * 900 + "]" * 900, "levels; this is no recipe"),
-        ("metrics.\u00b2=1", "expected a valid array"),
+        ("metrics.\u00b2=1", "expected a list"),
+        ("metrics.\u0660.k=[1]", "expected a list"),
+        ("metrics." + "9" * 5000 + ".k=1", "expected a list"),
         (".".join(["a"] * 2000) + "=1", "expected key.subkey=value"),
     ],
-    ids=range(10),
+    ids=range(17),
 )
 def test_values_that_hurt_are_one_line(change: str, told: str):
     with pytest.raises(UserError) as error:
         parse_recipe(GOOD, "good.yaml", [change])
-    assert told in str(error.value) and "\n" not in str(error.value)
+    assert told in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 1000
+
+
+def test_a_merge_key_of_a_file_is_told_with_its_line_u9():
+    assert faults(GOOD + "<<: {seed: 1}\n")[0].startswith("r.yaml:5: <<: YAML's merge keys are not taken; write")
+
+
+@pytest.mark.parametrize("text", ["x" * 900_000, "- " + "y" * 90_000, GOOD + f"seed: {'z' * 40_000}\n"])
+def test_a_message_shows_an_excerpt_of_a_file_u7(text: str):
+    (line,) = faults(text)
+    assert len(line) < 400 and "characters)" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("metrics=5", "metrics: got 5, expected a list"),
+        ("training=5", "training: got 5, expected a mapping"),
+        ("metrics=[]", "metrics: got [], expected at least 1 item"),
+        ("metrics=[{name: recall, k: []}]", "metrics.0.k: got [], expected at least 1 item"),
+        ("backbone={name: resnet18, pooling: {name: nope}}", "backbone.pooling.name: unknown pooling 'nope'; expected"),
+        ("metrics=[{name: nope}]", "metrics.0.name: unknown metric 'nope'; expected one of ami"),
+        ("dataset.seed=-1", "dataset.seed: got -1, expected greater than or equal to 0"),
+        ("training.workers=1000", "training.workers: got 1000, expected less than or equal to 256"),
+    ],
+)
+def test_faults_are_told_once_and_in_words_of_recipes_u6_u8(change: str, told: str):
+    (line,) = faults(GOOD, change)
+    assert line.startswith(f"--set {change}: {told}")

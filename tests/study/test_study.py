@@ -477,7 +477,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (STUDY, "", "study.yaml: got None, expected an object"),
+        (STUDY, "", "study.yaml: got None, expected a mapping"),
         ("recipe: tiny", "recipe: none", "none.yaml: no such file; expected a recipe"),
         ("variants:", "grid: {loss.scale: [8, 16]}\nvariants:", "study.yaml:1: expected either a grid or variants"),
         ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: 1 variant(s); a study compares at least"),
@@ -489,11 +489,17 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("recipe: tiny.yaml", 'recipe: "a\\0b"', "cannot read this recipe: embedded null byte"),
         ("[0, 1]", f"[0, {2**64}]", "study.yaml:6: 18446744073709551616 does not fit into 64 bits"),
         ("small: {}", "../up: {}", "study.yaml:9: variants.../up: the name '../up' is no name for a folder"),
-        ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected an object"),
+        ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected a mapping"),
         ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this itself; see its key seeds"),
         ("loss.margin: 0.3", "", "study.yaml:10: variants.large: large trains the same recipe as small"),
         ("loss.margin: 0.3", "training.precision: bf16", "large has another training.precision"),
         ("loss.margin: 0.3", "dataset.validation_fraction: 0", "validation classes choose the checkpoint"),
+        ("recipe: tiny.yaml", "recipe: ../../secret.txt", "study.yaml:4: recipe: ../../secret.txt lies outside"),
+        ("recipe: tiny.yaml", "recipe: /etc/passwd", "study.yaml:4: recipe: /etc/passwd is absolute"),
+        ("recipe: tiny.yaml", 'recipe: "a\\0b"', "study.yaml:4: recipe: got 'a\\x00b', expected the path of a recipe"),
+        ("small: {}", "small: {recipe: ../../secret.txt}", "study.yaml:9: recipe: ../../secret.txt lies outside"),
+        ("small: {}", "LARGE: {}", "variants.LARGE: the name 'LARGE' is not the only one, capitals aside"),
+        ("small: {}", f"{'s' * 300}: {{}}", "is no name for a folder of at most 200 letters"),
         ("than: small", "than: large", "study.yaml:12: expect.0: large cannot be better than itself"),
         ("paper:", "protocol: reality_check\npaper:", "metrics.0: 'recall@1': the Reality Check reports separated"),
         ("[recall@1, ndcg@3]", "[recall@1, recall@1]", "study.yaml:7: metrics.1: 'recall@1' is given twice"),
@@ -501,6 +507,16 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
 )
 def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, told: str):
     assert any(told in line for line in faults(dmlkit, tmp_path, STUDY.replace(old, new)))
+
+
+def test_a_grid_that_is_too_large_is_counted_before_it_is_built_t16(dmlkit, tmp_path: Path):
+    values = list(range(1, 11))
+    grid = "".join(f"  {key}: {values}\n" for key in ("a", "b", "c", "d", "e", "f", "g", "h"))
+    text = STUDY.partition("variants:")[0] + f"grid:\n{grid}"
+    found = faults(dmlkit, tmp_path, text, "--dry-run")
+    assert found == [
+        "study.yaml:8: grid: 100,000,000 recipes to compare; expected at most 1,000: give fewer keys or values"
+    ]
 
 
 def test_files_that_are_no_study(dmlkit, tmp_path: Path):
@@ -601,7 +617,7 @@ def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
     text = (root / "docs" / "studies.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "margin.yaml").write_text(example.partition("\n")[2])
-    (tmp_path / "recipes").symlink_to(root / "recipes")
+    shutil.copytree(root / "recipes", tmp_path / "recipes")
     assert read_study(tmp_path / "margin.yaml").num_runs == 10
     (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     for line in commands.splitlines():
@@ -622,3 +638,14 @@ def test_every_study_begins_with_its_claim_and_all_its_recipes_assemble(dmlkit, 
     result = dmlkit("study", path, "-o", tmp_path / "out", "--dry-run", *sets)
     assert result.code == 0, result.err
     assert "dry run" in result.out
+
+
+def test_a_claim_is_text_in_the_documents_s10(dmlkit, tmp_path: Path):
+    claim = "<img src=x onerror=alert(1)> [/x] ](http://evil) a|b `c`"
+    path = write_study(tmp_path, STUDY.replace("A larger margin is better", json.dumps(claim)))
+    result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu", "--set", "training.epochs=1")
+    assert result.code == 0 and claim in result.out, result.err
+    text = (tmp_path / "out" / "results.md").read_text()
+    assert r"# \<img src=x onerror=alert(1)\> \[/x\] \](http://evil) a\|b \`c\`" in text and "<img" not in text.replace(
+        r"\<", ""
+    )

@@ -225,7 +225,6 @@ def test_a_run_killed_while_it_was_created_begins_anew(dmlkit, tiny_recipe: Path
     [
         ("loss={name: proxy_gml, ratio: 0.0001}", "loss: ProxyGML: ratio 0.0001"),
         ("backbone={name: vit, image_size: 225}", "backbone: "),
-        ("backbone={name: bn_inception}", "backbone: "),
     ],
 )
 def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recipe: Path, tmp_path, change, told):
@@ -235,3 +234,36 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
     result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--dry-run")
     assert result.code == 2 and result.err.count("\n") == 1
     assert result.err.startswith(f"error: {tiny_recipe}:{len(lines) + 1}: {told}"), result.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["embedding_dim=10000000000"], "needs more memory than there is here"),
+        (["backbone.width=1000000"], "backbone: needs more memory than there is here"),
+        (["loss={name: cross_batch_memory, size: 100000000000}"], "loss: needs more memory than there is here"),
+        (["transform.size=100000"], "transform.size: needs more memory than there is here"),
+        (["backbone={name: bn_inception}", "transform.size=16"], "transform.size: bn_inception got images"),
+        (["backbone={name: bn_inception}", "transform.size=40"], "transform.size: bn_inception got images"),
+        (["backbone={name: googlenet}", "transform.size=8"], "transform.size: "),
+        (["backbone={name: convnext}", "transform.size=16"], "transform.size: "),
+        (
+            ["backbone={name: resnet18}", "sampler.batch_size=1"],
+            "sampler: batches of one image a rank are too small for",
+        ),
+        (["dataset.seed=-1"], "dataset.seed: got -1, expected greater than or equal to 0"),
+        (["seed=18446744073709551616"], "18446744073709551616 does not fit into 64 bits"),
+        (["metrics=[{name: recall, k: [99999999999999999999]}]"], "99999999999999999999 does not fit into 64 bits"),
+    ],
+)
+def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, tiny_recipe, tmp_path, changes, told):
+    words = [word for change in changes for word in ("--set", change)]
+    for dry in (["--dry-run"], []):
+        result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *words, *dry)
+        assert result.code == 2 and len(result.err.splitlines()) == 1 and told in result.err
+        assert not (tmp_path / "run").exists()
+
+
+def test_frozen_batch_norms_take_single_images(dmlkit, tiny_recipe: Path):
+    changes = ["backbone={name: resnet18, freeze_batchnorm_statistics: true}", "sampler.batch_size=1"]
+    assert dmlkit("train", tiny_recipe, "--dry-run", *(word for one in changes for word in ("--set", one))).code == 0

@@ -1,0 +1,80 @@
+"""Text from outside, shown and never obeyed: one escape for each kind of reader."""
+
+import re
+
+EXCERPT = 200  # characters of a value that a message shows
+# Control characters, marks that turn the direction of writing, other ends of lines, and bytes that are no text.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+MARKDOWN = re.compile(r"[\\`*\[\]<>|&#!~]|(?<!\w)_|_(?!\w)")  # the _ of a_b is no mark
+LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+    | {"[": "{[}", "*": "{*}"}  # after the \\ of the row before they would be its options
+)
+
+
+def excerpt(text: str, most: int = EXCERPT) -> str:
+    """Text that may be long, cut, with its length.
+
+    Example:
+        >>> excerpt("short"), excerpt("9" * 5000, most=4)
+        ('short', '9999... (5,000 characters)')
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def printable(text: str) -> str:
+    r"""Text for a line of a screen, with what a terminal would obey spelled out.
+
+    Example:
+        >>> printable("\x1b]0;title\x07bird")
+        '\\x1b]0;title\\x07bird'
+    """
+    return UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def json_text(text: str) -> str:
+    r"""JSON for a screen: the characters that JSON allows and a terminal would obey, as JSON spells them.
+
+    Example:
+        >>> json_text('{"class": "\x9bbird"}')
+        '{"class": "\\u009bbird"}'
+    """
+    return "\n".join(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in text.split("\n"))
+
+
+def markdown(text: str) -> str:
+    r"""Text for a line or a cell of Markdown, where it is no link, no HTML and no mark.
+
+    Example:
+        >>> print(markdown("<img src=x> a|b [c](d) snake_case"))
+        \<img src=x\> a\|b \[c\](d) snake_case
+    """
+    return MARKDOWN.sub(r"\\\g<0>", printable(text))
+
+
+def latex(text: str) -> str:
+    r"""Text for a cell of a LaTeX table.
+
+    Example:
+        >>> print(latex("50 % of a_b^c"))
+        50 \% of a\_b\textasciicircum{}c
+    """
+    return printable(text).translate(LATEX)
+
+
+def spreadsheet(text: str) -> str:
+    """Text for a cell of a CSV table: what a spreadsheet would compute gets an apostrophe; numbers stay numbers.
+
+    Example:
+        >>> spreadsheet("=cmd|' /C calc'!A0"), spreadsheet("-1.5"), spreadsheet("robin")
+        ("'=cmd|' /C calc'!A0", '-1.5', 'robin')
+    """
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text

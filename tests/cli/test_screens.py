@@ -1,0 +1,164 @@
+"""Text from outside is shown as it is: no command hands a terminal what it would obey, and no markup is read."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dmlkit.cli.app import MOST_LINES, lines_of, prepare_environment, show_warning
+from dmlkit.cli.console import print_table, say
+from dmlkit.files.escape import UNPRINTABLE
+from tests.conftest import ROOT, TINY_RECIPE, Result
+from tests.datasets import trees
+
+HOSTILE = "\x1b]0;pwn\x07[/x][red]\u202e\x9b31m[link=http://evil]"
+QUICK = ("--set", "training.epochs=1", "--set", "training.workers=0", "--device", "cpu")
+
+
+def held(result: Result) -> str:
+    """What a command printed; it holds no character that a terminal obeys, and every bracket that was put in."""
+    text = result.out + result.err
+    assert not [character for character in text if UNPRINTABLE.match(character) and character != "\n"], text
+    assert "Traceback" not in text and "MarkupError" not in text
+    assert result.code in (0, 1, 2), text
+    return text
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Images of 6 classes with names that hurt."""
+    for label in range(6):
+        for index in range(3):
+            trees.photo(tmp_path / "photos" / f"{label}{HOSTILE.replace('/', '_')}" / f"{index}.png", 3 * label + index)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "{recipe}", "--set", f"{HOSTILE}=1"],
+        ["check", "{recipe}", "--set", f"seed={HOSTILE}"],
+        ["check", "{recipe}", "--set", f"seed='{HOSTILE}'"],
+        ["check", "{hostile}"],
+        ["check", HOSTILE],
+        ["train", HOSTILE],
+        ["train", "{recipe}", "--device", HOSTILE],
+        ["train", "{recipe}", "--\x1b]0;pwn\x07[/x]"],
+        ["eval", HOSTILE],
+        ["eval", HOSTILE, "--split", HOSTILE],
+        ["eval", "--embeddings", HOSTILE, "--labels", HOSTILE],
+        ["embed", HOSTILE, HOSTILE],
+        ["export", HOSTILE, "--format", HOSTILE],
+        ["export", HOSTILE, "--format", "npz"],
+        ["plot", HOSTILE],
+        ["curvature", HOSTILE],
+        ["compare", HOSTILE, "b"],
+        ["study", HOSTILE],
+        ["study", "{hostile}"],
+        ["report", HOSTILE, "-o", "x.md"],
+        ["protocol", "official", HOSTILE, "-o", "x"],
+        ["data", "check", HOSTILE],
+        ["data", "check", "{table}"],
+        ["data", "cache", HOSTILE, "-o", HOSTILE],
+        ["list", HOSTILE],
+        ["list", "recipes", "--root", HOSTILE],
+        ["list", "recipes", "--root", "{collection}"],
+        [HOSTILE],
+    ],
+)
+def test_no_message_holds_what_a_terminal_obeys_s4_s5_t9(dmlkit, tiny_recipe: Path, tmp_path: Path, words: list[str]):
+    places = {"{recipe}": tiny_recipe, "{hostile}": tmp_path / "hostile.yaml", "{table}": tmp_path / "hostile.csv"}
+    places["{collection}"] = tmp_path / "col[red]lection"
+    quoted = json.dumps(HOSTILE)
+    places["{hostile}"].write_text(f"{quoted}: 1\nclaim: {quoted}\nloss: {{name: {quoted}}}\n")
+    places["{table}"].write_text(f"path,label,{HOSTILE}\n{HOSTILE},{HOSTILE},{HOSTILE}\n", encoding="utf-8")
+    places["{collection}"].mkdir()
+    (places["{collection}"] / "r[b].yaml").write_text(f"# {HOSTILE}\n# Published: {HOSTILE}\n{TINY_RECIPE}")
+    text = held(dmlkit(*(places.get(word, word) for word in words)))
+    assert text
+
+
+def test_class_and_run_names_are_shown_as_they_are_s4_s5(dmlkit, tiny_recipe: Path, tmp_path: Path, photos: Path):
+    run = tmp_path / "runs[red]\x1b[31m"
+    sets = (
+        "--set",
+        f"dataset={{name: folder, root: {photos}, validation_fraction: 0}}",
+        "--set",
+        "sampler.batch_size=4",
+    )
+    assert run.name.replace("\x1b", "\\x1b") in held(dmlkit("train", tiny_recipe, "-o", run, *sets, *QUICK))
+    assert "[red]\\u202e" in held(dmlkit("eval", run, "--device", "cpu"))
+    assert "\\u009b31m" in held(dmlkit("eval", run, "--json", "--device", "cpu"))
+    other = tmp_path / "b[a]"
+    assert dmlkit("train", tiny_recipe, "-o", other, *sets, *QUICK, "--set", "seed=4").code == 0
+    for form in ([], ["--markdown"], ["--latex"], ["--json"]):
+        assert "red" in held(dmlkit("compare", run, other, *form, "--device", "cpu"))
+    (broken := next(photos.iterdir()) / "0.png").write_bytes(b"")
+    assert "[red]" in held(dmlkit("data", "check", photos)) and broken.exists()
+    assert "[red]" in held(dmlkit("train", tiny_recipe, "-o", tmp_path / "c", *sets, *QUICK))
+
+
+def test_list_shows_brackets(dmlkit):
+    assert "'dmlkit[timm]'" in dmlkit("list", "backbones").out
+
+
+def test_a_message_has_a_most_of_lines_and_of_characters_u7():
+    lines = lines_of("\n".join(["x" * 100_000] * 900))
+    assert len(lines) == MOST_LINES + 1 and lines[-1] == "and 880 more"
+    assert max(map(len, lines)) < 2100
+
+
+@pytest.mark.parametrize("columns", ["40", "1", "0", "-5", "many"])
+def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatch, columns: str):
+    monkeypatch.setenv("COLUMNS", columns)
+    prepare_environment()
+    file = TextIOWrapper(BytesIO(), encoding="utf-8")
+    rows = [["metric", "run", "value", "95 % interval"], ["map@r", "runs/a", "0.2708", "0.1719 .. 0.3698"]]
+    print_table(rows, Console(file=file))
+    file.seek(0)
+    text = file.read()
+    assert all(cell in text for row in rows for cell in row) and "…" not in text
+
+
+def test_warnings_are_one_plain_line_u15(capsys: pytest.CaptureFixture[str]):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show_warning
+        warnings.warn(f"first {HOSTILE}\nsecond", UserWarning, stacklevel=1)
+    err = capsys.readouterr().err
+    assert err.startswith("warning: first \\x1b]0;pwn") and err.count("\n") == 1 and ".py" not in err
+
+
+def test_an_ascii_output_gets_every_character_t15(monkeypatch: pytest.MonkeyPatch):
+    out = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    prepare_environment()
+    say(Console(), "0.1 ± 0.2 …")
+    out.seek(0)
+    assert out.read() == "0.1 \\xb1 0.2 \\u2026\n"
+
+
+def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    started = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=started, timeout=120)
+
+
+def test_output_to_a_full_device_is_one_line_t4():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "dmlkit", "schema"]
+        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=120)
+    assert result.returncode == 2 and result.stderr.splitlines() == ["error: [Errno 28] No space left on device"]
+
+
+def test_python_without_docstrings_is_refused_t15():
+    result = command("-OO", "-m", "dmlkit", "list", "losses")
+    assert result.returncode == 2 and "python -OO leaves out docstrings" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
