@@ -56,17 +56,22 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     if index is None:
         raise UserError(f"{folder.path}: there are no embeddings to index")
     items, manifest = beside(output)
-    # FAISS itself takes no notice of a full disk: it would leave half an index
-    with writing(output, RuntimeError), atomic_write(output) as partial, partial.open("wb") as file:
-        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))  # pyright: ignore[reportAttributeAccessIssue]
-    with atomic_write(items) as partial:
-        shutil.copyfile(folder.path / "items.parquet", partial)
     formula = manifold.index_formula()
     described = FaissIndex(
         order=folder.manifest.index.order, query=formula["query"], gallery=formula["gallery"], dim=index.d
     )
     fields: dict[str, Any] = {**dict(folder.manifest), "index": described}
-    FaissManifest(**fields).write(manifest)
+    # the manifest is renamed first: whatever a kill leaves has one, and is dmlkit's
+    with (
+        writing(output, RuntimeError),
+        atomic_write(output) as index_path,
+        atomic_write(items) as items_path,
+        atomic_write(manifest) as manifest_path,
+    ):
+        with index_path.open("wb") as file:  # FAISS itself takes no notice of a full disk: it would leave half an index
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))  # pyright: ignore[reportAttributeAccessIssue]
+        shutil.copyfile(folder.path / "items.parquet", items_path)
+        manifest_path.write_text(FaissManifest(**fields).text(), encoding="utf-8")
     return [output, items, manifest]
 
 

@@ -75,22 +75,27 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
     write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-    with writing(output, SafetensorError), atomic_write(output) as partial, torch.inference_mode():
+    # the manifest is renamed first: whatever a kill leaves has one, and is dmlkit's
+    with (
+        writing(output, SafetensorError),
+        atomic_write(output) as partial,
+        atomic_write(beside(output)) as described,
+        torch.inference_mode(),
+    ):
         run = write(trained, images, partial)
         # a smaller batch than the exporter saw: the batch size must not be baked in
         differences = [(run(batch) - model(batch)).abs().max() for batch in (images, images[:1])]
         difference = torch.stack(differences).max().item()  # of nan and a number nan, which Python's max may drop
         if not difference <= TOLERANCE:
             raise UserError(f"{output}: the exported model differs from the run by {difference:.1e}; nothing was kept")
-    manifest = ModelManifest(
-        **dict(describe(trained)),
-        file_format=format,
-        input=f"images: uint8 RGB (batch, 3, {images.shape[-1]}, {images.shape[-1]})",
-        output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
-        parity=Parity(images=len(images), largest_difference=difference),
-    )
-    with writing(beside(output)):
-        manifest.write(beside(output))
+        manifest = ModelManifest(
+            **dict(describe(trained)),
+            file_format=format,
+            input=f"images: uint8 RGB (batch, 3, {images.shape[-1]}, {images.shape[-1]})",
+            output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
+            parity=Parity(images=len(images), largest_difference=difference),
+        )
+        described.write_text(manifest.text(), encoding="utf-8")
     return manifest
 
 

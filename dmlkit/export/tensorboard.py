@@ -15,19 +15,23 @@ def write_tensorboard(folder: EmbeddingFolder, output: Path) -> list[Path]:
     """A log folder for TensorBoard's embedding projector."""
     output.mkdir(parents=True, exist_ok=True)
     tensors, metadata, config = (output / name for name in FILES)
-    with atomic_write(tensors) as partial, partial.open("wb") as file:
-        for block in folder.blocks():
-            file.write(block.numpy().astype("<f4").tobytes())
     rows = zip(folder.items["label"].to_pylist(), folder.items["path"].to_pylist(), strict=True)
     cells = [[str(cell or "").replace("\t", " ").replace("\n", " ") for cell in row] for row in rows]
-    with atomic_write(metadata) as partial:
-        text = "".join("\t".join(row) + "\n" for row in [["label", "path"], *cells])
-        partial.write_text(text, encoding="utf-8")
     count, dim = folder.points.shape
-    with atomic_write(config) as partial:
-        shape = f"  tensor_shape: {count}\n  tensor_shape: {dim}\n"
-        paths = f'  tensor_path: "{tensors.name}"\n  metadata_path: "{metadata.name}"\n}}\n'
-        partial.write_text(BEGINNING + shape + paths, encoding="utf-8")
+    shape = f"  tensor_shape: {count}\n  tensor_shape: {dim}\n"
+    paths = f'  tensor_path: "{tensors.name}"\n  metadata_path: "{metadata.name}"\n}}\n'
+    # the configuration is renamed first: whatever a kill leaves has one, and is dmlkit's
+    with (
+        atomic_write(tensors) as tensors_path,
+        atomic_write(metadata) as metadata_path,
+        atomic_write(config) as config_path,
+    ):
+        with tensors_path.open("wb") as file:
+            for block in folder.blocks():
+                file.write(block.numpy().astype("<f4").tobytes())
+        text = "".join("\t".join(row) + "\n" for row in [["label", "path"], *cells])
+        metadata_path.write_text(text, encoding="utf-8")
+        config_path.write_text(BEGINNING + shape + paths, encoding="utf-8")
     return [tensors, metadata, config]
 
 

@@ -54,7 +54,12 @@ def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
 def write_json(path: Path, data: dict[str, Any], *, scratch: Path | None = None) -> None:
     """Write JSON for people and programs, all or nothing; ``scratch`` as in `atomic_write`."""
     with atomic_write(path, scratch=scratch) as partial:
-        partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(json_text(data), encoding="utf-8")
+
+
+def json_text(data: dict[str, Any]) -> str:
+    """JSON for people and programs."""
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def _begin(folder: Path, name: str) -> tuple[Path, IO[bytes]]:

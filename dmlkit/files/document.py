@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from dmlkit import __version__
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import write_json
+from dmlkit.files.atomic import json_text, write_json
 from dmlkit.files.regular import refuse_what_is_no_file
 
 MAX_BYTES = 100_000_000  # of a document; the largest, a manifest with a million skipped images, has as many
@@ -43,6 +43,10 @@ class Document(BaseModel, frozen=True, extra="forbid"):
     def write(self, path: Path, *, scratch: Path | None = None) -> None:
         """Write the document, all or nothing; ``scratch`` as in `atomic_write`."""
         write_json(path, self.stamped(), scratch=scratch)
+
+    def text(self) -> str:
+        """What `write` writes, for a file that is renamed together with others."""
+        return json_text(self.stamped())
 
     def stamped(self) -> dict[str, Any]:
         """What the file holds: the fields, with the format and who wrote it."""

@@ -15,6 +15,7 @@ from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import MAX_BYTES
+from dmlkit.files.lock import sole_writer
 from dmlkit.files.regular import read_start
 from dmlkit.loading.cache import COLUMNS, INDEX, MANIFEST, PIXELS, CacheManifest, read_index, sha256, stamp
 from dmlkit.loading.faults import refuse_faults
@@ -82,7 +83,12 @@ def write_cache(
         UserError: the folder holds a cache or files of somebody else's, or an image cannot be read.
     """
     check_output(output, overwrite=overwrite)
-    output.mkdir(parents=True, exist_ok=True)
+    with sole_writer(output, what="dmlkit data cache"):
+        check_output(output, overwrite=overwrite)  # again: another process may have written one meanwhile
+        return _write_cache(recipe, dataset, output, advance)
+
+
+def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callable[[int], None]) -> CacheManifest:
     resizing = recipe.transform.resizing
     images = ResizedImages(dataset, resizing)
     loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=min(8, os.cpu_count() or 1))
@@ -114,7 +120,7 @@ def write_cache(
             bytes=sum(3 * row.height * row.width for row in rows),
             skipped=tuple(faults),
         )
-        manifest.write(manifest_path)
+        manifest_path.write_text(manifest.text(), encoding="utf-8")
     return manifest
 
 

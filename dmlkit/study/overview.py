@@ -8,7 +8,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import printable
-from dmlkit.files.outputs import check_output, head_of, writing
+from dmlkit.files.outputs import check_output, head_of, is_our_picture, writing
 from dmlkit.study.duration import spoken_time
 from dmlkit.study.plot import plot_study
 from dmlkit.study.record import StudyRecord
@@ -38,7 +38,7 @@ def report(folders: Sequence[Path], output: Path) -> None:
     plots = output.parent / output.stem
     pictures = [plots / f"{name}.png" for name in names]
     for picture in pictures:
-        check_output(picture, lambda path: f"({plots.name}/{path.name})" in shown)
+        check_output(picture, lambda path: is_our_picture(path) or f"({plots.name}/{path.name})" in shown)
     studies = [read_results(folder) for folder in folders]
     plots.mkdir(parents=True, exist_ok=True)
     for results, picture in zip(studies, pictures, strict=True):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from dmlkit.files.outputs import picture_metadata
 from dmlkit.study.results import StudyResults, SweptAxis, VariantResults
 
 LOG_RATIO = 10  # swept values that span this much or more are drawn on a logarithmic axis
@@ -31,7 +32,7 @@ def plot_study(results: StudyResults, path: Path) -> None:
         else:
             _draw_points(axes, metric, results.variants)
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120, format="png")
+    figure.savefig(path, dpi=120, format="png", metadata=picture_metadata(Path(".png")))
 
 
 def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:
