@@ -43,10 +43,17 @@ class DatasetConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: files are missing, or too few classes are left for the split.
         """
-        return self._fold(split) if self.split == "reality_check" else self._official(split)
+        return self.images_of(self.listing(), split)
 
-    def _official(self, split: Split) -> Dataset:
-        listing = self.listing()
+    def images_of(self, listing: Listing | None, split: Split) -> Dataset:
+        """`build` from what the dataset's files say; None for a dataset without files.
+
+        Raises:
+            UserError: see `build`.
+        """
+        return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
+
+    def _official(self, listing: Listing | None, split: Split) -> Dataset:
         load = self.load if listing is None else listing.images
         if split in ("test", "all"):
             return load(split)
@@ -65,8 +72,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
         return ClassSubset(whole, kept)
 
-    def _fold(self, split: Split) -> Dataset:
-        whole = self.load("all")
+    def _fold(self, listing: Listing | None, split: Split) -> Dataset:
+        whole = self.load("all") if listing is None else listing.images("all")
         if split == "all":
             return whole
         if whole.query is not None:

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from dmlkit.datasets.files.archives import Archive, Published
 from dmlkit.datasets.files.listing import ListedRows, Listing
 from dmlkit.datasets.files.locate import locate, missing
 from dmlkit.datasets.files.matlab import read_mat
+from dmlkit.datasets.files.numbers import whole_number
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import is_split, split_folders
 
@@ -104,11 +106,14 @@ def from_kaggle(folder: Path) -> Listing:
     def images() -> Iterator[CarsRow]:
         for split in ("train", "test"):
             path = folder / f"anno_{split}.csv"
-            for line, cells in enumerate(csv.reader(read_lines(path, rows.faults)), start=1):
-                if len(cells) < 2 or not cells[-1].strip().isdigit():
-                    rows.faults.append(f"{path}:{line}: got {','.join(cells)!r}, expected name,x1,y1,x2,y2,class")
+            for line, text in enumerate(read_lines(path, rows.faults), start=1):
+                cells: list[str] = []
+                with suppress(csv.Error):  # of a cell of more than 131 072 characters
+                    cells = next(csv.reader([text]), [])
+                model = whole_number(cells[-1].strip()) if len(cells) > 1 else None
+                if model is None:
+                    rows.faults.append(f"{path}:{line}: got {text!r}, expected name,x1,y1,x2,y2,class")
                     continue
-                model = int(cells[-1])
                 name = names[model - 1].replace("/", "-") if 1 <= model <= len(names) else ""
                 yield CarsRow(f"{path}:{line}", f"car_data/car_data/{split}/{name}/{cells[0]}", model)
 

@@ -10,6 +10,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.locate import locate, missing
+from dmlkit.datasets.files.numbers import whole_number
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import class_folders, image_files, is_split, split_folders
 
@@ -65,7 +66,13 @@ def from_lists(folder: Path) -> Listing:
     paths = numbered(folder / "images.txt", rows.faults)
     for number in sorted(set(paths) ^ set(labels)):
         rows.faults.append(f"{folder}: image {number} is in only one of images.txt and image_class_labels.txt")
-    kept = [(number, int(labels[number])) for number in paths if labels.get(number, "").isdigit()]
+    found = [(number, whole_number(labels[number])) for number in paths if number in labels]
+    rows.faults += [
+        f"{folder / 'image_class_labels.txt'}: image {number} is of class {labels[number]!r}; expected a number"
+        for number, label in found
+        if label is None
+    ]
+    kept = [(number, label) for number, label in found if label is not None]
     classes = sorted({label for _, label in kept})
     position = {label: index for index, label in enumerate(classes)}
     for number, label in kept:
@@ -77,9 +84,10 @@ def numbered(path: Path, faults: list[str]) -> dict[int, str]:
     """The lines ``NUMBER TEXT`` of a file; other lines are faults."""
     found: dict[int, str] = {}
     for line, text in enumerate(read_lines(path, faults), start=1):
-        number, _, rest = text.strip().partition(" ")
-        if number.isdigit() and rest:
-            found[int(number)] = rest
+        first, _, rest = text.strip().partition(" ")
+        number = whole_number(first)
+        if number is not None and rest:
+            found[number] = rest
         elif text.strip():
             faults.append(f"{path}:{line}: got {text!r}, expected a number and a text")
     return found

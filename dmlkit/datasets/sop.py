@@ -10,6 +10,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.locate import locate, missing
+from dmlkit.datasets.files.numbers import whole_number
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import is_split, split_folders
 
@@ -63,10 +64,11 @@ def from_lists(folder: Path) -> Listing:
         path = folder / f"Ebay_{split}.txt"
         for line, text in enumerate(read_lines(path, rows.faults)[1:], start=2):
             cells = text.split(maxsplit=COLUMNS - 1)
-            if len(cells) < COLUMNS or not all(cell.isdigit() for cell in cells[:-1]):
+            image, product, kind = (whole_number(cell) for cell in [*cells, "", "", ""][: COLUMNS - 1])
+            if len(cells) < COLUMNS or image is None or product is None or kind is None:
                 rows.faults.append(f"{path}:{line}: got {text!r}, expected image_id class_id super_class_id path")
                 continue
-            product, kind, name = int(cells[1]), int(cells[2]), cells[3]
+            name = cells[-1]
             if rows.add(f"{path}:{line}", name, product, split):
                 products.append(product)
                 kinds[product] = kind

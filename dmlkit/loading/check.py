@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import frames
@@ -73,7 +73,24 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     findings.rows += count_rows(listing, config.published)
     findings.rows.append(Finding("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
     findings.rows += class_size_rows(listing)
+    if not findings.faults:
+        findings.faults += split_faults(config, listing)
     return listing, findings
+
+
+def split_faults(config: DatasetConfig, listing: Listing) -> list[str]:
+    """What ``dmlkit train`` would refuse, now or at its end: an empty split, test images that retrieve nothing."""
+    splits: tuple[Split, ...] = ("train", "validation", "test") if config.validates else ("train", "test")
+    faults: list[str] = []
+    for split in splits:
+        try:
+            images = config.images_of(listing, split)
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        if split != "train" and len(images.class_names) < 2:
+            faults.append(f"{listing.source or listing.root}: {split} has a single class; retrieval needs two")
+    return list(dict.fromkeys(faults))
 
 
 def archive_rows(config: DatasetConfig) -> Iterator[Finding]:

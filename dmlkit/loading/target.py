@@ -10,10 +10,10 @@ from dmlkit.recipe.file import read_recipe
 
 
 def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str] = ()) -> DatasetConfig:
-    """The dataset of a recipe, or the one that a folder or table holds.
+    """The dataset of a recipe, or the one that a folder or table holds, of which no validation classes are cut.
 
     Raises:
-        UserError: there is no such folder, with where to get each benchmark.
+        UserError: there is no such folder, with where to get each benchmark; or it is a file of another kind.
     """
     if target.suffix in (".yaml", ".yml"):
         if dataset is not None:
@@ -25,12 +25,16 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
     if dataset is not None:
         if dataset not in (*published, "folder"):
             raise UserError(f"--dataset: got {dataset!r}, expected {', '.join([*sorted(published), 'folder'])}")
-        return DatasetConfig.variants[dataset](root=str(target))
+        return DatasetConfig.variants[dataset](root=str(target), validation_fraction=0.0)
     if target.suffix.lower() in (".csv", ".parquet"):
-        return TableConfig(file=str(target))
+        return TableConfig(file=str(target), validation_fraction=0.0)
+    if target.exists() and not target.is_dir():
+        raise UserError(
+            f"{target}: a file of another kind; expected a recipe (.yaml), a table (.csv or .parquet), or a folder"
+        )
     if not target.is_dir():
         lines = [line for benchmark in published.values() for line in benchmark.instructions(target)]
         raise UserError("\n".join([f"{target}: no such folder", *lines]))
     signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
     name = next((name for sign, name in signs.items() if (target / sign).exists()), "folder")
-    return DatasetConfig.variants[name](root=str(target))
+    return DatasetConfig.variants[name](root=str(target), validation_fraction=0.0)

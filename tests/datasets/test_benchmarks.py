@@ -172,6 +172,30 @@ def test_cells_of_a_matlab_file_that_are_none(tmp_path: Path):
     ]
 
 
+def test_numbers_that_are_none_are_named_with_their_lines_t11(tmp_path: Path):
+    trees.cars_kaggle(tmp_path / "cars")
+    annotations = tmp_path / "cars" / "anno_train.csv"
+    lines = annotations.read_text().splitlines()
+    annotations.write_text("\n".join([*lines, "9.jpg,1,1,20,15,²", "", "8.jpg,1,1,20,15," + "9" * 5000]))
+    faults = Cars196Config(root=str(tmp_path / "cars")).listing().faults
+    end = len(lines)
+    assert [fault[:60] for fault in faults] == [
+        f"{annotations}:{end + number}: got {text}"[:60]
+        for number, text in ((1, "'9.jpg,1,1,20,15,²'"), (2, "''"), (3, "'8.jpg,1,1,20,15,9"))
+    ]
+    trees.sop(tmp_path / "sop")
+    products = tmp_path / "sop" / "Stanford_Online_Products" / "Ebay_train.txt"
+    lines = [f"99 {product} 1 bicycle_final/x.JPG" for product in (2**63, "²", "9" * 5000)]
+    products.write_text(products.read_text() + "\n".join(lines))
+    faults = SopConfig(root=str(tmp_path / "sop")).listing().faults
+    assert [fault.partition(": got ")[2][:9] for fault in faults] == ["'99 92233", "'99 ² 1 b", "'99 99999"]
+    trees.cub(tmp_path / "cub")
+    labels = tmp_path / "cub" / "CUB_200_2011" / "image_class_labels.txt"
+    labels.write_text(labels.read_text().replace("1 1\n", "1 ²\n", 1))
+    faults = Cub200Config(root=str(tmp_path / "cub")).listing().faults
+    assert faults == [f"{labels}: image 1 is of class '²'; expected a number"]
+
+
 def test_names_that_leave_the_root_are_refused(tmp_path: Path):
     trees.sop(tmp_path)
     path = tmp_path / "Stanford_Online_Products" / "Ebay_train.txt"

@@ -115,7 +115,10 @@ def test_paths_inside_the_root_may_be_absolute(tmp_path: Path):
 def test_boxes_outside_the_image_and_empty_ones_are_faults(tmp_path: Path):
     box = {"x1": [5] + [0] * 7, "x2": [5] + [99] * 7, "y1": [0] * 8, "y2": [9] * 8}
     config = write(tmp_path, box)
-    assert len(config.listing().faults) == 1 and ":2: box" in config.listing().faults[0]
+    assert (
+        len(config.listing().faults) == 1
+        and ":2: the box x1 5, y1 0, x2 5, y2 9; expected 0 <= x1" in config.listing().faults[0]
+    )
     config = write(tmp_path, box | {"x1": [0] * 8})
     with pytest.raises(UserError, match=r"the box \(0, 0, 99, 9\) does not lie in the 24 x 18 image"):
         config.build("all").image(1)
@@ -162,3 +165,98 @@ def test_unreadable_tables(tmp_path: Path):
         TableConfig(file=str(tmp_path / "none.csv")).build("train")
     with pytest.raises(UserError, match=r"expected a \.csv or \.parquet file"):
         TableConfig(file=str(tmp_path / "table.xlsx")).build("train")
+
+
+BOX = {"x1": [0] * 8, "y1": [0] * 8, "x2": [9] * 8, "y2": [9] * 8}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("blank", [("x1",), ("y2",), ("x1", "y1", "x2")])
+def test_a_box_with_some_blank_cells_is_a_fault_w12(blank: tuple[str, ...], suffix: str, tmp_path: Path):
+    box = BOX | {name: [None, *BOX[name][1:]] for name in blank}
+    config = write(tmp_path, box, suffix)
+    (fault,) = config.listing().faults
+    row = ":2" if suffix == ".csv" else ": row 1"
+    shown = ", ".join(f"{name} {'blank' if name in blank else BOX[name][0]}" for name in ("x1", "y1", "x2", "y2"))
+    assert fault.startswith(f"{config.file}{row}: the box {shown}; expected 0 <= x1 < x2 and 0 <= y1 < y2 in pixels")
+    write(tmp_path, {name: [None, *values[1:]] for name, values in BOX.items()}, suffix)
+    assert config.build("all").image(0).shape == (3, 18, 24)
+
+
+@pytest.mark.parametrize(
+    ("x1", "x2", "shown"), [(-3, 9, "x1 -3"), (0, float("inf"), "x2 inf"), (9, 9, "x1 9, y1 0, x2 9")]
+)
+def test_a_box_at_fault_is_shown_u3(x1: float, x2: float, shown: str, tmp_path: Path):
+    config = write(tmp_path, BOX | {"x1": [x1] + [0.0] * 7, "x2": [x2] + [9.0] * 7})
+    (fault,) = config.listing().faults
+    assert shown in fault and fault.startswith(f"{config.file}:2: the box ")
+
+
+def test_an_image_that_is_listed_twice_is_a_fault_w20(tmp_path: Path):
+    paths = [f"photos/{name}.jpg" for name in ("0", "1", "0", "3", "4", "4", "4", "7")]
+    paths[5], paths[6] = "./photos/4.jpg", "photos//4.jpg"
+    config = write(tmp_path, {"path": paths})
+    file, hint = config.file, "list an image once, or with different boxes"
+    assert config.listing().faults == [
+        f"{file}:4: photos/0.jpg is in {file}:2 already, with another label; {hint}",
+        f"{file}:7: ./photos/4.jpg is in {file}:6 already; {hint}",
+        f"{file}:8: photos//4.jpg is in {file}:6 already, with another label; {hint}",
+    ]
+    with pytest.raises(UserError, match=r"photos/0\.jpg is in .* already, with another label"):
+        config.build("train")
+
+
+def test_different_boxes_of_an_image_are_different_images(tmp_path: Path):
+    one = {"path": ["photos/0.jpg"] * 8}
+    config = write(tmp_path, one | BOX | {"x2": list(range(1, 9))})
+    assert config.listing().faults == [] and len(config.build("all")) == 8
+    config = write(tmp_path, one | BOX | {"x2": [1, 2, 3, 4, 5, 6, 7, 7]})
+    (fault,) = config.listing().faults
+    assert fault.startswith(f"{config.file}:9: photos/0.jpg is in {config.file}:8 already; ")
+
+
+@pytest.mark.parametrize("name", ["path", "label", "split", "super_class"])
+@pytest.mark.parametrize("values", [[[1]] * 8, [{"a": 1}] * 8, [b"\xff"] * 8])
+def test_columns_of_other_kinds_are_told_t11(name: str, values: list, tmp_path: Path):
+    config = write(tmp_path, {name: values}, ".parquet")
+    with pytest.raises(
+        UserError, match=f"^dataset.file: {config.file}: column '{name}' is of type .*; expected text or"
+    ):
+        config.listing()
+
+
+def test_a_header_that_is_not_utf8_is_told_t11(tmp_path: Path):
+    (tmp_path / "table.csv").write_bytes("path,label,größe\n1.jpg,a,1\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"table\.csv: the names of its columns are not UTF-8"):
+        TableConfig(file=str(tmp_path / "table.csv")).listing()
+
+
+def test_numbers_of_any_size_are_labels_t11(tmp_path: Path):
+    config = write(tmp_path, {"label": ["0", "0", str(2**70), str(2**70), "-7", "-7", str(10**30), str(10**30)]})
+    listing = config.listing()
+    assert listing.class_names == ["-7", "0", str(2**70), str(10**30)]
+    assert f"no image has -6 ({10**30 + 8 - 4} such numbers)" in listing.notes[0]
+    long = "9" * 5000
+    listing = write(tmp_path, {"label": ["10", "10", "9", "9", long, long, "8", "8"]}).listing()
+    assert listing.class_names == ["10", "8", "9", long]  # taken as words
+
+
+def test_rows_without_a_label_have_no_super_class_t11(tmp_path: Path):
+    kinds = {"super_class": ["a", "b"] * 4}
+    config = write(tmp_path, kinds | {"label": [""] * 8})
+    assert config.listing().faults == [f"{config.file}:{line}: no label" for line in range(2, 10)]
+    config = write(tmp_path, kinds | {"label": ["", "x", "y", "z", "", "u", "v", "w"]})
+    assert config.listing().faults == [f"{config.file}:{line}: no label" for line in (2, 6)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"split": ["test"] * 8}, "no images for train"),
+        ({"split": ["train", "test"] * 4}, "class 'crow' is in both train and test"),
+    ],
+)
+def test_errors_of_a_table_name_it_u14(columns: dict[str, list], told: str, tmp_path: Path):
+    config = write(tmp_path, columns)
+    with pytest.raises(UserError, match=f"^{config.file}: {told}"):
+        config.build("train")

@@ -25,7 +25,7 @@ def found(report: Findings) -> dict[str, str]:
 
 
 def test_a_sound_folder(tmp_path: Path):
-    report = check(FolderConfig(root=str(trees.presplit(tmp_path))))
+    report = check(FolderConfig(root=str(trees.presplit(tmp_path)), validation_fraction=0))
     assert report.sound and not report.faults and not report.notes
     assert found(report)["train images"] == "6" and found(report)["test classes"] == "2"
     assert found(report)["train images per class, min / median / max"] == "3 / 3 / 3"
@@ -45,7 +45,7 @@ def test_benchmarks_are_recognised_and_counted(
     make: Callable[[Path], Path], recognised: str, counts: dict[str, str], tmp_path: Path, dmlkit
 ):
     make(tmp_path)
-    report = check(DatasetConfig.variants[recognised](root=str(tmp_path)))
+    report = check(DatasetConfig.variants[recognised](root=str(tmp_path), validation_fraction=0))
     assert not report.sound and not report.faults  # only the counts are wrong
     rows = {row.check: row for row in report.rows}
     for name, expected in counts.items():
@@ -86,7 +86,7 @@ def test_duplicates_of_a_benchmark_are_noted_only(tmp_path: Path):
     first, other = (sorted((root / "CUB_200_2011" / "images" / trees.CUB[label]).iterdir()) for label in (1, 2))
     first[1].write_bytes(first[0].read_bytes())
     other[0].write_bytes(first[2].read_bytes())
-    report = check(Cub200Config(root=str(root)))
+    report = check(Cub200Config(root=str(root), validation_fraction=0))
     assert not report.faults and len(report.notes) == 2
     assert found(report)["duplicates within a class"] == found(report)["duplicates across classes"] == "1"
 
@@ -96,7 +96,7 @@ def test_a_truncated_archive_and_a_missing_member(tmp_path: Path):
     root = trees.cub(tmp_path / "cub")
     gone = next((root / "CUB_200_2011" / "images" / trees.CUB[1]).iterdir())
     gone.unlink()
-    report = check(Cub200Config(root=str(root)))
+    report = check(Cub200Config(root=str(root), validation_fraction=0))
     assert f"{gone}: cannot read this image: file not found" in report.faults
     row = report.rows[0]
     assert row.verdict == "fault" and row.expected == "97eceeb196236b17998738112f37df78" and "15 bytes" in row.found
@@ -124,3 +124,39 @@ def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
     (tmp_path / "table.csv").write_text("path,label\ntree/train/1/0.jpg,a\n../x.jpg,b\n")
     result = dmlkit("data", "check", tmp_path / "table.csv")
     assert result.code == 1 and "leaves the root" in result.out
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([], "no images for train"),
+        ([("a", "train")] * 2 + [("b", "train")] * 2, "no images for test"),
+        ([("a", "test")] * 2 + [("b", "test")] * 2, "no images for train"),
+        ([("a", "")] * 4, "expected train, validation, test"),
+        ([("a", "train")] * 2 + [("b", "test")] * 2, "test has a single class; retrieval needs two"),
+    ],
+)
+def test_a_table_that_cannot_be_trained_on_is_not_sound_u11(rows: list[tuple[str, str]], told: str, tmp_path, dmlkit):
+    lines = [f"{index}.jpg,{label},{split}" for index, (label, split) in enumerate(rows)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    for index in range(len(rows)):
+        trees.photo(tmp_path / f"{index}.jpg", index)
+    result = dmlkit("data", "check", tmp_path / "table.csv")
+    out = " ".join(result.out.split())
+    assert result.code == 1 and "not sound: " in out and told in out
+
+
+def test_a_recipe_is_checked_with_its_own_validation_classes_u11(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    root = trees.presplit(tmp_path / "tree")
+    assert dmlkit("data", "check", root).code == 0
+    result = dmlkit("data", "check", tiny_recipe, "--set", f"dataset={{name: folder, root: '{root}'}}")
+    assert result.code == 1 and "dataset.validation_fraction: 0.1 of 2 training classes" in " ".join(result.out.split())
+    ours = f"dataset={{name: folder, root: '{root}', validation_fraction: 0}}"
+    assert dmlkit("data", "check", tiny_recipe, "--set", ours).code == 0
+
+
+def test_a_file_of_another_kind_is_told_u12(dmlkit, tmp_path: Path):
+    (tmp_path / "t.txt").write_text("path,label\n")
+    result = dmlkit("data", "check", tmp_path / "t.txt")
+    assert result.code == 2 and len(result.err.splitlines()) == 1
+    assert f"{tmp_path / 't.txt'}: a file of another kind; expected a recipe (.yaml), a table" in result.err

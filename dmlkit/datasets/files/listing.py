@@ -36,6 +36,7 @@ class Listing:
         boxes: (N, 4) float64, left, top, right, bottom in pixels, NaN for the whole image; or None.
         faults: what is wrong, one line each; images at fault are not listed.
         notes: what is worth knowing but not wrong.
+        source: what says all this, for errors: a table; None: the root itself.
     """
 
     root: Path
@@ -50,6 +51,7 @@ class Listing:
     boxes: np.ndarray | None = None
     faults: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
+    source: Path | None = None
 
     def has(self, split: ListedSplit) -> bool:
         """Whether the split has an image."""
@@ -60,7 +62,7 @@ class Listing:
         present = np.zeros((len(self.class_names), len(LISTED_SPLITS)), dtype=bool)
         present[self.labels, self.splits] = True
         return [
-            f"{self.root}: class {self.class_names[label]!r} is in both "
+            f"{self.source or self.root}: class {self.class_names[label]!r} is in both "
             f"{' and '.join(split for split, is_in in zip(LISTED_SPLITS, present[label], strict=True) if is_in)}; "
             "test classes must be unseen in training"
             for label in (present.sum(1) > 1).nonzero()[0]
@@ -77,7 +79,8 @@ class Listing:
         rows = np.arange(len(self.labels)) if number is None else (self.splits == number).nonzero()[0]
         if len(rows) == 0:
             raise UserError(
-                f"{self.root}: no images for {split}; expected at least two classes, one to train, one to test"
+                f"{self.source or self.root}: no images for {split}; expected at least two classes, one to train, one "
+                "to test"
             )
         return ListedImages(self, rows)
 

@@ -40,7 +40,10 @@ def read_table(file: Path) -> Any:
         raise UserError(f"dataset.file: {file}: no such file") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"dataset.file: {file}: cannot read this table: {str(error).splitlines()[0]}") from error
-    table = table.rename_columns([SYNONYMS.get(name, name) for name in table.column_names])
+    try:
+        table = table.rename_columns([SYNONYMS.get(name, name) for name in table.column_names])
+    except UnicodeDecodeError as error:
+        raise UserError(f"dataset.file: {file}: the names of its columns are not UTF-8: {error}; save it so") from None
     columns: list[str] = table.column_names
     faults = [f"has no column {name!r}; it has {', '.join(columns)}" for name in TEXTS[:2] if name not in columns]
     faults += [f"has column {name!r} twice" for name in (*TEXTS, *BOX) if columns.count(name) > 1]

@@ -7,26 +7,11 @@ import numpy as np
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
+from dmlkit.datasets.files.table_columns import ArrowNames, arrow_compute, rows_where, text_column
 from dmlkit.datasets.files.table_file import BOX, is_csv
 
+MAX_DIGITS = 4000  # of a label that is taken as a number: Python reads 4300
 TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-
-
-class ArrowNames:
-    """The strings of an Arrow column, made when they are asked for: 60 bytes each instead of 150.
-
-    Args:
-        column: a pyarrow array of strings.
-    """
-
-    def __init__(self, column: Any) -> None:
-        self.column = column
-
-    def __len__(self) -> int:
-        return len(self.column)
-
-    def __getitem__(self, index: int) -> str:
-        return self.column[index].as_py()
 
 
 class TableRows:
@@ -53,6 +38,7 @@ class TableRows:
             self._truths(name) if name in self.table.column_names else None for name in ("query", "gallery")
         )
         boxes = self._boxes()
+        self._refuse_repeated(names, labels, boxes)
         keep = self.keep.nonzero()[0]
         masks = [None if mask is None else mask[keep] for mask in (query, gallery)]
         self._check_search(*masks)
@@ -70,6 +56,7 @@ class TableRows:
             boxes=None if boxes is None else boxes[keep],
             faults=self.faults,
             notes=self.notes,
+            source=self.file,
         )
 
     def _where(self, row: int) -> str:
@@ -79,19 +66,12 @@ class TableRows:
         self.faults += [f"{self._where(row)}: {fault}" for row in rows.tolist()]
         self.keep[rows] = False
 
-    def _text(self, name: str) -> Any:
-        """A column as one array of strings."""
-        import pyarrow as pa
-
-        column = self.table[name].cast(pa.string())
-        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
     def _paths(self) -> Any:
         import pyarrow as pa
 
         compute = arrow_compute()
 
-        names = self._text("path")
+        names = text_column(self.table, self.file, "path")
         self._refuse(rows_where(compute.is_null(names)), "no path")
         suspects = rows_where(compute.fill_null(compute.match_substring_regex(names, SUSPICIOUS), False))
         if len(suspects) == 0:
@@ -109,11 +89,11 @@ class TableRows:
         """(N,) positions in the sorted names, and the names; numbers are sorted as numbers."""
         compute = arrow_compute()
 
-        column = self._text("label")
+        column = text_column(self.table, self.file, "label")
         self._refuse(rows_where(compute.is_null(column)), "no label")
         encoded = column.dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
-        numeric = all(name.removeprefix("-").isdecimal() for name in names)
+        numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
         order = sorted(range(len(names)), key=lambda index: (int(names[index]) if numeric else 0, names[index]))
         position = np.empty(len(names) + 1, dtype=np.int64)
         position[order] = np.arange(len(names))
@@ -124,12 +104,13 @@ class TableRows:
         return labels, [names[index] for index in order]
 
     def _note_gaps(self, numbers: set[int]) -> None:
-        span = range(min(numbers), max(numbers) + 1)
-        if len(span) > len(numbers):
-            first = next(number for number in span if number not in numbers)
+        smallest, largest = min(numbers), max(numbers)
+        missing = largest - smallest + 1 - len(numbers)  # a range of 2^63 or more has no len()
+        if missing:
+            first = next(number for number in range(smallest, largest) if number not in numbers)
             self.notes.append(
-                f"{self.file}: the labels {span[0]} to {span[-1]} have gaps: no image has {first} "
-                f"({len(span) - len(numbers)} such numbers); labels are renumbered, so this does no harm"
+                f"{self.file}: the labels {smallest} to {largest} have gaps: no image has {first} "
+                f"({missing} such numbers); labels are renumbered, so this does no harm"
             )
 
     def _splits(self, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -138,7 +119,7 @@ class TableRows:
 
         if "split" not in self.table.column_names:
             return np.where(labels < classes // 2, 0, LISTED_SPLITS.index("test")).astype(np.int8)
-        encoded = compute.fill_null(self._text("split"), "").dictionary_encode()
+        encoded = compute.fill_null(text_column(self.table, self.file, "split"), "").dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         known = {name: index for index, name in enumerate(LISTED_SPLITS)}
         splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[encoded.indices.to_numpy()]
@@ -157,7 +138,9 @@ class TableRows:
             return None
         compute = arrow_compute()
 
-        encoded = compute.utf8_lower(compute.fill_null(self._text(name), "false")).dictionary_encode()
+        encoded = compute.utf8_lower(
+            compute.fill_null(text_column(self.table, self.file, name), "false")
+        ).dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy()
         for code, value in enumerate(values):
@@ -182,8 +165,36 @@ class TableRows:
             return None
         boxes = np.stack(columns, axis=1)
         left, top, right, bottom = boxes.T
-        self._refuse(((left >= right) | (top >= bottom) | (left < 0) | (top < 0)).nonzero()[0], f"box {BOX} is empty")
+        is_blank = np.isnan(boxes)
+        is_wrong = (left >= right) | (top >= bottom) | (left < 0) | (top < 0) | np.isinf(boxes).any(1)
+        is_wrong |= is_blank.any(1) & ~is_blank.all(1)
+        for row in is_wrong.nonzero()[0].tolist():
+            shown = ", ".join(f"{name} {side:g}" for name, side in zip(BOX, boxes[row], strict=True))
+            self.faults.append(
+                f"{self._where(row)}: the box {shown.replace('nan', 'blank')}; expected 0 <= x1 < x2 and "
+                "0 <= y1 < y2 in pixels, or four blanks for the whole image"
+            )
+        self.keep &= ~is_wrong
         return boxes
+
+    def _refuse_repeated(self, names: Any, labels: np.ndarray, boxes: np.ndarray | None) -> None:
+        """An image that is listed again is a fault: it would find itself. Another box of it is another image."""
+        compute = arrow_compute()
+
+        plain = compute.replace_substring_regex(names, r"(^|/)(\.?/)+", r"\1")  # ./a.jpg and b//a.jpg
+        codes = plain.dictionary_encode().indices.fill_null(-1).to_numpy()
+        rows = (np.bincount(codes + 1, minlength=1)[codes + 1] > 1).nonzero()[0]
+        first: dict[tuple[float, ...], int] = {}
+        for row in rows[self.keep[rows]].tolist():
+            box = () if boxes is None or np.isnan(boxes[row]).any() else tuple(boxes[row].tolist())
+            before = first.setdefault((int(codes[row]), *box), row)
+            if before != row:
+                other = "" if labels[row] == labels[before] else ", with another label"
+                self.faults.append(
+                    f"{self._where(row)}: {names[row].as_py()} is in {self._where(before)} already{other}; list an "
+                    "image once, or with different boxes"
+                )
+                self.keep[row] = False
 
     def _super_classes(self, labels: np.ndarray, classes: int) -> tuple[np.ndarray | None, list[str]]:
         """(C,) positions in the sorted names; a class of two super-classes is a fault."""
@@ -191,26 +202,15 @@ class TableRows:
 
         if "super_class" not in self.table.column_names:
             return None, []
-        encoded = compute.fill_null(self._text("super_class"), "").dictionary_encode()
+        encoded = compute.fill_null(text_column(self.table, self.file, "super_class"), "").dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy()
         order = np.argsort(np.array(names, dtype=object), kind="stable")
         position = np.empty(len(names), dtype=np.int64)
         position[order] = np.arange(len(names))
         of_class = np.zeros(classes, dtype=np.int64)
-        of_class[labels] = position[codes]
-        clashes = (of_class[labels] != position[codes]).nonzero()[0]
+        kept = self.keep.nonzero()[0]  # a row without a label has none of the classes
+        of_class[labels[kept]] = position[codes[kept]]
+        clashes = kept[of_class[labels[kept]] != position[codes[kept]]]
         self._refuse(clashes, "its label has another super_class in other rows; a class belongs to one")
         return of_class, [names[index] for index in order]
-
-
-def arrow_compute() -> Any:
-    """pyarrow.compute, whose functions are made at run time: their types are unknown."""
-    from pyarrow import compute
-
-    return compute
-
-
-def rows_where(mask: Any) -> np.ndarray:
-    """The rows at which an Arrow mask is true."""
-    return mask.to_numpy(zero_copy_only=False).nonzero()[0]
