@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write, write_json
+from dmlkit.files.atomic import atomic_write, is_partial, write_json
 from dmlkit.files.differences import differences
 from dmlkit.files.regular import check_regular
 from dmlkit.loading.batches import Draw
@@ -23,6 +23,7 @@ BATCH_IMAGES = 128
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
 PARTS = 64  # at least, where there are batches for so many: short lists keep 8 GPUs evenly busy too
 COMPLETE = "part-*.safetensors"
+FILES = ("embeddings.npy", "items.parquet")  # beside the manifest, which is written last
 
 
 class Part(NamedTuple):
@@ -74,13 +75,16 @@ class PartFolder:
             job: plain data that the parts depend on.
 
         Raises:
-            UserError: the folder holds embeddings already, or parts of others, or cannot be written to.
+            UserError: the folder holds embeddings already, or files of others, or cannot be written to.
         """
         if self.is_finished():
             self.leave()
             raise UserError(
                 f"{self.output}: this folder already holds embeddings; choose another --output or remove it"
             )
+        taken = [path for path in (*map(self.output.joinpath, FILES), *self.path.glob(COMPLETE)) if path.exists()]
+        if taken and not self.job_path.exists():
+            raise UserError(f"{taken[0]}: is not of embeddings that began here; choose another --output or remove it")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.job_path.exists():
@@ -88,7 +92,6 @@ class PartFolder:
         except OSError as error:
             raise UserError(f"{self.output}: cannot write embeddings here: {error.strerror}") from error
         self.check(job)
-        self._remove(".*.partial")  # of processes that were killed
 
     def check(self, job: dict[str, Any]) -> None:
         """Make sure that the parts here are of this job.
@@ -175,15 +178,11 @@ class PartFolder:
 
     def discard(self) -> None:
         """Remove the job and its parts."""
-        self._remove(COMPLETE)
-        self._remove(".*.partial")
+        for path in (*self.path.glob(COMPLETE), *filter(is_partial, self.path.glob(".*"))):
+            path.unlink(missing_ok=True)
         self.job_path.unlink(missing_ok=True)  # last: without it the folder may be somebody else's
         with suppress(OSError):
             self.path.rmdir()
-
-    def _remove(self, pattern: str) -> None:
-        for path in self.path.glob(pattern):
-            path.unlink(missing_ok=True)
 
 
 def is_part_of(part: Part, images: range, dim: int) -> bool:

@@ -16,7 +16,6 @@ except ImportError:  # Windows: what a killed process left stays
 
 NAME = 200  # characters of a file's name that its partial keeps: a file system takes 255
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial", re.DOTALL)
-"""Names that `atomic_write` writes under."""
 
 
 @contextmanager
@@ -51,6 +50,11 @@ def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def is_partial(path: Path) -> bool:
+    """Whether `atomic_write` writes under such a name."""
+    return PARTIAL.fullmatch(path.name) is not None
+
+
 def write_json(path: Path, data: dict[str, Any], *, scratch: Path | None = None) -> None:
     """Write JSON for people and programs, all or nothing; ``scratch`` as in `atomic_write`."""
     with atomic_write(path, scratch=scratch) as partial:
@@ -76,7 +80,7 @@ def _begin(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
 def _remove_abandoned(folder: Path, name: str) -> None:
     """Remove partials of a file whose writers have ended: nobody holds their locks."""
     for entry in folder.iterdir():
-        if PARTIAL.fullmatch(entry.name) and entry.name[1:].rsplit(".", 2)[0] == name:
+        if is_partial(entry) and entry.name[1:].rsplit(".", 2)[0] == name:
             with suppress(OSError), entry.open("rb") as file:
                 if _lock(file, wait=False):
                     entry.unlink()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import PARTIAL, atomic_write
+from dmlkit.files.atomic import atomic_write, is_partial
 from dmlkit.files.differences import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
@@ -99,7 +99,7 @@ class RunFolder:
         ours = ("checkpoints", "environment.json", LOCK)
         return (
             self.path.is_dir()
-            and all(entry.name in ours or PARTIAL.fullmatch(entry.name) for entry in self.path.iterdir())
+            and all(entry.name in ours or is_partial(entry) for entry in self.path.iterdir())
             and not (self.checkpoints.exists() and any(self.checkpoints.iterdir()))
         )
 

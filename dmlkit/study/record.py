@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 from pydantic import BaseModel, ValidationError
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import PARTIAL
+from dmlkit.files.atomic import is_partial
 from dmlkit.files.differences import differences
 from dmlkit.files.document import Document
 from dmlkit.files.lock import LOCK, sole_writer
@@ -126,7 +126,7 @@ def is_taken(folder: Path) -> bool:
     """Whether something is here but what is left of a writing that was cut off."""
     if not folder.is_dir():
         return folder.exists()
-    return any(entry.name != LOCK and not PARTIAL.fullmatch(entry.name) for entry in folder.iterdir())
+    return any(entry.name != LOCK and not is_partial(entry) for entry in folder.iterdir())
 
 
 @contextmanager

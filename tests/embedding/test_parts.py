@@ -88,6 +88,19 @@ def test_parts_in_a_row_are_the_list_embedded_in_one_go(home, unbroken):
     assert manifest["model"]["fingerprint"] == trained.model.fingerprint()
 
 
+@pytest.mark.parametrize("name", ["embeddings.npy", "items.parquet", "parts/part-00000.safetensors"])
+def test_files_of_somebody_else_are_refused_d7(name: str, home, tmp_path, dmlkit):
+    """They were replaced or removed, whoever wrote them."""
+    theirs = tmp_path / name
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("theirs")
+    (tmp_path / "parts").mkdir(exist_ok=True)
+    (tmp_path / "parts" / ".mine.partial").write_text("theirs")
+    result = dmlkit("embed", home / "run", home / "photos", "-o", tmp_path, "--device", "cpu")
+    assert result.code == 2 and f"{theirs}: is not of embeddings that began here; choose another --output" in result.err
+    assert theirs.read_text() == (tmp_path / "parts" / ".mine.partial").read_text() == "theirs"
+
+
 def test_a_worker_computes_one_part_after_another(home, unbroken, tmp_path):
     trained = load_model(RunFolder(home / "run"), start_fabric("cpu"))
     dataset, labelled = dataset_of(home / "photos", "test", trained.recipe)
