@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo test test-gpu lint audit bench clean
+.PHONY: setup demo test test-gpu lint audit bench clean fuzz
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -32,6 +32,9 @@ test: setup  ## Run the tests: under 10 minutes on 2 cores
 
 test-gpu: setup  ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m cuda
+
+fuzz: setup  ## Mutated recipes, damaged files and random command lines by the thousand: about N minutes on 2 cores
+	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz --numprocesses auto --maxprocesses 8
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .
