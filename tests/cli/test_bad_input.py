@@ -179,7 +179,7 @@ def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     refused(dmlkit("export", tmp_path / "e2", "--format", "onnx"), "holds embeddings")
     refused(dmlkit("export", tmp_path / "empty", "--format", "npz"), "manifest.json: missing")
     (tmp_path / "e2" / "embeddings.npy").write_bytes(b"\x93NUMPY")
-    refused(dmlkit("export", tmp_path / "e2", "--format", "npz"), "cannot read these embeddings")
+    refused(dmlkit("export", tmp_path / "e2", "--format", "npz"), "embeddings.npy: cannot read this NumPy array")
     refused(dmlkit("list", "lossses"), "unknown family 'lossses'")
 
 

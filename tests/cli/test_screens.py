@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -98,7 +99,8 @@ def test_class_and_run_names_are_shown_as_they_are_s4_s5(dmlkit, tiny_recipe: Pa
     other = tmp_path / "b[a]"
     assert dmlkit("train", tiny_recipe, "-o", other, *sets, *QUICK, "--set", "seed=4").code == 0
     for form in ([], ["--markdown"], ["--latex"], ["--json"]):
-        assert "red" in held(dmlkit("compare", run, other, *form, "--device", "cpu"))
+        shown = held(dmlkit("compare", run, other, *form, "--device", "cpu"))
+        assert "red" in re.sub(r"[\s│]", "", shown)  # a narrow table breaks names
     (broken := next(photos.iterdir()) / "0.png").write_bytes(b"")
     assert "[red]" in held(dmlkit("data", "check", photos)) and broken.exists()
     assert "[red]" in held(dmlkit("train", tiny_recipe, "-o", tmp_path / "c", *sets, *QUICK))

@@ -366,7 +366,9 @@ def test_engines_that_do_not_fit_are_refused(dmlkit, home, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "ray", None)
     result = dmlkit(*command, "ray")
     assert result.code == 2 and "pip install 'dmlkit[ray]'" in result.err
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
     for engine in ("local", "ray"):
         result = dmlkit(*command, engine)
         assert result.code == 2 and "torchrun has started 2 processes; leave --engine out" in result.err

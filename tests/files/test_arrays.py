@@ -48,7 +48,7 @@ def test_an_array_is_read(array: np.ndarray, tmp_path: Path):
         (lambda path: np.save(path.open("wb"), np.array([{}], dtype=object)), "Python objects"),
         (lambda path: np.savez(path.open("wb"), np.eye(3)), "cannot read this NumPy array"),
         (lambda path: path.mkdir(), "is a folder"),
-        (lambda path: os.mkfifo(path), "no regular file"),
+        (lambda path: os.mkfifo(path), "is a FIFO; expected a regular file"),
         (lambda path: None, "no such file"),
     ],
     ids=["0 bytes", "text", "10^12 values", "2^80 values", "negative", "objects", "npz", "folder", "pipe", "missing"],

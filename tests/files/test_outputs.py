@@ -209,5 +209,6 @@ def test_no_space_is_one_line_and_leaves_nothing_t4_d11(dmlkit, here: Path, word
     with no_space():
         result = dmlkit(*words)
     assert result.code == 2, result.err
-    assert result.err.startswith("error: out/x") and result.err.count("\n") == 1, result.err
+    lines = [line for line in result.err.splitlines() if not line.startswith("warning: ")]  # of torch's exporter
+    assert len(lines) == 1 and lines[0].startswith("error: out/x"), result.err
     assert not [path for path in Path("out").rglob("*") if path.is_file()]
