@@ -84,7 +84,7 @@ damages = st.builds(
 
 
 @pytest.mark.slow
-@examples(60, 2_000)
+@examples(200, 2_000)
 @given(case=st.sampled_from(CASES), damage=damages)
 def test_a_damaged_file_is_told_in_a_line(
     case: tuple[str, tuple[str, ...]],
