@@ -33,7 +33,7 @@ test: setup  ## Run the tests: under 10 minutes on 2 cores
 test-gpu: setup  ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m cuda
 
-fuzz: setup  ## Mutated recipes, damaged files and random command lines by the thousand: about N minutes on 2 cores
+fuzz: setup  ## Mutated recipes, damaged files and random command lines by the thousand: about 20 minutes on 2 cores
 	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz --numprocesses auto --maxprocesses 8
 
 lint: setup  ## Check style and types
