@@ -30,7 +30,7 @@ def read_array(path: Path) -> Values:
         raise UserError(f"{path}: no such file; expected a NumPy array (.npy)") from None
     except PermissionError:
         raise
-    except (OSError, ValueError, OverflowError, EOFError) as error:
+    except Exception as error:  # a damaged header is parsed as Python: SyntaxError, TokenError and more
         told = (str(error).splitlines() or [type(error).__name__])[0]
         if "mmap length" in told:
             told = "the file is shorter than its header says"
