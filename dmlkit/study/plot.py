@@ -32,7 +32,7 @@ def plot_study(results: StudyResults, path: Path) -> None:
         else:
             _draw_points(axes, metric, results.variants)
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120, format="png", metadata=picture_metadata(Path(".png")))
+    figure.savefig(path, dpi=120, format="png", metadata=picture_metadata(Path("results.png")))
 
 
 def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:
