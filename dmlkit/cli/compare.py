@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json
+from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Set
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def compare(
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
     json: Json = False,
     checkpoint: Checkpoint = None,
+    overrides: Set = None,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
@@ -39,7 +40,7 @@ def compare(
     from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows
 
     fabric = start_fabric(device)
-    results, differences = compare_runs(runs, checkpoint=checkpoint, fabric=fabric)
+    results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], fabric=fabric)
     if not fabric.is_global_zero:
         return
     console = Console(stderr=markdown or latex or json)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, RunPath, SplitName
+from dmlkit.cli.options import Checkpoint, Debug, Device, RunPath, SetDataset, SplitName
 
 app = typer.Typer()
 
@@ -22,6 +22,7 @@ def embed(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    overrides: SetDataset = None,
     skip_bad_images: Annotated[
         bool, typer.Option("--skip-bad-images", help="Leave out images that cannot be read, and list them.")
     ] = False,
@@ -59,6 +60,7 @@ def embed(
                 split=split,
                 output=output,
                 checkpoint=checkpoint,
+                overrides=overrides or [],
                 skip_bad_images=skip_bad_images,
                 engine=engine,
                 device=device,

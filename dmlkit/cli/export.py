@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, SourcePath
+from dmlkit.cli.options import Checkpoint, Debug, SetDataset, SourcePath
 
 app = typer.Typer()
 
@@ -23,6 +23,7 @@ def export(
         Path | None, typer.Option("--output", "-o", help="File to write; by default in the source.")
     ] = None,
     checkpoint: Checkpoint = None,
+    overrides: SetDataset = None,
     debug: Debug = False,
 ) -> None:
     """Export a run's model, or embeddings, for other programs."""
@@ -31,7 +32,7 @@ def export(
     from dmlkit.cli.console import say
     from dmlkit.export.run import export as export_source
 
-    exported = export_source(source, format, output=output, checkpoint=checkpoint)
+    exported = export_source(source, format, output=output, checkpoint=checkpoint, overrides=overrides or [])
     console = Console()
     if exported.model:
         parity = exported.model.parity

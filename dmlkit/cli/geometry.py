@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, RunPath, SourcePath, SplitName
+from dmlkit.cli.options import Checkpoint, Debug, Device, RunPath, SetDataset, SourcePath, SplitName
 
 app = typer.Typer()
 
@@ -16,6 +16,7 @@ def curvature(
     split: Annotated[
         SplitName | None, typer.Option(help="Of a run: whose images; train by default.", show_default=False)
     ] = None,
+    overrides: SetDataset = None,
     sample: Annotated[int, typer.Option(min=4, help="Images a draw; the time grows with its cube.")] = 500,
     draws: Annotated[int, typer.Option(min=1, help="How often to draw.")] = 10,
     seed: Annotated[int, typer.Option(help="Decides the draws.")] = 0,
@@ -30,7 +31,9 @@ def curvature(
     from dmlkit.cli.console import say
     from dmlkit.geometry.run import measure_curvature
 
-    measured = measure_curvature(source, split=split, sample=sample, draws=draws, seed=seed, device=device)
+    measured = measure_curvature(
+        source, split=split, sample=sample, draws=draws, seed=seed, device=device, overrides=overrides or []
+    )
     console, found = Console(), measured.hyperbolicity
     say(console, f"{measured.points} {measured.what}")
     spread = f"{found.mean:.3f} ± {found.deviation:.3f} ({draws} draws of {min(sample, measured.points)}; 0 is a tree)"
@@ -54,6 +57,7 @@ def plot(
         Path | None, typer.Option("--output", "-o", help="A .png or .svg file; by default in the run.")
     ] = None,
     checkpoint: Checkpoint = None,
+    overrides: SetDataset = None,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
@@ -63,6 +67,15 @@ def plot(
     from dmlkit.cli.console import counted, say
     from dmlkit.geometry.run import plot_run
 
-    drawn = plot_run(run, kind=kind, split=split, classes=classes, output=output, checkpoint=checkpoint, device=device)
+    drawn = plot_run(
+        run,
+        kind=kind,
+        split=split,
+        classes=classes,
+        output=output,
+        checkpoint=checkpoint,
+        device=device,
+        overrides=overrides or [],
+    )
     images, classes_drawn = counted(drawn.images, "image", "images"), counted(drawn.classes, "class", "classes")
     say(Console(), f"wrote {drawn.path}: {images} of {classes_drawn}")

@@ -27,7 +27,10 @@ class FolderConfig(DatasetConfig, frozen=True):
     def listing(self) -> Listing:
         root = Path(self.root)
         if not root.is_dir():
-            raise UserError(f"dataset.root: {root}: no such folder; expected one subfolder of images per class")
+            raise UserError(
+                f"dataset.root: {root}: no such folder; expected one subfolder of images per class; if it has moved, "
+                "--set dataset.root=PATH"
+            )
         if is_split(root):
             return split_folders(root)
         classes = class_folders(root)

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.component import one_of
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.files.document import Document
-from dmlkit.manifolds.base import ManifoldConfig
+from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.run_folder.folder import CheckpointName
 from dmlkit.transforms.base import Channels, PositiveChannels
 
@@ -15,12 +15,12 @@ from dmlkit.transforms.base import Channels, PositiveChannels
 class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
     """How to find neighbours with inner products alone."""
 
-    order: str = "the largest inner products of the two vectors are the most similar; x is an embedding"
-    """How to read the formulas."""
-    query: str
-    """NumPy expression of an embedding ``x``: the vector to search with."""
-    gallery: str
-    """Likewise: the vector to put into the index."""
+    order: str = "the largest inner products of the vectors of a query and of the gallery are the most similar"
+    """What the index does."""
+    form: Literal["as_is", "unit", "unit_space", "euclidean_lift", "poincare_lift", "lorentz_lift"]
+    """How an embedding becomes the vector of a query or of the gallery; docs/geometry.md has each in NumPy."""
+    curvature: FiniteFloat | None = None
+    """K, of the last two."""
 
 
 class ModelSource(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
@@ -59,6 +59,8 @@ class Description(Document, frozen=True, strict=True, use_attribute_docstrings=T
     """What anyone needs to use the embeddings of a model: its geometry, its fingerprint and its preprocessing."""
 
     kind: ClassVar[str] = "description of a model"
+    version: ClassVar[int] = 2  # 1 had NumPy expressions as text, which invited eval, in the index
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",)}
 
     dim: PositiveInt
     """Coordinates of an embedding."""
@@ -70,7 +72,7 @@ class Description(Document, frozen=True, strict=True, use_attribute_docstrings=T
     """The space that embeddings lie in, with the options that training has learned."""
     similarity: str
     """How alike two embeddings are: its name."""
-    index: SearchIndex
+    index: SearchIndex = Field(default_factory=lambda fields: index_of(fields["manifold"].build(fields["features"])))
     """The search for the most similar ones, for programs without dmlkit."""
     model: ModelSource
     """Where embeddings come from."""
@@ -91,16 +93,20 @@ class Manifest(Description, frozen=True, strict=True, use_attribute_docstrings=T
     """One message per image that could not be read and was left out."""
 
 
+def index_of(manifold: Manifold) -> SearchIndex:
+    """How to search points of a manifold."""
+    return SearchIndex(**manifold.index_form())
+
+
 def describe(trained: TrainedModel) -> Description:
     """The description of a model."""
     recipe, manifold = trained.recipe, trained.model.manifold
-    formula = manifold.index_formula()
     return Description(
         dim=manifold.point_dim,
         features=manifold.dim,
         manifold=recipe.manifold.model_copy(update=manifold.learned_options()),
         similarity=manifold.similarity_name,
-        index=SearchIndex(query=formula["query"], gallery=formula["gallery"]),
+        index=index_of(manifold),
         model=ModelSource(
             fingerprint=trained.model.fingerprint(),
             checkpoint=trained.checkpoint,

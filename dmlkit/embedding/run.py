@@ -1,6 +1,6 @@
 """Embed images with a run's model: what ``dmlkit embed`` does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dmlkit.datasets.base import Split
@@ -22,6 +22,7 @@ def embed(
     split: Split | None = None,
     output: Path | None = None,
     checkpoint: CheckpointName | None = None,
+    overrides: Sequence[str] = (),
     skip_bad_images: bool = False,
     engine: Engine | None = None,
     device: str = "auto",
@@ -37,6 +38,7 @@ def embed(
         output: a folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
             ``RUN/embeddings/`` and the name of the images.
         checkpoint: which weights; by default the best, else the last.
+        overrides: ``key=value`` each, of the run's dataset, which may have moved.
         skip_bad_images: leave out images that cannot be read, and list them.
         engine: who computes, see `choose_engine`.
         device: where, see `start_fabric`.
@@ -47,14 +49,16 @@ def embed(
         The manifest, on the first rank; None on others.
 
     Raises:
-        UserError: see `embed_job`; or images and split are both given, or neither.
+        UserError: see `embed_job`; or images and split are both given, or neither, or overrides with images.
     """
     if (images is None) == (split is None):
         raise UserError("give either a folder of IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
+    if images is not None and overrides:
+        raise UserError(f"embed: --set {overrides[0]} is for --split, and does not apply to {images}; leave it out")
     engine = choose_engine(engine)
     fabric = start_fabric("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
-    trained = load_model(folder, fabric, checkpoint)
+    trained = load_model(folder, fabric, checkpoint, overrides=overrides)
     dataset, labelled = dataset_of(images, split or "test", trained.recipe)
     job = EmbedJob(
         dataset,

@@ -36,6 +36,7 @@ def compare_runs(
     paths: Sequence[Path],
     *,
     checkpoint: CheckpointName | None = None,
+    overrides: Sequence[str] = (),
     device: str = "auto",
     fabric: Fabric | None = None,
 ) -> tuple[list[Result], list[dict[str, Comparison]]]:
@@ -43,6 +44,13 @@ def compare_runs(
 
     A stored evaluation that answers the same question is read; where there is none, or it is damaged, the run is
     evaluated, and it is written.
+
+    Args:
+        paths: of the runs.
+        checkpoint: which weights; by default the best, else the last.
+        overrides: ``key=value`` each, for all runs; see `evaluate_run`.
+        device: where, see `start_fabric`.
+        fabric: a device and ranks that were launched already.
 
     Returns:
         results: one a run.
@@ -57,7 +65,9 @@ def compare_runs(
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("compare: a run is given twice")
     fabric = fabric or start_fabric(device)
-    found = [evaluate_run(path, checkpoint=checkpoint, fabric=fabric, again=False) for path in paths]
+    found = [
+        evaluate_run(path, checkpoint=checkpoint, overrides=overrides, fabric=fabric, again=False) for path in paths
+    ]
     results = [Result(str(path), run.report, run.per_query, run.note) for path, run in zip(paths, found, strict=True)]
     return results, [_differences(results[0], other) for other in results[1:]]
 

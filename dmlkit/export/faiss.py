@@ -28,8 +28,9 @@ class FaissManifest(Manifest, frozen=True, strict=True, use_attribute_docstrings
     """What stands beside a FAISS index: the manifest of its embeddings, and what is in the index."""
 
     kind: ClassVar[str] = "manifest of a FAISS index"
+    older: ClassVar[dict[int, tuple[str, ...]]] = {}
 
-    index: FaissIndex
+    index: FaissIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
     """The search for the most similar ones."""
 
 
@@ -56,10 +57,7 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     if index is None:
         raise UserError(f"{folder.path}: there are no embeddings to index")
     items, manifest = beside(output)
-    formula = manifold.index_formula()
-    described = FaissIndex(
-        order=folder.manifest.index.order, query=formula["query"], gallery=formula["gallery"], dim=index.d
-    )
+    described = FaissIndex(**manifold.index_form(), dim=index.d)
     fields: dict[str, Any] = {**dict(folder.manifest), "index": described}
     # the manifest is renamed first: whatever a kill leaves has one, and is dmlkit's
     with (

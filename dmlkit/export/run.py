@@ -1,5 +1,6 @@
 """Export the model of a run, or a folder of embeddings, by the name of the format: what ``dmlkit export`` does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
@@ -34,6 +35,7 @@ def export(
     *,
     output: Path | None = None,
     checkpoint: CheckpointName | None = None,
+    overrides: Sequence[str] = (),
 ) -> Exported:
     """Export a run's model, or embeddings, for other programs.
 
@@ -42,6 +44,7 @@ def export(
         format: one of `ModelFormat` or `EmbeddingFormat`.
         output: the file to write (a folder for tensorboard); by default in the source.
         checkpoint: of a run, which weights.
+        overrides: ``key=value`` each, of a run's dataset, which may have moved: its images check the export.
 
     Raises:
         UserError: the format is not for such a source, ``output`` is somebody else's, or see `export_model` and
@@ -54,14 +57,15 @@ def export(
         run = RunFolder(source)
         if output is not None:
             check_model_output(kind, output, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
-        trained = load_model(run, start_fabric("cpu"), checkpoint)
+        trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides)
         output = output or run.exports / MODEL_FILES[kind]
         manifest = export_model(trained, kind, output)
         return Exported([output, beside(output)], manifest)
     if RunFolder(source).holds_run():
         raise UserError(f"{source}: is a run; --format {format} exports embeddings: run dmlkit embed {source} first")
-    if checkpoint is not None:
-        raise UserError("export: --checkpoint does not apply to a folder of embeddings; leave it out")
+    for name, value in (("--checkpoint", checkpoint), ("--set", overrides)):
+        if value:
+            raise UserError(f"export: {name} does not apply to a folder of embeddings; leave it out")
     kind = cast(EmbeddingFormat, format)
     if output is not None:
         check_embeddings_output(source, kind, output)

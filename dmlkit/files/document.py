@@ -18,7 +18,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
     """Base of the documents that cross rooms: frozen, and unknown keys are refused.
 
     The file also holds ``format``, its version, and ``dmlkit``, which wrote it. A file without a ``format`` is of
-    dmlkit 0.1.0 before documents had one; it is read where its keys are the same.
+    dmlkit 0.1.0 before documents had one, and counts as format 1.
 
     Example:
         >>> import tempfile
@@ -35,6 +35,8 @@ class Document(BaseModel, frozen=True, extra="forbid"):
     """What the document is, for errors."""
     version: ClassVar[int] = 1
     """Raised when an older dmlkit could not read it."""
+    older: ClassVar[dict[int, tuple[str, ...]]] = {}
+    """Older versions that are read as well, each with the keys to leave out, since others say the same."""
 
     def plain(self) -> dict[str, Any]:
         """The fields as plain data."""
@@ -105,13 +107,15 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         if not isinstance(data, dict):
             raise UserError(f"{source}: expected a {cls.kind} that dmlkit wrote, got {type(data).__name__}")
         fields: dict[str, Any] = dict(data)
-        found, writer = fields.pop("format", cls.version), fields.pop("dmlkit", "0.1.0 or older")
+        found, writer = fields.pop("format", 1), fields.pop("dmlkit", "0.1.0 or older")
         told = f"{source}: a {cls.kind} of format {found}, written by dmlkit {writer}"
-        if found != cls.version:
+        if found not in (cls.version, *cls.older):
             raise UserError(
                 f"{told}; this is dmlkit {__version__}, which reads format {cls.version}: use the version that wrote "
                 "it, or let this one write it again"
             )
+        for name in cls.older.get(found, ()):
+            fields.pop(name, None)
         try:
             return cls.model_validate_json(json.dumps(fields))
         except ValidationError as error:

@@ -1,5 +1,6 @@
 """Look at the geometry of a run or of embeddings: what ``dmlkit curvature`` and ``dmlkit plot`` do."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ def measure_curvature(
     draws: int = 10,
     seed: int = 0,
     device: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Measured:
     """How tree-like the features of a run's images are, or embeddings; see `hyperbolicity`.
 
@@ -49,25 +51,28 @@ def measure_curvature(
         draws: how many.
         seed: decides the draws.
         device: of a run, where; see `start_fabric`.
+        overrides: ``key=value`` each, of a run's dataset, which may have moved.
 
     Raises:
         UserError: an option that does not apply to embeddings, or too few points.
     """
-    manifold, points, what = _points_of(source, split, device)
+    manifold, points, what = _points_of(source, split, device, overrides)
     return Measured(hyperbolicity(manifold, points, sample=sample, draws=draws, seed=seed), len(points), what)
 
 
-def _points_of(source: Path, split: Split | None, device: str | None) -> tuple[Manifold, Tensor, str]:
+def _points_of(
+    source: Path, split: Split | None, device: str | None, overrides: Sequence[str]
+) -> tuple[Manifold, Tensor, str]:
     if (source / "manifest.json").exists():
-        for name, value in (("--split", split), ("--device", device)):
-            if value is not None:
+        for name, value in (("--split", split), ("--device", device), ("--set", overrides)):
+            if value:
                 raise UserError(f"curvature: {name} does not apply to a folder of embeddings; leave it out")
         folder = EmbeddingFolder(source)
         manifold = folder.manifold()
         points = torch.cat([torch.empty(0, manifold.point_dim), *folder.blocks()])
         return manifold, points, f"embeddings of {source}, by the distance of {folder.manifest.manifold.name}"
     fabric, split = start_fabric(device or "auto"), split or "train"
-    trained = load_model(RunFolder(source), fabric)
+    trained = load_model(RunFolder(source), fabric, overrides=overrides)
     features = backbone_features(trained, fabric, images_of_split(trained.recipe.dataset, split))
     what = f"images of the {split} split, by the Euclidean distance of their features before the head"
     return Euclidean(features.shape[1]), features, what
@@ -90,6 +95,7 @@ def plot_run(
     output: Path | None = None,
     checkpoint: CheckpointName | None = None,
     device: str = "auto",
+    overrides: Sequence[str] = (),
 ) -> Drawn:
     """Draw a run's embeddings, coloured by class; see `plot_embeddings`.
 
@@ -101,6 +107,7 @@ def plot_run(
         output: a .png or .svg file; by default in the run.
         checkpoint: which weights; by default the best, else the last.
         device: where, see `start_fabric`.
+        overrides: ``key=value`` each, of the run's dataset, which may have moved.
 
     Raises:
         UserError: another suffix, somebody else's file in that place, an image that cannot be read, or a kind that
@@ -111,7 +118,7 @@ def plot_run(
             raise UserError(f"{output}: expected a file name that ends in .png or .svg")
         check_output(output, is_our_picture)
     fabric, run = start_fabric(device), RunFolder(path)
-    trained = load_model(run, fabric, checkpoint)
+    trained = load_model(run, fabric, checkpoint, overrides=overrides)
     manifold = trained.model.manifold.cpu()
     kind = kind or default_kind(manifold)
     output = output or run.plots / f"{split}-{kind}.png"

@@ -125,8 +125,8 @@ class Manifold(nn.Module, ABC):
         return self.product_vectors(points)
 
     @abstractmethod
-    def index_formula(self) -> dict[Side, str]:
-        """`index_vectors` of one point ``x`` as NumPy expressions, for programs without dmlkit."""
+    def index_form(self) -> dict[str, Any]:
+        """How `index_vectors` are made, by name and with parameters; docs/geometry.md has each form in NumPy."""
 
     def learned_options(self) -> dict[str, float]:
         """Options of the config that training has changed, with their present values."""

@@ -1,6 +1,6 @@
 """Euclidean space: embeddings of any length."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from geoopt.manifolds import Euclidean as GeooptEuclidean
@@ -68,11 +68,5 @@ class Euclidean(Manifold):
             return torch.cat([2 * points, -torch.ones_like(points[:, :1])], dim=-1)
         return torch.cat([points, points.square().sum(-1, keepdim=True)], dim=-1)
 
-    def index_formula(self) -> dict[Side, str]:
-        match self.similarity_name:
-            case "dot":
-                return {"query": "x", "gallery": "x"}
-            case "cosine":
-                return {"query": "x / (x @ x) ** 0.5", "gallery": "x / (x @ x) ** 0.5"}
-            case _:
-                return {"query": "np.append(2 * x, -1)", "gallery": "np.append(x, x @ x)"}
+    def index_form(self) -> dict[str, Any]:
+        return {"form": {"dot": "as_is", "cosine": "unit"}.get(self.similarity_name, "euclidean_lift")}

@@ -1,6 +1,6 @@
 """The hyperboloid (Lorentz model): hyperbolic space as a sheet in Minkowski space."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import NegativeFloat, PositiveFloat
@@ -146,11 +146,10 @@ class Lorentz(Manifold):
         factor = (-self.curvature).sqrt() / 2
         return PointRows(points[:, 1:], squared, factor.expand_as(squared), self._height(squared))
 
-    def index_formula(self) -> dict[Side, str]:
+    def index_form(self) -> dict[str, Any]:
         if self.similarity_name == "origin_cosine":
-            return {"query": "x[1:] / (x[1:] @ x[1:]) ** 0.5", "gallery": "x[1:] / (x[1:] @ x[1:]) ** 0.5"}
-        radius = repr((-self.curvature).rsqrt().item())
-        return {"query": "np.append(-x[0], x[1:])", "gallery": f"np.append(x[1:] @ x[1:] / (x[0] + {radius}), x[1:])"}
+            return {"form": "unit_space"}
+        return {"form": "lorentz_lift", "curvature": self.curvature.item()}
 
     def learned_options(self) -> dict[str, float]:
         return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}

@@ -1,7 +1,7 @@
 """The Poincaré ball: hyperbolic space as the inside of a ball."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from geoopt.manifolds import Stereographic
@@ -156,14 +156,10 @@ class Poincare(Manifold):
             time = 2 * (-curvature).sqrt() * squared / shrink
         return torch.cat([time, 2 * x / shrink], dim=-1).to(points.dtype)
 
-    def index_formula(self) -> dict[Side, str]:
+    def index_form(self) -> dict[str, Any]:
         if self.similarity_name == "origin_cosine":
-            return {"query": "x / (x @ x) ** 0.5", "gallery": "x / (x @ x) ** 0.5"}
-        c = repr(-self.curvature.item())
-        return {
-            "query": f"np.append(-(1 + {c} * x @ x) / {c}**0.5, 2 * x) / (1 - {c} * x @ x)",
-            "gallery": f"np.append(2 * {c}**0.5 * x @ x, 2 * x) / (1 - {c} * x @ x)",
-        }
+            return {"form": "unit"}
+        return {"form": "poincare_lift", "curvature": self.curvature.item()}
 
     def learned_options(self) -> dict[str, float]:
         return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}

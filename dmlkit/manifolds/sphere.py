@@ -1,6 +1,6 @@
 """The unit sphere: embeddings compared by their direction."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from geoopt.manifolds import Sphere as GeooptSphere
@@ -74,8 +74,8 @@ class Sphere(Manifold):
         """The unit vectors: both distances fall with the cosine."""
         return normalize(points.double(), dim=-1).to(points.dtype)
 
-    def index_formula(self) -> dict[Side, str]:
-        return {"query": "x", "gallery": "x"}
+    def index_form(self) -> dict[str, Any]:
+        return {"form": "as_is"}
 
     def _from_chord(self, chord: Tensor) -> Tensor:
         # asin of the half chord keeps small angles (acos gives d(x, x) = 0.014 in float32); its gradient is

@@ -20,19 +20,21 @@ def plot_study(results: StudyResults, path: Path) -> None:
         results: of ``results.json``.
         path: where to write.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     names, metrics = list(results.variants), results.metrics
     height = 3.6 if results.axis else 1.2 + 0.3 * len(names)
-    figure = Figure(figsize=(1.6 + 3.4 * len(metrics), height), layout="constrained")
-    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=not results.axis)[0]
-    for axes, metric in zip(panels, metrics, strict=True):
-        if results.axis:
-            _draw_curve(axes, metric, list(results.variants.values()), results.axis)
-        else:
-            _draw_points(axes, metric, results.variants)
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120, format="png", metadata=picture_metadata(Path("results.png")))
+    with rc_context({"text.parse_math": False}):  # a $ in a name is a $
+        figure = Figure(figsize=(1.6 + 3.4 * len(metrics), height), layout="constrained")
+        panels = figure.subplots(1, len(metrics), squeeze=False, sharey=not results.axis)[0]
+        for axes, metric in zip(panels, metrics, strict=True):
+            if results.axis:
+                _draw_curve(axes, metric, list(results.variants.values()), results.axis)
+            else:
+                _draw_points(axes, metric, results.variants)
+            axes.grid(alpha=0.3)
+        figure.savefig(path, dpi=120, format="png", metadata=picture_metadata(Path("results.png")))
 
 
 def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:

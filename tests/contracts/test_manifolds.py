@@ -1,7 +1,6 @@
 """What every manifold promises, for every registered member and each of its similarities."""
 
-import re
-from typing import Any
+import json
 
 import numpy as np
 import pytest
@@ -10,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dmlkit.embedding.manifest import index_of
 from dmlkit.embedding.search import Gallery
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
-from tests.conftest import ROOT
+from tests.conftest import function_of_docs
 
 DIM = 6
 NAMES = sorted(ManifoldConfig.variants)
@@ -118,29 +118,15 @@ def test_index_vectors_order_as_the_similarity(name: str, similarity: str, scale
 
 
 @pytest.mark.parametrize(("name", "similarity"), CASES)
-def test_the_index_formula_is_what_index_vectors_computes(name: str, similarity: str):
-    bent = {"curvature": -0.7} if "curvature" in ManifoldConfig.variants[name].model_fields else {}
-    manifold = build(name, similarity, **bent).double()
-    points = manifold.from_features(features(8).double())
-    for side, formula in manifold.index_formula().items():
-        written = [eval(formula, {"np": np, "x": point}) for point in points.numpy()]
-        np.testing.assert_allclose(np.stack(written), manifold.index_vectors(points, side).numpy(), rtol=1e-9)
-
-
-@pytest.mark.parametrize(("name", "similarity"), CASES)
 def test_the_function_of_the_docs_is_what_index_vectors_computes_s9(name: str, similarity: str):
-    page = (ROOT / "docs" / "geometry.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^def query_vector.*?(?=^\S)", page, re.DOTALL | re.MULTILINE)
-    scope: dict[str, Any] = {"np": np}
-    exec(code, scope)
+    index_vector = function_of_docs("geometry.md", "index_vector")
     bent = {"curvature": -0.7} if "curvature" in ManifoldConfig.variants[name].model_fields else {}
     manifold = build(name, similarity, **bent).double()
     points = manifold.from_features(features(8).double())
-    learned = {"curvature": manifold.curvature.item()} if bent else {}  # float32, so -0.7 is rounded
-    manifest = {"manifold": {"name": name, **learned}, "similarity": similarity}
-    written = np.stack([scope["query_vector"](point, manifest) for point in points.numpy()])
-    np.testing.assert_allclose(written, manifold.index_vectors(points, "query").numpy(), rtol=1e-9)
-    assert "eval(" not in page
+    told = json.loads(index_of(manifold).model_dump_json())
+    for side in ("query", "gallery"):
+        written = np.stack([index_vector(point, told, side) for point in points.numpy()])
+        np.testing.assert_allclose(written, manifold.index_vectors(points, side).numpy(), rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)

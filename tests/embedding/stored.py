@@ -50,6 +50,12 @@ MANIFEST = """\
   "skipped": ["photos/broken.jpg: cannot read this image"]
 }
 """
+INDEX = {
+    "order": "the largest inner products of the vectors of a query and of the gallery are the most similar",
+    "form": "as_is",
+    "curvature": None,
+}
+"""The search index as manifests have it since format 2."""
 POINTS = np.eye(5, 8, dtype=np.float32)
 POINCARE = {"name": "poincare", "proxies": "features", "curvature": -0.49700847268104553, "learnable_curvature": True}
 POINCARE |= {"clip_radius": 2.3, "similarity": "negative_distance"}

@@ -19,7 +19,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.faiss import FaissIndex, FaissManifest
 from dmlkit.export.model import ModelManifest, Parity
 from dmlkit.loading.cache import CacheManifest
-from tests.embedding.stored import MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
+from tests.embedding.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
 
 
 def test_what_was_written_before_documents_had_a_format_is_read(tmp_path: Path):
@@ -40,7 +40,7 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     (tmp_path / "old.json").write_text(MANIFEST)
     Manifest.read(tmp_path / "old.json").write(tmp_path / "new.json")
     text = (tmp_path / "new.json").read_text()
-    assert json.loads(text) == {"format": 1, **json.loads(MANIFEST)}
+    assert json.loads(text) == {"format": 2, **json.loads(MANIFEST), "index": INDEX}
     assert list(json.loads(text)) == ["format", *json.loads(MANIFEST)]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
@@ -57,7 +57,7 @@ def refused(path: Path) -> str:
 @pytest.mark.parametrize("part", ["", "index", "model", "manifold"])
 def test_an_unknown_key_is_told(part: str, tmp_path: Path):
     embeddings_at(tmp_path / "out")
-    data = manifest()
+    data = {"format": 2, **manifest(), "index": {**INDEX}}
     (data[part] if part else data)["colour"] = "red"
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(data))
     line = refused(tmp_path / "out")
@@ -69,7 +69,7 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"format": 2}, "of format 2, written by dmlkit 0.1.0; this is"),
+        ({"format": 3}, "of format 3, written by dmlkit 0.1.0; this is"),
         ({"format": "onnx"}, "of format onnx"),
         ({"dim": "8"}, "dim: input should be a valid integer"),
         ({"dtype": "float16"}, "dtype: input should be 'float32'"),

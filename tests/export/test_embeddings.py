@@ -13,7 +13,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
 from dmlkit.export.embeddings import FILE_NAMES, EmbeddingFormat, export_embeddings
 from dmlkit.export.faiss import FaissManifest
-from tests.embedding.stored import EUCLIDEAN, POINTS, embeddings_at, items, manifest
+from tests.embedding.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
 @pytest.mark.parametrize("block", [2, 65_536])
@@ -57,11 +57,12 @@ def test_indexes_named_with_a_dot_have_files_of_their_own(tmp_path: Path):
 def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_path: Path):
     export_embeddings(EmbeddingFolder(embeddings_at(tmp_path / "out")), "faiss", tmp_path / "index.faiss")
     found = json.loads((tmp_path / "index.manifest.json").read_text())
-    index = {**manifest()["index"], "type": "IndexFlatIP", "dim": 8}
-    assert found == {"format": 1, **manifest(), "index": index}
-    before = {key: value for key, value in found.items() if key != "format"}
-    (tmp_path / "index.manifest.json").write_text(json.dumps(before))  # as 0.1.0 wrote it
+    index = {**INDEX, "type": "IndexFlatIP", "dim": 8}
+    assert found == {"format": 2, **manifest(), "index": index}
     assert FaissManifest.read(tmp_path / "index.manifest.json").index.dim == 8
+    (tmp_path / "index.manifest.json").write_text(MANIFEST)  # as 0.1.0 wrote it
+    with pytest.raises(UserError, match="a manifest of a FAISS index of format 1"):
+        FaissManifest.read(tmp_path / "index.manifest.json")
     (tmp_path / "index.manifest.json").write_text(json.dumps({**found, "index": {**index, "metric": 0}}))
     with pytest.raises(UserError, match=r"index\.manifest\.json: .*index\.metric: extra inputs"):
         FaissManifest.read(tmp_path / "index.manifest.json")

@@ -9,7 +9,7 @@ import torch
 from dmlkit.errors import UserError
 from dmlkit.geometry.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.manifolds import Euclidean, Poincare
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, function_of_docs
 
 
 def test_delta_equals_the_triple_loop():
@@ -94,12 +94,13 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
 
 
 def check_manifest(embeddings, dmlkit):
-    """The manifest alone is enough to search: its formulas over the arrays, and the learned curvature."""
+    """The manifest alone is enough to search: its form over the arrays, with the learned curvature."""
     manifest = json.loads((embeddings / "manifest.json").read_text())
     assert manifest["manifold"]["curvature"] not in (-0.5, -1.0)  # learned
     points = np.load(embeddings / "embeddings.npy").astype(np.float64)
+    index_vector = function_of_docs("geometry.md", "index_vector")
     query, gallery = (
-        np.stack([eval(manifest["index"][side], {"np": np, "x": x}) for x in points]) for side in ("query", "gallery")
+        np.stack([index_vector(x, manifest["index"], side) for x in points]) for side in ("query", "gallery")
     )
     ball = Poincare(2, curvature=manifest["manifold"]["curvature"]).double()
     distance = ball.paired_distance(torch.from_numpy(points)[:, None], torch.from_numpy(points)).numpy()
@@ -112,4 +113,4 @@ def check_manifest(embeddings, dmlkit):
     index = faiss.read_index(str(embeddings / "index.faiss"))
     np.testing.assert_allclose(index.reconstruct_n(0, len(points)), gallery, rtol=1e-4, atol=1e-6)
     beside = json.loads((embeddings / "index.manifest.json").read_text())
-    assert beside["index"]["query"] == manifest["index"]["query"] and beside["index"]["dim"] == 3
+    assert beside["index"]["form"] == manifest["index"]["form"] == "poincare_lift" and beside["index"]["dim"] == 3

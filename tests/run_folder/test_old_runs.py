@@ -69,3 +69,33 @@ def test_an_old_run_goes_on_to_the_end_of_an_unbroken_one(dmlkit, runs: Path):
     rows = [EpochRow.from_json(line, "old") for line in (OLD / "whole" / "metrics.jsonl").read_text().splitlines()]
     resumed = RunFolder(runs / "stopped").read_metrics()
     assert [row.loss for row in resumed] == pytest.approx([row.loss for row in rows], rel=1e-5)
+
+
+def test_embeddings_of_format_1_are_read_without_their_formulas_s9(dmlkit, runs: Path):
+    folder = runs / "whole" / "embeddings" / "test"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["index"]["query"] = "__import__('os').system('echo obeyed')"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert EmbeddingFolder(folder).manifest.index.form == "as_is"
+    assert dmlkit("export", folder, "--format", "faiss").code == 0
+    assert "import" not in (folder / "index.manifest.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"format": 3}, "of format 3"),
+        ({"format": [1]}, "of format [1]"),
+        ({"manifold": {}}, "manifold"),
+        ({"features": None}, "features"),
+        ({"format": 2}, "index.form: field required"),
+    ],
+    ids=str,
+)
+def test_a_manifest_of_another_version_is_one_line_s9(dmlkit, runs: Path, keys: dict, told: str):
+    folder = runs / "whole" / "embeddings" / "test"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | keys))
+    result = dmlkit("eval", folder)
+    assert result.code == 2 and result.err.count("\n") == 1 and "manifest of embeddings" in result.err
+    assert told in result.err

@@ -581,24 +581,27 @@ def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlki
     assert "no study here" in dmlkit("report", tmp_path, "-o", document).err
 
 
-def test_the_plot_of_a_sweep_and_of_single_runs(tmp_path: Path):
+@pytest.mark.parametrize(("key", "names"), [("loss.margin", ("a", "b", "c")), ("$x^", ("$x^", r"$\frac$", "c"))])
+def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(
+    tmp_path: Path, key: str, names: tuple[str, str, str]
+):
     def variant(*values: float) -> VariantResults:
         runs = {seed: {"map@r": value} for seed, value in enumerate(values)}
         summary = {"map@r": MeanInterval.of(list(values))}
         return VariantResults(tuned=None, runs=runs, summary=summary, difference=None)
 
-    for axis in (None, SweptAxis(key="loss.margin", values=(1.0, 0.01, 0.1))):
+    for axis in (None, SweptAxis(key=key, values=(1.0, 0.01, 0.1))):
         results = StudyResults(
-            claim="Margins matter",
+            claim=r"Margins matter $\frac$",
             paper=None,
             table=None,
             protocol="official",
             seeds=(0, 1),
             metrics=("map@r",),
-            reference="a",
+            reference=names[0],
             axis=axis,
             verdicts=(),
-            variants={"a": variant(0.5), "b": variant(0.4, 0.6), "c": variant(0.7)},
+            variants=dict(zip(names, (variant(0.5), variant(0.4, 0.6), variant(0.7)), strict=True)),
             cost=Cost(models=4, seconds=1.5, on=("1 CPU thread(s)",)),
             command="dmlkit study",
         )

@@ -17,5 +17,6 @@ def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path |
 
 def missing(root: Path, published: Published, layouts: str) -> UserError:
     """The error of a root without the benchmark: what was looked for, and where to get it."""
-    what = "no such folder" if not root.exists() else f"no {published.title} here; expected {layouts}"
+    moved = "no such folder; if it has moved, --set dataset.root=PATH"
+    what = moved if not root.exists() else f"no {published.title} here; expected {layouts}"
     return UserError("\n".join([f"dataset.root: {root}: {what}", *published.instructions(root)]))

@@ -37,7 +37,7 @@ def read_table(file: Path) -> Any:
         check_regular(file)
         table: Any = csv.read_csv(file, convert_options=convert) if is_csv(file) else parquet.read_table(file)
     except FileNotFoundError:
-        raise UserError(f"dataset.file: {file}: no such file") from None
+        raise UserError(f"dataset.file: {file}: no such file; if it has moved, --set dataset.file=PATH") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"dataset.file: {file}: cannot read this table: {str(error).splitlines()[0]}") from error
     try:

@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, ``a`` and ``b``, whose images were moved from ``before`` to ``after``."""
+    from dmlkit.training.train import train
+
+    home = tmp_path_factory.mktemp("moved")
+    noise = np.random.default_rng(0)
+    for name in "abcdefgh":
+        (home / "before" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = noise.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(home / "before" / name / f"{number}.png")
+    recipe = home / "recipe.yaml"
+    recipe.write_text(
+        f"dataset: {{name: folder, root: '{home / 'before'}'}}\ntransform: {{name: plain, size: 16}}\n"
+        "backbone: {name: small_cnn, width: 4}\nembedding_dim: 4\nloss: {name: proxy_anchor}\n"
+        "sampler: {name: random, batch_size: 6}\ntraining: {epochs: 1, workers: 0}\nmetrics: [recall@1, map@r]\n"
+    )
+    for name in ("a", "b"):
+        train(recipe, home / name, device="cpu")
+    (home / "before").rename(home / "after")
+    return home
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "a", "--format", "safetensors"],
+        ["plot", "a"],
+        ["compare", "a", "b"],
+        ["curvature", "a"],
+        ["embed", "a", "--split", "test"],
+        ["eval", "a"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_run_whose_images_have_moved_finds_them_again_u16(dmlkit, home: Path, monkeypatch, command: list[str]):
+    monkeypatch.chdir(home)
+    lost = dmlkit(*command)
+    assert lost.code == 2 and lost.err.count("\n") == 1
+    assert "before: no such folder" in lost.err and "--set dataset.root=PATH" in lost.err
+    found = dmlkit(*command, "--set", "dataset.root=after")
+    assert found.code == 0, found.err
+
+
+def test_the_dataset_alone_may_be_another_u16(dmlkit, home: Path, monkeypatch):
+    monkeypatch.chdir(home)
+    result = dmlkit("plot", "a", "--set", "embedding_dim=8")
+    assert result.code == 2 and "--set embedding_dim=8: expected a key of the dataset" in result.err
+    result = dmlkit("embed", "a", "after", "--set", "dataset.root=after")
+    assert result.code == 2 and "does not apply to after" in result.err
