@@ -52,7 +52,19 @@ def test_an_array_is_read(array: np.ndarray, tmp_path: Path):
         (lambda path: os.mkfifo(path), "is a FIFO; expected a regular file"),
         (lambda path: None, "no such file"),
     ],
-    ids=["0 bytes", "text", "10^12 values", "2^80 values", "negative", "objects", "npz", "folder", "pipe", "missing"],
+    ids=[
+        "0 bytes",
+        "text",
+        "10^12 values",
+        "2^80 values",
+        "negative",
+        "objects",
+        "npz",
+        "header",
+        "folder",
+        "pipe",
+        "missing",
+    ],
 )
 def test_what_is_no_array_is_told_t8_u2_u4(write, told: str, tmp_path: Path):
     write(tmp_path / "x.npy")
