@@ -3,10 +3,13 @@
 import os
 import sys
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dmlkit import __version__
 from dmlkit.cli import compare, data, embed, evaluate, export, geometry, protocol, recipes, study, train
@@ -17,8 +20,35 @@ DEFECT = 70  # EX_SOFTWARE of sysexits.h
 MOST_LINES = 20  # of a message
 MOST_CHARACTERS = 2000  # of a line of it
 
+
+class Commands(TyperGroup):
+    """All commands; what was mistyped is repeated, with what a terminal would obey spelled out."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the words before the command's name."""
+        with usage_printable():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the words of a command, and run it."""
+        with usage_printable():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def usage_printable() -> Generator[None]:
+    """Rewrite an error of usage: typer spells out control characters, but no marks that turn the direction."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, typer.BadParameter.__bases__):  # UsageError, which typer keeps to itself
+            error.__dict__["message"] = printable(excerpt(str(error.__dict__["message"]), MOST_CHARACTERS))
+        raise
+
+
 app = typer.Typer(
     name="dmlkit",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

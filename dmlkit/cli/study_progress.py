@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dmlkit.cli.console import say
 from dmlkit.cli.progress import format_metrics
+from dmlkit.files.escape import printable
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.duration import spoken_time
 
@@ -62,7 +63,7 @@ class RunsProgress:
 
     def names(self) -> str:
         """Of the runs under way."""
-        return ", ".join(self.training)
+        return printable(", ".join(self.training))
 
     def time_left(self) -> str:
         """From the time that this session's epochs took."""

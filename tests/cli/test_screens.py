@@ -6,14 +6,16 @@ import re
 import subprocess
 import sys
 import warnings
-from io import BytesIO, TextIOWrapper
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 
-from dmlkit.cli.app import MOST_LINES, lines_of, prepare_environment, show_warning
+from dmlkit.cli.app import MOST_LINES, app, lines_of, prepare_environment, show_warning
 from dmlkit.cli.console import print_table, say
+from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.files.escape import UNPRINTABLE
 from tests.conftest import ROOT, TINY_RECIPE, Result
 from tests.datasets import trees
@@ -50,7 +52,12 @@ def photos(tmp_path: Path) -> Path:
         ["check", HOSTILE],
         ["train", HOSTILE],
         ["train", "{recipe}", "--device", HOSTILE],
-        ["train", "{recipe}", "--\x1b]0;pwn\x07[/x]"],
+        ["train", "{recipe}", f"--{HOSTILE}"],
+        ["train", "{recipe}", HOSTILE],
+        ["train", "{recipe}", f"-{HOSTILE}"],
+        ["train", f"--debug={HOSTILE}"],
+        [f"--{HOSTILE}"],
+        ["data", HOSTILE],
         ["eval", HOSTILE],
         ["eval", HOSTILE, "--split", HOSTILE],
         ["eval", "--embeddings", HOSTILE, "--labels", HOSTILE],
@@ -83,6 +90,22 @@ def test_no_message_holds_what_a_terminal_obeys_s4_s5_t9(dmlkit, tiny_recipe: Pa
     (places["{collection}"] / "r[b].yaml").write_text(f"# {HOSTILE}\n# Published: {HOSTILE}\n{TINY_RECIPE}")
     text = held(dmlkit(*(places.get(word, word) for word in words)))
     assert text
+
+
+def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    shown = StringIO()
+    with RunsProgress(Console(file=shown, force_terminal=True, width=200), runs=1, epochs=1) as progress:
+        progress.start_run(HOSTILE, 1)
+        progress.start_training(HOSTILE)
+        progress.bar.refresh()
+    assert "]0;pwn" in shown.getvalue() and "[/x][red]" in shown.getvalue()
+    assert not [mark for mark in ("\x1b]", "\x07", "\u202e", "\x9b") if mark in shown.getvalue()]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in get_command(app).commands)], ids=" ".join)  # pyright: ignore[reportAttributeAccessIssue]
+def test_help_holds_nothing_that_a_terminal_obeys_s4(dmlkit, command: list[str]):
+    assert "Usage" in held(dmlkit(*command, "--help"))
 
 
 def test_class_and_run_names_are_shown_as_they_are_s4_s5(dmlkit, tiny_recipe: Path, tmp_path: Path, photos: Path):
