@@ -62,11 +62,11 @@ def examples(small: int, full: int) -> settings:
 
 
 def hashes(folder: Path, *without: str) -> dict[str, str]:
-    """Of every file below a folder, what it holds; ``without`` the folders of these names."""
+    """Of every file below a folder, what it holds; ``without`` what begins with these names."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.relative_to(folder).parts[0] not in without
+        if path.is_file() and not str(path.relative_to(folder)).startswith(without or "\0")
     }
 
 
