@@ -117,12 +117,14 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         for name in cls.older.get(found, ()):
             fields.pop(name, None)
         try:
-            return cls.model_validate_json(json.dumps(fields))
+            # strict in JSON mode: lists become tuples, and no text becomes a number
+            return cls.model_validate_json(json.dumps(fields, allow_nan=False), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             key = "".join(f"{step}." for step in first["loc"] if not str(step).startswith("<"))  # a union's tag
-            where = f"{key[:-1]}: " if key else ""
-            raise UserError(
-                f"{told}: {where}{first['msg'].lower()}; it is damaged or of another version: let this one (dmlkit "
-                f"{__version__}) write it again"
-            ) from None
+            fault = f"{key[:-1]}: {first['msg'].lower()}" if key else first["msg"].lower()
+        except ValueError:  # of json.dumps
+            fault = "a number in it is NaN or infinite, which JSON has not"
+        raise UserError(
+            f"{told}: {fault}; it is damaged or of another version: let this one (dmlkit {__version__}) write it again"
+        )

@@ -34,7 +34,8 @@ class SpreadConfig(MetricConfig, frozen=True):
         within = [mean_distance(points.manifold, members) for members in classes if len(members) > 1]
         intra = sum(within) / len(within) if within else 0.0
         inter = mean_distance(points.manifold, class_centres(points, sizes))
-        return {"intra_distance": intra, "inter_distance": inter, "density": intra / inter if inter > 0 else torch.inf}
+        density = intra / max(inter, 1e-12)  # finite where all centres coincide: JSON knows no infinity
+        return {"intra_distance": intra, "inter_distance": inter, "density": density}
 
 
 def class_centres(points: Points, sizes: Tensor) -> Tensor:

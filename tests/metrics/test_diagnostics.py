@@ -51,6 +51,12 @@ def test_spread_against_loops(manifold, centre, distance):
     assert found["density"] == pytest.approx(within / between, rel=1e-9)
 
 
+def test_the_density_of_classes_around_one_centre_is_finite_t13():
+    points = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
+    found = retrieval_metrics(points, torch.tensor([0, 0, 1, 1]), manifold=Euclidean(2), metrics=["spread"])
+    assert found["inter_distance"] == 0 and 1e9 < found["density"] < float("inf")
+
+
 @pytest.mark.parametrize("dim", [4, 30])  # fewer directions than points, and more
 def test_spectrum_against_numpy(dim):
     points = torch.randn(10, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * torch.arange(

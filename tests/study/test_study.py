@@ -241,6 +241,28 @@ def test_a_damaged_document_is_one_line_t13(dmlkit, whole: Path, tmp_path: Path,
     assert told in result.err and str((out / name).parent) in result.err
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"0.5"', "true"])
+def test_a_figure_that_is_no_number_is_one_line_t13(dmlkit, whole: Path, tmp_path: Path, value: str):
+    """It went into reports as nan, or as the number that a text spells, or ended in the plot."""
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    summary = next(out.rglob("summary.json"))
+    for path, key, words in (
+        (out / "results.json", "mean", ("report", out, "-o", tmp_path / "r.md")),
+        (out / "results.json", "p_value", ("report", out, "-o", tmp_path / "r.md")),
+        (summary, "map@r", ("study", write_study(tmp_path), "-o", out, "--device", "cpu")),
+        (summary, "seconds", ("study", write_study(tmp_path), "-o", out, "--device", "cpu")),
+    ):
+        text = path.read_text()
+        changed = re.sub(rf'"{key}": [-\d.e]+', f'"{key}": {value}', text, count=1)
+        assert changed != text
+        path.write_text(changed)
+        result = dmlkit(*words)
+        assert result.code == 2 and result.err.count("\n") == 1 and f"{path}: " in result.err
+        path.write_text(text)
+    assert not (tmp_path / "r.md").exists()
+
+
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
 def test_a_report_draws_its_plots_itself_t13(dmlkit, whole: Path, tmp_path: Path, damage):
     out = tmp_path / "out"
