@@ -113,26 +113,32 @@ def test_start_is_without_heavy_imports(start: str, unwanted: Iterable[str]):
 HELPERS = {"__init__", "base"}
 
 
+def package_of(family: str) -> str:
+    """The folder of a family, that of its root: a room of its own or one within another family's."""
+    return FAMILIES[family].__module__.rpartition(".")[0]
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_file_of_a_family_is_named_as_its_member(family: str):
     """A file may hold sizes of one member, such as resnet18 and resnet50 in resnet.py."""
     named: dict[str, list[str]] = {}
     for name, variant in FAMILIES[family].variants.items():
-        if variant.__module__.startswith(f"dmlkit.{family}."):
+        if variant.__module__.startswith(f"{package_of(family)}."):
             named.setdefault(variant.__module__.rpartition(".")[2], []).append(name)
-    assert set(named) == {path.stem for path in (PACKAGE / family).glob("*.py")} - HELPERS
+    folder = PACKAGE.parent.joinpath(*package_of(family).split("."))
+    assert set(named) == {path.stem for path in folder.glob("*.py")} - HELPERS
     for stem, names in named.items():
         assert names == [stem] or all(name.removeprefix(stem).isdigit() for name in names), stem
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_exports_its_members_alone(family: str):
-    folder = importlib.import_module(f"dmlkit.{family}")
+    folder = importlib.import_module(package_of(family))
     variants = FAMILIES[family].variants.values()
     makers = [getattr(variant, name, None) for variant in variants for name in ("build", "create")]
     built = " ".join(str(maker.__annotations__["return"]) for maker in makers if maker)
     for name, exported in vars(folder).items():
-        if inspect.isclass(exported) and exported.__module__.startswith(f"dmlkit.{family}."):
+        if inspect.isclass(exported) and exported.__module__.startswith(f"{package_of(family)}."):
             assert exported.__module__.endswith(".base") or exported in variants or name in built, name
 
 

@@ -1,11 +1,13 @@
 """Generalised-mean pooling."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
+from dmlkit.component import Requirement
 from dmlkit.pooling.base import Pooling, PoolingConfig
 
 SMALLEST = 1e-6  # features are clamped to it: a root has an infinite slope at 0
@@ -19,6 +21,11 @@ class GeMConfig(PoolingConfig, frozen=True):
     """Power mean's exponent, one for all channels; 1 is the mean, infinity the maximum."""
     learn: bool = False
     """Train p with the backbone."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        if self.learn:
+            tunings = ("full", "last_blocks", "lora")
+            yield Requirement("backbone.tuning.name", tunings, "p is the backbone's, and is to be learned")
 
     def build(self) -> "GeM":
         return GeM(p=self.p, learn=self.learn)

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.small_cnn import SmallCNNConfig
+from dmlkit.backbones.tuning.base import TuningConfig
 from dmlkit.component import ComponentConfig, one_of
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.heads.base import HeadConfig
@@ -201,6 +202,7 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "transforms": TransformConfig,
     "samplers": SamplerConfig,
     "backbones": BackboneConfig,
+    "tuning": TuningConfig,
     "pooling": PoolingConfig,
     "heads": HeadConfig,
     "manifolds": ManifoldConfig,

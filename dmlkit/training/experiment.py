@@ -96,7 +96,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             objective.loss.keep_shard(rank, ranks)
     shared = {id(parameter) for parameter in model.parameters()}
     parameters = {
-        "backbone": list(model.backbone.parameters()),
+        "backbone": model.backbone.tuned_parameters(),
         "head": list(model.head.parameters()),
         # a learnable manifold belongs to the head, although the loss holds it too
         "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],

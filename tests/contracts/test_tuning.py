@@ -1,0 +1,88 @@
+"""Every tuning of a backbone: what it freezes has no gradient, no optimizer state, no graph, and stays to the bit."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dmlkit.backbones.base import Backbone
+from dmlkit.errors import UserError
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.training.experiment import Experiment, assemble
+from tests.conftest import TINY_RECIPE
+from tests.contracts.test_backbones import config
+
+TUNED: dict[str, dict[str, Any]] = {"none": {"name": "none"}}
+"""The tunings that freeze something."""
+BACKBONES: dict[str, dict[str, Any]] = {
+    "small_cnn": {"width": 4},
+    "resnet18": {},
+    "vit": {},
+}
+
+
+def built(backbone: str, tuning: str, **options: Any) -> Backbone:
+    torch.manual_seed(0)
+    return config(backbone, tuning=TUNED[tuning], **BACKBONES.get(backbone, {}), **options).build().train()
+
+
+def trained_names(backbone: nn.Module) -> list[str]:
+    return [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
+
+
+@pytest.mark.parametrize("tuning", sorted(TUNED))
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_only_what_is_tuned_has_gradients_and_moves(name: str, tuning: str):
+    backbone = built(name, tuning)
+    head = nn.Linear(backbone.num_features, 2)
+    tuned = {id(parameter) for parameter in backbone.tuned_parameters()}
+    before = {key: tensor.clone() for key, tensor in backbone.state_dict().items()}
+    features = backbone(torch.randn(4, 3, 64, 64))
+    head(features).square().sum().backward()
+    assert features.requires_grad == bool(tuned)
+    for key, parameter in backbone.named_parameters():
+        assert (parameter.grad is not None) == (id(parameter) in tuned) == parameter.requires_grad, key
+    optimizer = torch.optim.SGD([*backbone.tuned_parameters(), *head.parameters()], lr=0.1)
+    optimizer.step()
+    moved = {key for key, tensor in backbone.state_dict().items() if not torch.equal(tensor, before[key])}
+    training = {key for key, module in backbone.named_modules() if module.training}
+    assert all(key.rpartition(".")[0] in training for key in moved), moved
+    assert bool(moved) == bool(tuned)
+
+
+def experiment(*overrides: str) -> Experiment:
+    return assemble(parse_recipe(TINY_RECIPE, "tiny.yaml", overrides))
+
+
+@pytest.mark.parametrize("tuning", sorted(TUNED))
+def test_the_optimizer_holds_what_trains_alone(tuning: str):
+    found = experiment(f"backbone.tuning={TUNED[tuning]}")
+    held = [parameter for group in found.optimizer.param_groups for parameter in group["params"]]
+    modules = nn.ModuleList([found.model, found.objective])
+    assert {id(parameter) for parameter in held} == {id(p) for p in modules.parameters() if p.requires_grad}
+
+
+def test_full_tuning_trains_everything():
+    found = experiment()
+    assert trained_names(found.model) == [name for name, _ in found.model.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["backbone.freeze_epochs=1"], "backbone.tuning: none needs backbone.freeze_epochs 0, got 1"),
+        (
+            ["optimizer.lr_multipliers.backbone=0.1"],
+            "backbone.tuning: none needs optimizer.lr_multipliers.backbone 1.0",
+        ),
+        (
+            ["backbone={name: resnet18, pooling: {name: gem, learn: true}, tuning: {name: none}}"],
+            "backbone.pooling: gem needs backbone.tuning.name full or last_blocks or lora, got none",
+        ),
+    ],
+)
+def test_what_a_frozen_backbone_would_ignore_is_refused(changes: list[str], told: str):
+    with pytest.raises(UserError) as refusal:
+        parse_recipe(TINY_RECIPE, "tiny.yaml", ["backbone.tuning={name: none}", *changes])
+    assert told in str(refusal.value) and "because" in str(refusal.value)
