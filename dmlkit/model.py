@@ -1,7 +1,8 @@
 """The embedding model: plain pixels in, points on a manifold out."""
 
 import hashlib
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -77,11 +78,27 @@ class EmbeddingModel(nn.Module):
 
     def fingerprint(self) -> str:
         """A hash of all weights: equal embeddings come from equal fingerprints."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return fingerprint(self.state_dict())
+
+    def frozen_weights(self) -> dict[str, Tensor]:
+        """What the recipe's tuning leaves as it was in the beginning, by the names of the state dict."""
+        frozen = {f"backbone.{name}" for name in self.backbone.frozen_names}
+        return {name: tensor for name, tensor in self.state_dict().items() if name in frozen}
+
+
+def fingerprint(tensors: Mapping[str, Any]) -> str:
+    """A hash of named tensors, whatever their order.
+
+    Example:
+        >>> one, two = {"a": torch.zeros(2), "b": torch.ones(1)}, {"b": torch.ones(1), "a": torch.zeros(2)}
+        >>> fingerprint(one) == fingerprint(two)
+        True
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def build_model(recipe: Recipe) -> EmbeddingModel:

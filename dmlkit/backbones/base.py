@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.tuning.base import TuningConfig
 from dmlkit.backbones.tuning.full import FullTuningConfig
+from dmlkit.backbones.tuning.lora import merge
 from dmlkit.component import ComponentConfig, one_of
 from dmlkit.errors import UserError
 
@@ -34,6 +35,11 @@ class BackboneConfig(ComponentConfig, frozen=True):
         )
         return backbone
 
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether the recipe names weights to start from."""
+        return getattr(self, "weights", None) is not None
+
     def create(self) -> "Backbone":
         """The backbone, with the weights that the recipe names."""
         raise NotImplementedError
@@ -44,6 +50,7 @@ class Backbone(nn.Module, ABC):
 
     Attributes:
         num_features: F.
+        frozen_names: of the tensors in the state dict that the recipe's tuning leaves as they are.
     """
 
     num_features: int
@@ -51,8 +58,10 @@ class Backbone(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self._frozen: frozenset[nn.Module] = frozenset()
+        self.frozen_names: frozenset[str] = frozenset()
         self._keep_statistics = False
         self._frozen_epochs = 0
+        self._waiting: list[nn.Parameter] = []  # they train, though not in the epoch under way
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
@@ -76,15 +85,24 @@ class Backbone(nn.Module, ABC):
         """
         trained = {module for top in tuning.trained_modules(self, self.blocks) for module in top.modules()}
         self._frozen = frozenset(self.modules()) - trained
+        frozen: set[int] = set()
         for module in self._frozen:
+            frozen |= {id(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))}
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad_(False)
+        tuning.adapt(self)
+        state = self.state_dict(keep_vars=True)
+        self.frozen_names = frozenset(name for name, tensor in state.items() if id(tensor) in frozen)
         return self.train(self.training)
 
     def tuned_parameters(self) -> list[nn.Parameter]:
         """The parameters that train, in frozen epochs too, and the batch norms' among them, frozen or not."""
-        frozen = {id(parameter) for module in self._frozen for parameter in module.parameters(recurse=False)}
-        return [parameter for parameter in self.parameters() if id(parameter) not in frozen]
+        return [parameter for name, parameter in self.named_parameters() if name not in self.frozen_names]
+
+    def merge(self) -> "Backbone":
+        """Put the updates of low rank, where there are any, into the weights: faster, and with their usual names."""
+        merge(self)
+        return self
 
     def freeze(
         self, *, batchnorm_statistics: bool = False, batchnorm_affine: bool = False, epochs: int = 0
@@ -94,7 +112,7 @@ class Backbone(nn.Module, ABC):
         Args:
             batchnorm_statistics: batch norms use their running statistics also in training, and keep them.
             batchnorm_affine: their scale and shift stay as they are.
-            epochs: the first epochs, in which `discard_frozen_gradients` drops the gradients of all parameters.
+            epochs: the first epochs, in which no parameter trains; statistics go on. See `set_epoch`.
         """
         self._keep_statistics = batchnorm_statistics
         self._frozen_epochs = epochs
@@ -103,14 +121,23 @@ class Backbone(nn.Module, ABC):
                 parameter.requires_grad_(False)
         return self.train(self.training)
 
-    def discard_frozen_gradients(self, epoch: int) -> None:
-        """Drop all gradients in the epochs in which the backbone is frozen, 0 being the first.
+    def set_epoch(self, epoch: int) -> bool:
+        """Freeze what trains in the first epochs, which then run without a backward pass here, or let it train again.
 
-        Gradients are dropped instead of never made: data-parallel training waits for all that it saw at the start.
+        Args:
+            epoch: the one that begins, 0 being the first.
+
+        Returns:
+            Whether other parameters need a gradient than before.
         """
-        if epoch < self._frozen_epochs:
-            for parameter in self.parameters():
-                parameter.grad = None
+        is_frozen = epoch < self._frozen_epochs
+        if is_frozen == bool(self._waiting):
+            return False
+        changed = [parameter for parameter in self.parameters() if parameter.requires_grad] or self._waiting
+        self._waiting = changed if is_frozen else []
+        for parameter in changed:
+            parameter.requires_grad_(not is_frozen)
+        return bool(changed)
 
     def train(self, mode: bool = True) -> "Backbone":
         """Switch to training, leaving what is frozen in evaluation: dropout off, batch norms as they are."""
@@ -125,3 +152,21 @@ class Backbone(nn.Module, ABC):
     def _batchnorms(self) -> list[nn.Module]:
         kind = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage] - the one base of all batch norms
         return [module for module in self.modules() if isinstance(module, kind)]
+
+
+def blocks_in(network: nn.Module, *containers: str) -> list[nn.Module]:
+    """The blocks of a network whose children are containers of them, the last with the children that follow.
+
+    Args:
+        network: with the containers in their order.
+        containers: their names.
+
+    Example:
+        >>> network = nn.ModuleDict({"stem": nn.Linear(2, 2), "layer1": nn.Sequential(nn.Tanh(), nn.Tanh())})
+        >>> [len(list(block.modules())) for block in blocks_in(network, "layer1")]
+        [1, 2]
+    """
+    children = list(network.named_children())
+    blocks = [block for name, child in children if name in containers for block in child.children()]
+    end = 1 + max(index for index, (name, _) in enumerate(children) if name in containers)
+    return [*blocks[:-1], nn.ModuleList([blocks[-1], *(child for _, child in children[end:])])]

@@ -127,6 +127,11 @@ class BNInception(Backbone):
     def _apply_layer(self, name: str, maps: Tensor) -> Tensor:
         return torch.relu(self.layers[f"{name}_bn"](self.layers[name](maps)))
 
+    def blocks(self) -> list[nn.Module]:
+        prefixes = [f"inception_{block.name}_" for block in BLOCKS]
+        layers = list(self.layers.items())
+        return [nn.ModuleList([layer for name, layer in layers if name.startswith(start)]) for start in prefixes]
+
     def forward(self, images: Tensor) -> Tensor:
         maps = halve(self._apply_layer("conv1_7x7_s2", images))
         maps = halve(self._apply_layer("conv2_3x3", self._apply_layer("conv2_3x3_reduce", maps)))

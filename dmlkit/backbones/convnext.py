@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
@@ -56,6 +56,13 @@ class ConvNeXt(Backbone):
         }[size]
         self.network, self.num_features = build_torchvision(build, enum, weights, "classifier.2")
         self.pooling = pooling or Avg()
+
+    def blocks(self) -> list[nn.Module]:
+        _, first, *stages = self.network.features  # after the stem, stages and what halves the map before the next
+        found: list[nn.Module] = list(first)
+        for halving, (start, *others) in zip(stages[::2], stages[1::2], strict=True):
+            found += [nn.ModuleList([halving, start]), *others]
+        return [*found[:-1], nn.ModuleList([found[-1], self.network.classifier])]
 
     def forward(self, images: Tensor) -> Tensor:
         pooled = self.pooling(self.network.features(images))

@@ -51,5 +51,8 @@ class GoogLeNet(Backbone):
         self.network.avgpool = pooling or Avg()
         self.network.dropout = nn.Identity()
 
+    def blocks(self) -> list[nn.Module]:
+        return [child for name, child in self.network.named_children() if name.startswith("inception")]
+
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images)

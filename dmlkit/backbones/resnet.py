@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling.avg import Avg, AvgConfig
@@ -85,6 +85,9 @@ class ResNet(Backbone):
         }[depth]
         self.network, self.num_features = build_torchvision(build, enum, weights, "fc")
         self.network.avgpool = pooling or Avg()
+
+    def blocks(self) -> list[nn.Module]:
+        return blocks_in(self.network, "layer1", "layer2", "layer3", "layer4")
 
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images)

@@ -45,5 +45,10 @@ class SmallCNN(Backbone):
                 layers.append(nn.MaxPool2d(2))
         self.layers = nn.Sequential(*layers)
 
+    def blocks(self) -> list[nn.Module]:
+        convolutions = [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]
+        norms = [layer for layer in self.layers if isinstance(layer, nn.BatchNorm2d)]
+        return [nn.ModuleList(pair) for pair in zip(convolutions, norms, strict=True)]
+
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images).mean((2, 3))

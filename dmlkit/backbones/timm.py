@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained.weights import input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
 from dmlkit.errors import UserError
 from dmlkit.pooling.base import Pooling, PoolingConfig
+
+RESNET, REGNET = ("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4")
+CONTAINERS = (("blocks",), ("stages",), ("layers",), RESNET, REGNET)
+"""Where timm's models keep blocks: ViTs and EfficientNets, ConvNeXts, Swins, and so on."""
 
 
 class TimmConfig(BackboneConfig, frozen=True):
@@ -71,6 +75,16 @@ class Timm(Backbone):
             load_weights(self.network, Path(weights))
         self.num_features: int = self.network.num_features
         self.pooling = pooling
+
+    def blocks(self) -> list[nn.Module]:
+        names = {name for name, _ in self.network.named_children()}
+        for containers in CONTAINERS:
+            if names.issuperset(containers):
+                return blocks_in(self.network, *containers)
+        raise UserError(
+            f"backbone.tuning: {type(self.network).__name__} keeps its blocks where dmlkit does not know them; "
+            "expected another tuning than last_blocks"
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         if self.pooling is None:

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling.base import Pooling, PoolingConfig
@@ -75,6 +75,9 @@ class ViT(Backbone):
         self.network, self.num_features = build_torchvision(build, enum, weights, "heads.head", image_size=image_size)
         self.pooling = pooling or Cls()
         self.side = image_size // patch  # patches in a row
+
+    def blocks(self) -> list[nn.Module]:
+        return blocks_in(self.network.encoder, "layers")
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.network._process_input(images)  # (B, N, C)

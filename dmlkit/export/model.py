@@ -60,7 +60,7 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
     The exported model takes RGB pixels (B, 3, S, S) uint8, resized as the manifest says, and gives points (B, D).
 
     Args:
-        trained: on the CPU.
+        trained: on the CPU, and not merged: the export is merged, and checked against the model as it was trained.
         format: ``safetensors`` (weights alone), ``onnx``, or ``torch-export`` (a .pt2 program).
         output: the file to write.
 
@@ -73,6 +73,9 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
     model = trained.model
     images = parity_images(trained)
     write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
+    with torch.inference_mode():
+        expected = [(batch, model(batch)) for batch in (images, images[:1])]
+    model.backbone.merge()
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
     # the manifest is renamed first: whatever a kill leaves has one, and is dmlkit's
@@ -84,7 +87,7 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
     ):
         run = write(trained, images, partial)
         # a smaller batch than the exporter saw: the batch size must not be baked in
-        differences = [(run(batch) - model(batch)).abs().max() for batch in (images, images[:1])]
+        differences = [(run(batch) - points).abs().max() for batch, points in expected]
         difference = torch.stack(differences).max().item()  # of nan and a number nan, which Python's max may drop
         if not difference <= TOLERANCE:
             raise UserError(f"{output}: the exported model differs from the run by {difference:.1e}; nothing was kept")

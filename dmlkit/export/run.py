@@ -57,7 +57,7 @@ def export(
         run = RunFolder(source)
         if output is not None:
             check_model_output(kind, output, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
-        trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides)
+        trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides, merged=False)
         output = output or run.exports / MODEL_FILES[kind]
         manifest = export_model(trained, kind, output)
         return Exported([output, beside(output)], manifest)

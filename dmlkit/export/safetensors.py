@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from dmlkit.embedding.manifest import describe
-from dmlkit.embedding.trained import TrainedModel, without_pretrained_weights
+from dmlkit.embedding.trained import TrainedModel, merged_recipe, without_pretrained_weights
 from dmlkit.model import EmbeddingModel, build_model
 
 
@@ -17,9 +17,10 @@ def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[
 
     description = describe(trained)
     document = description.stamped()
-    metadata = {"dmlkit": json.dumps(document), "recipe": trained.recipe.model_dump_json()}
+    recipe = merged_recipe(trained.recipe)
+    metadata = {"dmlkit": json.dumps(document), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
-    again: EmbeddingModel = build_model(without_pretrained_weights(trained.recipe))
+    again: EmbeddingModel = build_model(without_pretrained_weights(recipe))
     again.load_state_dict(load_file(path))
     return again.eval()

@@ -8,6 +8,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from dmlkit.embedding.trained import FROZEN, take_weights
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import dump_recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
@@ -94,7 +95,7 @@ def _take_over(experiment: Experiment, saved: dict[str, Any], path: Path, fabric
         moments.update(
             {name: sharded.shard.own_rows(value) for name, value in moments.items() if value.shape == whole.shape}
         )
-    load_weights(experiment.model, saved["model"], path)
+    take_weights(experiment.model, saved, path)
     load_weights(experiment.objective, saved["objective"], path)
     experiment.optimizer.load_state_dict(saved["optimizer"])
     fabric.strategy.precision.load_state_dict(saved["precision"])
@@ -108,8 +109,13 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     objective = experiment.objective.state_dict()
     for sharded in experiment.objective.sharded_parameters():
         objective[sharded.name] = sharded.shard.collect(sharded.values)
-    recipe = dump_recipe(experiment.recipe)
-    return {"recipe": recipe, "model": experiment.model.state_dict(), "objective": objective}
+    recipe, model = dump_recipe(experiment.recipe), experiment.model.state_dict()
+    weights = {"recipe": recipe, "model": model, "objective": objective}
+    if experiment.frozen_pretrained is None:
+        return weights
+    for name in experiment.model.frozen_weights():
+        del model[name]
+    return {**weights, FROZEN: experiment.frozen_pretrained}
 
 
 def _optimizer_state(experiment: Experiment) -> dict[str, Any]:

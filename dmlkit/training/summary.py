@@ -4,10 +4,10 @@ from lightning_fabric import Fabric
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists
+from dmlkit.embedding.trained import take_weights
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.cache import images_of_split
-from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.documents import ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
@@ -25,7 +25,7 @@ def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: Sta
     best = None
     if state.best is not None:
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
-        load_weights(experiment.model, run.load_checkpoint("best")["model"], run.checkpoint_path("best"))
+        take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))
         best = ScoredCheckpoint(
             epoch=state.best["epoch"],
             validation=state.best["metrics"],

@@ -102,7 +102,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     recipe, settings = experiment.recipe, experiment.recipe.training
     if settings.compile:
         experiment.model.backbone.compile()
-    model: Any = fabric.setup_module(experiment.model)
+    fabric.to_device(experiment.model)
     objective = experiment.objective.to(fabric.device)
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
@@ -116,10 +116,14 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     state = restore(experiment, run, fabric) if resume else State()
     if fabric.is_global_zero:
         run.keep_metrics(state.epoch)
-    model.train()
+    experiment.model.train()
+    model: Any = None
     with stop_signals() as stop_requested:
         while state.epoch < settings.epochs:
             started = time.perf_counter()
+            if experiment.model.backbone.set_epoch(state.epoch) or model is None:
+                # data-parallel training waits for a gradient of all that needed one when it was set up
+                model = fabric.setup_module(experiment.model)
             batches.epoch, batches.start = state.epoch, state.step
             objective.loss.set_epoch(state.epoch)
             pending: list[Tensor] = []  # losses not looked at yet
@@ -136,7 +140,6 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                     loss = compute_loss(experiment, embeddings, labels, state, run)
                     optimizer.zero_grad()
                     fabric.backward(loss)
-                    experiment.model.backbone.discard_frozen_gradients(state.epoch)
                     average_gradients(fabric, experiment)
                     clip_gradients(fabric, experiment, optimizer)
                     optimizer.step()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from dmlkit.component import ComponentConfig
+from dmlkit.pooling.base import Pooling
 
 Blocks = Callable[[], list[nn.Module]]
 """Gives the blocks of a backbone from input to output; raises UserError for a backbone without any."""
@@ -24,3 +25,15 @@ class TuningConfig(ComponentConfig, frozen=True):
             UserError: the backbone cannot be tuned like this.
         """
         raise NotImplementedError
+
+    def adapt(self, backbone: nn.Module) -> None:
+        """Add to the frozen modules what trains in their place; nothing unless a member says so.
+
+        Raises:
+            UserError: the backbone has nothing to add to.
+        """
+
+
+def poolings(backbone: nn.Module) -> list[nn.Module]:
+    """The pooling of a backbone: it comes last, and trains where it has anything to learn and the recipe says so."""
+    return [module for module in backbone.modules() if isinstance(module, Pooling)]
