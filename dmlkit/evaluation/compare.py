@@ -11,7 +11,7 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.run import evaluate_run
-from dmlkit.evaluation.significance import Comparison, paired_comparison
+from dmlkit.evaluation.significance import Comparison, paired_differences
 from dmlkit.run_folder.folder import CheckpointName
 
 
@@ -75,5 +75,4 @@ def compare_runs(
 def _differences(first: Result, second: Result) -> dict[str, Comparison]:
     if first.report.images != second.report.images:
         return {}
-    common = [name for name in first.per_query if name in second.per_query]
-    return {name: paired_comparison(first.per_query[name], second.per_query[name]) for name in common}
+    return paired_differences(first.per_query, second.per_query)
