@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -85,6 +86,20 @@ def held_against(untouched: Mapping[Split, Figures], tuned: Evaluation) -> Untou
     )
 
 
+def phrase_of(recipe: Recipe) -> str:
+    """What an untrained backbone is, in a phrase.
+
+    Example:
+        >>> from dmlkit.recipe.file import parse_recipe
+        >>> phrase_of(parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml"))
+        'untrained small_cnn, random weights'
+    """
+    backbone = recipe.backbone
+    names = [backbone.name, *filter(None, [getattr(backbone, "model", None)])]
+    weights = getattr(backbone, "weights", None)
+    return f"untrained {' '.join(names)}, {f'weights {weights}' if weights else 'random weights'}"
+
+
 def evaluate_untrained(
     path: Path,
     fabric: Fabric,
@@ -118,7 +133,7 @@ def evaluate_untrained(
     recipe = read_recipe(RunFolder(path).recipe_path if path.is_dir() else path, overrides)
     recipe = asked_otherwise(recipe, dataset_root, overrides, metrics)
     split = split or ("all" if dataset_root is not None else "test")
-    with faults_of(recipe, "dataset"):
+    with faults_of(recipe, "dataset") if dataset_root is None else nullcontext():
         dataset = images_of_split(recipe.dataset, split)
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
@@ -132,6 +147,6 @@ def evaluate_untrained(
         fabric, model, dataset, recipe, question, source=str(path), advance=progress
     )
     if not has_pretrained_weights(recipe):
-        note = f"backbone.weights is null: this is a random network, of seed {recipe.seed}, the floor for any training"
+        note = f"backbone.weights is null: a random network (seed {recipe.seed}), the floor that training has to beat"
         report = report.model_copy(update={"notes": (*report.notes, note)})
     return report, evaluation, recipe
