@@ -42,7 +42,8 @@ def show_table(table: Table, console: Console) -> None:
     for column in table.columns:
         cells = (column.header, *column.cells)
         widest = max(console.measure(cell, options=unbounded).maximum for cell in cells)
-        column.min_width = widest if column.justify == "right" else min(widest, WORD)
+        column.no_wrap = column.justify == "right"  # rich narrows others alone, and cuts off what is too wide then
+        column.min_width = widest if column.no_wrap else min(widest, WORD)
         column.overflow = "fold"
     width = console.width
     console.width = max(width, sum((column.min_width or 0) + 3 for column in table.columns) + 1)  # 3: the frame

@@ -19,13 +19,22 @@ app = typer.Typer()
 
 @app.command(
     name="eval",
-    epilog="Examples:  dmlkit eval runs/demo --json    dmlkit eval --embeddings x.npy --labels y.npy --metric map@r",
+    epilog="Examples:  dmlkit eval runs/demo --json    dmlkit eval --embeddings x.npy --labels y.npy --metric map@r    "
+    "dmlkit eval recipe.yaml --untrained --set backbone.weights=resnet18.pth",
 )
 def evaluate(
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN|EMBEDDINGS]", help="A folder that train or embed wrote.", show_default=False),
+        typer.Argument(
+            metavar="[RUN|EMBEDDINGS|RECIPE]",
+            help="A folder that train or embed wrote; with --untrained a recipe or a run.",
+            show_default=False,
+        ),
     ] = None,
+    untrained: Annotated[
+        bool,
+        typer.Option("--untrained", help="Score the backbone of a recipe as it is before training, without its head."),
+    ] = False,
     embeddings: Annotated[
         Path | None, typer.Option(help="Instead: .npy file of any model's embeddings, one a row.")
     ] = None,
@@ -61,6 +70,11 @@ def evaluate(
     """Measure retrieval, with 95 % intervals: of a run on unseen classes, or of any embeddings."""
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     given = [name for name, path in arrays.items() if path is not None]
+    if untrained:
+        refuse("--untrained, which has no head and no checkpoint", {"--checkpoint": checkpoint, "--manifold": manifold})
+        refuse("--untrained, which takes a recipe or a run", dict.fromkeys(given, True))
+        if source is None:
+            raise UserError("eval: --untrained needs a RECIPE or a RUN, e.g. dmlkit eval recipe.yaml --untrained")
     if (source is None) == (not given):
         raise UserError("eval: give a RUN, a folder of EMBEDDINGS, or --embeddings x.npy --labels y.npy")
     if given not in ([], ["--embeddings", "--labels"], list(arrays)):
@@ -70,6 +84,13 @@ def evaluate(
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
     of_runs["--device"] = device
     is_folder = source is not None and (source / "manifest.json").exists()
+    if is_folder and untrained:
+        raise UserError(f"eval: {source}: embeddings are of a model already; --untrained takes a recipe or a run")
+    if source is not None and source.is_file() and not untrained:
+        raise UserError(
+            f"eval: {source}: got a file, expected a folder that train or embed wrote; a recipe is scored by "
+            "--untrained, or once it is trained"
+        )
     if given or is_folder:
         refuse("arrays" if given else "a folder of embeddings", of_runs)
     if not given:
@@ -93,6 +114,26 @@ def evaluate(
         shown.tell(*found, title=str(embeddings))
     elif source and is_folder:
         shown.tell(*evaluate_folder(source, metrics=metric or [], ties=ties), title=str(source))
+    elif source and untrained:
+        from dmlkit.cli.progress import image_progress
+        from dmlkit.distributed.launch import start_fabric
+        from dmlkit.training.untouched import evaluate_untrained, phrase_of
+
+        fabric = start_fabric(device or "auto")
+        shown.console.quiet = not fabric.is_global_zero
+        with image_progress(shown.console, "embedding") as progress:
+            report, evaluation, recipe = evaluate_untrained(
+                source,
+                fabric,
+                split=split,
+                dataset_root=dataset_root,
+                overrides=overrides or [],
+                metrics=metric or [],
+                ties=ties,
+                progress=progress,
+            )
+        if fabric.is_global_zero:
+            shown.tell(report, evaluation, title=f"{report.split} split of {recipe.dataset.name}, {phrase_of(recipe)}")
     elif source:
         from dmlkit.cli.console import say
         from dmlkit.cli.progress import image_progress

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from dmlkit.datasets.files.dataset import Dataset
     from dmlkit.recipe.schema import Recipe
+    from dmlkit.run_folder.documents import Summary, UntouchedFigures
 
 app = typer.Typer()
 
@@ -60,9 +61,33 @@ def train(
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
         if checkpoint:
             say(console, f"{name} (epoch {checkpoint.epoch})  test {format_metrics(checkpoint.test)}")
+    if summary.untouched:
+        say(console, f"untouched  test {format_metrics(summary.untouched.test)}")
+        say(console, summary_gain(summary, summary.untouched, resolved.training.select_by))
+    if cost := cost_of(summary):
+        say(console, cost)
     if summary.skipped_images:
         say(console, f"{len(summary.skipped_images)} images could not be read; summary.json lists them")
     say(console, f"run folder: {output}")
+
+
+def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str) -> str:
+    """Whether training paid, by the metric that chooses checkpoints."""
+    from dmlkit.evaluation.untouched import told_gain
+
+    change = untouched.difference.get(metric)
+    interval = (change.low, change.high) if change else None
+    return told_gain(metric, summary.chosen.test[metric], untouched.test[metric], interval)
+
+
+def cost_of(summary: "Summary") -> str:
+    """What a run took, as far as it is known."""
+    parts: list[str] = []
+    if summary.seconds_per_epoch is not None:
+        parts.append(f"{summary.seconds_per_epoch:,.1f} s an epoch")
+    if summary.peak_memory_bytes is not None:
+        parts.append(f"at most {summary.peak_memory_bytes / 1e9:.2f} GB of memory")
+    return ", ".join(parts)
 
 
 def print_experiment(recipe: "Recipe", console: "Console") -> None:

@@ -1,8 +1,9 @@
 """Compare: several runs on the same queries, with intervals and paired tests."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lightning_fabric import Fabric
 from torch import Tensor
@@ -10,9 +11,10 @@ from torch import Tensor
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.run import evaluate_run
-from dmlkit.evaluation.significance import Comparison, paired_comparison
-from dmlkit.run_folder.folder import CheckpointName
+from dmlkit.evaluation.run import EvaluatedRun, evaluate_run
+from dmlkit.evaluation.significance import Comparison, paired_differences
+from dmlkit.evaluation.stored import Figures, stored_answer
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,19 @@ class Result:
         name: of the run.
         report: of its test classes.
         per_query: (Q,) values by metric.
-        note: why its stored evaluation could not be used, if so.
+        selected_by: the metric that chooses the run's checkpoints.
+        notes: why what is stored could not be used, if so.
+        untouched: figures of the run's backbone before training, where it has them for the same question.
+        gains: by metric, how the run differs from them.
     """
 
     name: str
     report: Report
     per_query: dict[str, Tensor]
-    note: str | None = None
+    selected_by: str
+    notes: tuple[str, ...] = ()
+    untouched: Figures | None = None
+    gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])
 
 
 def compare_runs(
@@ -68,12 +76,73 @@ def compare_runs(
     found = [
         evaluate_run(path, checkpoint=checkpoint, overrides=overrides, fabric=fabric, again=False) for path in paths
     ]
-    results = [Result(str(path), run.report, run.per_query, run.note) for path, run in zip(paths, found, strict=True)]
+    results = [_result(path, run) for path, run in zip(paths, found, strict=True)]
     return results, [_differences(results[0], other) for other in results[1:]]
+
+
+def _result(path: Path, run: EvaluatedRun) -> Result:
+    folder, notes, untouched = RunFolder(path), [run.note] if run.note else [], None
+    question, file = run.report.question, RunFolder(path).untouched / f"{run.report.split}.json"
+    try:
+        stored = Report.read(file).question if file.exists() else None
+        if stored and question:
+            asked = question.model_copy(update={"weights": stored.weights, "checkpoint": "untouched"})
+            untouched = stored_answer(file, asked)
+            if untouched is None:
+                notes.append(f"{path}: its untouched figures answer another question (dataset, transform or metrics)")
+    except UserError as error:
+        notes.append(f"{error}; left out here, train --resume scores them again")
+    same = untouched is not None and untouched.report.images == run.report.images
+    gains = paired_differences(untouched.per_query, run.per_query) if untouched and same else {}
+    selected_by = folder.recipe().training.select_by
+    return Result(str(path), run.report, run.per_query, selected_by, tuple(notes), untouched, gains)
+
+
+class Line(NamedTuple):
+    """A model of a table: a run, or what runs began with.
+
+    Args:
+        name: short, other than those of the other lines.
+        report: of its test classes.
+        changes: by metric, how it differs from the first run.
+    """
+
+    name: str
+    report: Report
+    changes: dict[str, Comparison]
+
+
+def lines_of(results: Sequence[Result], differences: Sequence[dict[str, Comparison]]) -> list[Line]:
+    """The runs, and after them their backbones before training, each once, however many runs began with it."""
+    names = short_names([result.name for result in results])
+    lines = [Line(*row) for row in zip(names, [one.report for one in results], [{}, *differences], strict=True)]
+    begun_with: dict[str, list[tuple[str, Figures]]] = {}
+    for name, result in zip(names, results, strict=True):
+        if result.untouched and result.untouched.report.question:
+            begun_with.setdefault(result.untouched.report.question.key(), []).append((name, result.untouched))
+    first = results[0]
+    for sharing in begun_with.values():
+        report, per_query = sharing[0][1]
+        whose = "" if len(sharing) == len(results) else f" ({', '.join(name for name, _ in sharing)})"
+        same = report.images == first.report.images
+        lines.append(Line(f"untouched{whose}", report, paired_differences(first.per_query, per_query) if same else {}))
+    return lines
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The ends of paths, as many folders of each as tell all apart.
+
+    Example:
+        >>> short_names(["runs/birds/seed-0", "runs/birds/seed-1"]), short_names(["runs/a/seed-0", "runs/b/seed-0"])
+        (['seed-0', 'seed-1'], ['a/seed-0', 'b/seed-0'])
+    """
+    parts = [Path(name).parts or (name,) for name in names]
+    depths = range(1, max(map(len, parts)) + 1)
+    ends = ([str(Path(*own[-depth:])) for own in parts] for depth in depths)
+    return next((tails for tails in ends if len(set(tails)) == len(tails)), list(names))
 
 
 def _differences(first: Result, second: Result) -> dict[str, Comparison]:
     if first.report.images != second.report.images:
         return {}
-    common = [name for name in first.per_query if name in second.per_query]
-    return {name: paired_comparison(first.per_query[name], second.per_query[name]) for name in common}
+    return paired_differences(first.per_query, second.per_query)

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 from pathlib import Path
 
-import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
@@ -18,7 +16,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.files.arrays import read_arrays
+from dmlkit.evaluation.stored import store, stored_answer
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring.names import metric_configs
@@ -29,7 +27,6 @@ from dmlkit.run_folder.question import Question
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
 """Recipe keys, or what lies below them, that an evaluation reads; the weights stand for the others."""
-ROUNDING = 1e-9  # of the mean of float64 in [0, 1], whatever the order of the sum
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def evaluate_run(
     name = recipe.dataset.name
     note = None
     try:
-        stored = None if again else _answer(target, question)
+        stored = None if again else stored_answer(target, question)
         if stored:
             return EvaluatedRun(*stored, None, target, trained.checkpoint, name)
     except UserError as error:
@@ -113,29 +110,9 @@ def evaluate_run(
     evaluation = evaluate(fabric, trained.model, dataset, recipe, split=split, advance=progress, ties=ties)
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if fabric.is_global_zero:
-        target.parent.mkdir(exist_ok=True)
-        evaluation.save_per_query(target.with_suffix(".npz"))
-        report.write(target)
+        store(report, evaluation, target)
     per_query = dict(evaluation.scores.per_query)
     return EvaluatedRun(report, per_query, evaluation, target, trained.checkpoint, name, note)
-
-
-def _answer(target: Path, question: Question) -> tuple[Report, dict[str, Tensor]] | None:
-    """The stored report that answers a question, and the values of its queries; none where there is none.
-
-    Raises:
-        UserError: it is damaged, or of an older dmlkit.
-    """
-    if not target.exists():
-        return None
-    report, path = Report.read(target), target.with_suffix(".npz")
-    if report.question != question:
-        return None
-    arrays = read_arrays(path, report.intervals, report.queries)
-    for name, values in arrays.items():
-        if not abs(float(values.mean()) - report.metrics.get(name, nan)) < ROUNDING:
-            raise UserError(f"{path}: the mean of {name} is not what {target.name} says")
-    return report, {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
 def _recipe_of(
@@ -149,9 +126,21 @@ def _recipe_of(
                 f"--set {override}: evaluation does not read {key}, which belongs to the model or its training; "
                 f"it reads {', '.join(READ)}"
             )
-        if dataset_root is not None and key.partition(".")[0] == "dataset":
-            raise UserError(f"--set {override}: --dataset-root takes the place of the run's dataset; give one of them")
     recipe = parse_recipe(dump_recipe(trained.recipe), str(run.recipe_path), overrides)
+    return asked_otherwise(recipe, dataset_root, overrides, metrics)
+
+
+def asked_otherwise(
+    recipe: Recipe, dataset_root: Path | None, overrides: Sequence[str], metrics: Sequence[str]
+) -> Recipe:
+    """The recipe with a folder of images instead of its dataset, and other metrics, where they are given.
+
+    Raises:
+        UserError: a metric is unknown, or the dataset is among the overrides as well.
+    """
+    for override in overrides if dataset_root is not None else ():
+        if parse_override(override).key.partition(".")[0] == "dataset":
+            raise UserError(f"--set {override}: --dataset-root takes the place of the dataset; give one of them")
     if metrics:
         try:
             recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(metrics))})

@@ -91,6 +91,19 @@ def paired_comparison(first: Tensor, second: Tensor, *, seed: int = 0) -> Compar
     return Comparison(interval.mean, interval.low, interval.high, p_value)
 
 
+def paired_differences(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Comparison]:
+    """How a second model differs from a first on the same queries, for each metric that both have.
+
+    Args:
+        first, second: (Q,) values by metric, of the same queries in the same order.
+
+    Example:
+        >>> paired_differences({"map@r": torch.zeros(9)}, {"map@r": torch.ones(9), "mrr": torch.ones(9)}).keys()
+        dict_keys(['map@r'])
+    """
+    return {name: paired_comparison(first[name], second[name]) for name in first if name in second}
+
+
 def _resamples(size: int, seed: int) -> Iterator[Tensor]:
     """How often each of ``size`` items is drawn, for `RESAMPLES` resamples in chunks: (n, size) float64."""
     generator = torch.Generator().manual_seed(seed)

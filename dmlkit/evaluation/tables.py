@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-from dmlkit.evaluation.compare import Result
+from dmlkit.evaluation.compare import Line
 from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.significance import Comparison
 from dmlkit.files.escape import latex, markdown
 
 Rows = list[list[str]]
-Differences = Sequence[dict[str, Comparison]]
 
 
 def as_markdown(rows: Rows) -> str:
@@ -52,19 +50,19 @@ def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:
     return rows
 
 
-def comparison_rows(results: Sequence[Result], differences: Differences) -> Rows:
-    """One row a metric and run, with a dash where a run lacks it; what a later run differs from the first by, where
-    they share their queries."""
+def comparison_rows(lines: Sequence[Line]) -> Rows:
+    """One row a metric and model, with a dash where a model lacks it; what a later one differs from the first by,
+    where they share their queries."""
     rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p"]]
-    for name in dict.fromkeys(name for result in results for name in result.report.metrics):
-        for result, changes in zip(results, [{}, *differences], strict=True):
-            if name not in result.report.metrics:
-                rows.append([name, result.name, "-", "", "", "", ""])
+    for name in dict.fromkeys(name for line in lines for name in line.report.metrics):
+        for line in lines:
+            if name not in line.report.metrics:
+                rows.append([name, line.name, "-", "", "", "", ""])
                 continue
-            interval = result.report.intervals.get(name)
-            row = [name, result.name, f"{result.report.metrics[name]:.4f}"]
+            interval = line.report.intervals.get(name)
+            row = [name, line.name, f"{line.report.metrics[name]:.4f}"]
             row.append(f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else "")
-            change: Comparison | None = changes.get(name)
+            change = line.changes.get(name)
             if change is None:
                 rows.append([*row, "", "", ""])
             else:

@@ -20,6 +20,8 @@ class EpochRow(Document, frozen=True, use_attribute_docstrings=True):
     """A line of ``metrics.jsonl``: one finished epoch."""
 
     kind: ClassVar[str] = "row of metrics.jsonl"
+    version: ClassVar[int] = 2
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # told neither training_seconds nor peak_memory_bytes
 
     epoch: int
     """Counted from 1."""
@@ -35,6 +37,10 @@ class EpochRow(Document, frozen=True, use_attribute_docstrings=True):
     """Of training and validation, since the run began."""
     validation: Metrics | None
     """On validation classes; null where there are none or they were not due."""
+    training_seconds: float | None = None
+    """Of the epoch's steps alone; null where it was stopped in between."""
+    peak_memory_bytes: int | None = None
+    """See `Summary.peak_memory_bytes`; so far, in the session that finished the epoch."""
 
 
 class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -48,10 +54,36 @@ class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid", use_attribute_doc
     """On test classes, which chose nothing."""
 
 
+class PairedDifference(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """How figures of one model differ from another's, query by query."""
+
+    difference: float
+    """Mean of this model's minus the other's."""
+    low: float
+    """Of the 95 % interval."""
+    high: float
+    """As ``low``."""
+    p_value: float
+    """How probable a difference this far from 0 is where there is none."""
+
+
+class UntouchedFigures(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Figures of the backbone as its weights came: pooled features, compared by their cosine, without the head."""
+
+    validation: Metrics | None
+    """On validation classes; null where there are none."""
+    test: Metrics
+    """On test classes."""
+    difference: dict[str, PairedDifference]
+    """On test classes, of the chosen checkpoint minus these, for the metrics that are made of single queries."""
+
+
 class Summary(Document, frozen=True, use_attribute_docstrings=True):
     """``summary.json``: what a finished run came to."""
 
     kind: ClassVar[str] = "summary of a run"
+    version: ClassVar[int] = 2
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # told neither what it cost nor the untouched figures
 
     last: ScoredCheckpoint
     """After all epochs."""
@@ -65,6 +97,14 @@ class Summary(Document, frozen=True, use_attribute_docstrings=True):
     """Of the last epoch."""
     skipped_images: tuple[str, ...]
     """One message per image that could not be read."""
+    untouched: UntouchedFigures | None = None
+    """Of the backbone before the first step; null where it has no pretrained weights."""
+    seconds_per_epoch: float | None = None
+    """Median over epochs, of training alone without validation; null where every epoch was stopped in between."""
+    peak_memory_bytes: int | None = None
+    """Of the first rank, over all sessions. On CUDA what tensors of the training took at most on its device
+    (``torch.cuda.max_memory_allocated``); elsewhere the largest resident size of its process (``ru_maxrss``), which
+    holds all that this process did before, and not the processes that read images; null where neither is told."""
 
     @model_validator(mode="after")
     def check_selection(self) -> "Summary":

@@ -26,7 +26,7 @@ class RunFolder:
     """A run on disk::
 
         recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
-        curves.png            checkpoints/{last,best}.pt
+        curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
         evaluations/ embeddings/ exports/ plots/    what other commands make of the weights
 
     Args:
@@ -43,6 +43,7 @@ class RunFolder:
 
     def _lie_in(self, folder: Path) -> None:
         self.checkpoints = folder / "checkpoints"
+        self.untouched = folder / "untouched"
         self.recipe_path = folder / "recipe.yaml"
         self.environment_path = folder / "environment.json"
         self.classes_path = folder / "classes.json"

@@ -16,7 +16,8 @@ class Question(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=
 
     weights: str
     """Fingerprint of the model."""
-    checkpoint: Literal["last", "best"]
+    checkpoint: Literal["last", "best", "untouched"]
+    """``untouched`` is no checkpoint: the backbone before training, without the head."""
     split: Split
     dataset: dict[str, Any]
     """As in the recipe, resolved."""

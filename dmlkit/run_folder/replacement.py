@@ -7,8 +7,10 @@ MOVING = ".moving"  # the new one, while the old one is gone and the new one is 
 
 RUN_FILES = (
     *("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"),
+    *(f"untouched/{split}.{suffix}" for split in ("validation", "test") for suffix in ("npz", "json")),
     *("checkpoints/best.pt", "checkpoints/last.pt"),
 )
+RUN_FOLDERS = ("untouched", "checkpoints")
 # What other commands write into a run by default, all of it made with the run's weights.
 EMBEDDING_FILES = (
     *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
@@ -38,14 +40,14 @@ def take_over(folder: Path) -> None:
         if (moving / name).exists():
             (folder / name).parent.mkdir(exist_ok=True)
             (moving / name).replace(folder / name)
-    remove_emptied(moving, [moving / "checkpoints"])
+    remove_emptied(moving, [moving / name for name in RUN_FOLDERS])
 
 
 def discard_new(folder: Path) -> None:
     """Remove a new run that came to no checkpoint."""
     if (folder / NEW).exists():
         remove_files(folder / NEW, RUN_FILES)
-        remove_emptied(folder / NEW, [folder / NEW / "checkpoints"])
+        remove_emptied(folder / NEW, [folder / NEW / name for name in RUN_FOLDERS])
 
 
 def remove_files(folder: Path, patterns: tuple[str, ...]) -> None:

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 
-from dmlkit.run_folder.documents import EpochRow
+from dmlkit.run_folder.documents import EpochRow, Metrics
 
 
-def plot_curves(rows: Sequence[EpochRow], path: Path) -> None:
+def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | None = None) -> None:
     """Draw the loss and the validation metrics over the epochs as a PNG.
 
     Args:
         rows: of ``metrics.jsonl``.
         path: where to write.
+        untouched: metrics of the backbone on validation classes before training: dashed lines.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -25,12 +26,14 @@ def plot_curves(rows: Sequence[EpochRow], path: Path) -> None:
         validated = [(row.epoch, row.validation) for row in rows if row.validation]
         names = list(validated[0][1]) if validated else []
         for name in names:
-            right.plot(
+            (line,) = right.plot(
                 [epoch for epoch, _ in validated],
                 [metrics.get(name, nan) for _, metrics in validated],
                 marker=".",
                 label=name,
             )
+            if untouched and name in untouched:
+                right.axhline(untouched[name], linestyle="--", color=line.get_color(), label=f"{name}, untouched")
         right.set(xlabel="epoch", title="Validation classes" if names else "No validation classes", ylim=(0, 1.02))
         if names:
             right.legend(loc="lower right", fontsize="small")

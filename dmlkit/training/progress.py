@@ -11,6 +11,7 @@ class Pace(NamedTuple):
     images: int
     seconds: float  # without validation
     waiting: float  # seconds of these in which there was no batch
+    is_whole: bool  # no stop in between
 
 
 class Progress(Protocol):

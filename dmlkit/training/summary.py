@@ -1,36 +1,49 @@
 """The end of a run: its checkpoints scored on the test classes."""
 
+from collections.abc import Mapping, Sequence
+from statistics import median
+
 from lightning_fabric import Fabric
 
+from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists
 from dmlkit.embedding.trained import take_weights
 from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.result import Evaluation
+from dmlkit.evaluation.stored import Figures
 from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.cache import images_of_split
-from dmlkit.run_folder.documents import ScoredCheckpoint, Summary
+from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
 from dmlkit.training.curves import plot_curves
 from dmlkit.training.experiment import Experiment
+from dmlkit.training.untouched import held_against
 
 
-def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> Summary:
-    """Score the last and the best checkpoint on the test classes and write ``summary.json`` and the curves."""
+def summarize(
+    experiment: Experiment, run: RunFolder, fabric: Fabric, state: State, untouched: Mapping[Split, Figures]
+) -> Summary:
+    """Score the last and the best checkpoint on the test classes and write ``summary.json`` and the curves.
+
+    Args:
+        experiment: trained to the end.
+        run: its folder.
+        fabric: the ranks.
+        state: at the end.
+        untouched: figures of the backbone before training, where it began with weights.
+    """
     rows = run.read_metrics()
     test = images_of_split(experiment.recipe.dataset, "test")
-    last = ScoredCheckpoint(
-        epoch=state.epoch, validation=rows[-1].validation, test=test_metrics(experiment, fabric, test, state)
-    )
+    tuned = evaluate_test(experiment, fabric, test, state)
+    last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned.scores.values)
     best = None
     if state.best is not None:
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
         take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))
-        best = ScoredCheckpoint(
-            epoch=state.best["epoch"],
-            validation=state.best["metrics"],
-            test=test_metrics(experiment, fabric, test, state),
-        )
+        tuned = evaluate_test(experiment, fabric, test, state)
+        best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=tuned.scores.values)
         experiment.model.load_state_dict(final)
     summary = Summary(
         last=last,
@@ -39,16 +52,27 @@ def summarize(experiment: Experiment, run: RunFolder, fabric: Fabric, state: Sta
         seconds=round(state.seconds, 1),
         images_per_second=rows[-1].images_per_second,
         skipped_images=tuple(sorted(set(gather_lists(fabric, state.skipped)))),
+        untouched=held_against(untouched, tuned),
+        seconds_per_epoch=seconds_per_epoch(rows),
+        peak_memory_bytes=max(
+            (row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None), default=None
+        ),
     )
     if fabric.is_global_zero:
         with atomic_write(run.curves_path) as partial:
-            plot_curves(rows, partial)
+            plot_curves(rows, partial, untouched=summary.untouched.validation if summary.untouched else None)
         summary.write(run.summary_path)  # last: with it a run counts as complete
     return summary
 
 
-def test_metrics(experiment: Experiment, fabric: Fabric, test: Dataset, state: State) -> dict[str, float]:
-    """Metrics of the current weights on the test classes."""
+def evaluate_test(experiment: Experiment, fabric: Fabric, test: Dataset, state: State) -> Evaluation:
+    """The current weights on the test classes."""
     evaluation = evaluate(fabric, experiment.model, test, experiment.recipe, split="test")
     state.note_skipped(evaluation.faults)
-    return evaluation.scores.values
+    return evaluation
+
+
+def seconds_per_epoch(rows: Sequence[EpochRow]) -> float | None:
+    """The median of the epochs that were not stopped in between."""
+    seconds = [row.training_seconds for row in rows if row.training_seconds is not None]
+    return round(median(seconds), 3) if seconds else None

@@ -21,11 +21,13 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State, restore, save, save_best
+from dmlkit.training.cost import forget_peak_memory, peak_memory
 from dmlkit.training.divergence import check_losses, check_weights, compute_loss
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import average_gradients, clip_gradients
 from dmlkit.training.progress import Pace, Progress, Silent
 from dmlkit.training.summary import summarize
+from dmlkit.training.untouched import score_untouched
 
 CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
 
@@ -84,8 +86,9 @@ def _train(
         TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()
     try:
+        untouched = score_untouched(experiment, run, fabric)
         state = fit(experiment, run, fabric, progress, resume=resume)
-        return summarize(experiment, run, fabric, state)
+        return summarize(experiment, run, fabric, state, untouched)
     except RuntimeError as error:
         if fabric.world_size == 1 or not lost_ranks(error):
             raise
@@ -118,6 +121,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
         run.keep_metrics(state.epoch)
     experiment.model.train()
     model: Any = None
+    forget_peak_memory(fabric.device)
     with stop_signals() as stop_requested:
         while state.epoch < settings.epochs:
             started = time.perf_counter()
@@ -162,7 +166,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
             refuse_nothing_read(batches.start + images_seen, state.skipped, "the training split")
             check_weights(experiment, state, run)
-            pace = Pace(images_seen, time.perf_counter() - started, loader.seconds)
+            pace = Pace(images_seen, time.perf_counter() - started, loader.seconds, is_whole=batches.start == 0)
             finish_epoch(experiment, run, fabric, state, progress, pace)
             state.seconds += time.perf_counter() - started
             save(experiment, run, fabric, state)
@@ -196,6 +200,8 @@ def finish_epoch(
         waiting=round(pace.waiting / pace.seconds, 3),
         seconds=round(state.seconds + pace.seconds, 2),
         validation=metrics,
+        training_seconds=round(pace.seconds, 3) if pace.is_whole else None,
+        peak_memory_bytes=peak_memory(fabric.device),
     )
     if fabric.is_global_zero:
         run.append_metrics(row)

@@ -133,7 +133,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         contents: Any = _read(path)
     except FileNotFoundError:
-        raise UserError(f"backbone.weights: {path}: no such file") from None
+        raise UserError(
+            f"backbone.weights: {path}: no such file; if it has moved, --set backbone.weights=PATH"
+        ) from None
     except Exception as error:  # torch and safetensors raise many kinds for damaged and for unsafe files
         raise UserError(
             f"backbone.weights: {path}: cannot read these weights: {str(error).splitlines()[0]}; expected a file of "

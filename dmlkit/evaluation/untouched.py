@@ -1,0 +1,97 @@
+"""Untouched: a backbone as its weights come, its pooled features compared by their cosine, without the head."""
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.in_memory import Advance
+from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.report import Report
+from dmlkit.evaluation.result import Evaluation
+from dmlkit.heads.base import Head
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.model import EmbeddingModel
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.question import Question
+
+
+class NoHead(Head):
+    """Features (B, F) as they are, to points of their direction."""
+
+    def project(self, features: Tensor) -> Tensor:
+        return features
+
+
+def has_pretrained_weights(recipe: Recipe) -> bool:
+    """Whether the backbone starts from weights that somebody trained, not from random numbers."""
+    return getattr(recipe.backbone, "weights", None) is not None
+
+
+def untouched_model(model: EmbeddingModel) -> EmbeddingModel:
+    """The features of a model's backbone as unit vectors (B, F); it shares normalization and backbone with the model.
+
+    Example:
+        >>> from dmlkit.recipe.file import parse_recipe
+        >>> from dmlkit.model import build_model
+        >>> model = build_model(parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml"))
+        >>> points = untouched_model(model)(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+        >>> points.shape[1] == model.backbone.num_features, torch.allclose(points.norm(dim=1), torch.ones(2))
+        (True, True)
+    """
+    return EmbeddingModel(model.normalization, model.backbone, NoHead(Sphere(model.backbone.num_features)))
+
+
+def untouched_question(model: EmbeddingModel, recipe: Recipe, split: Split, ties: Ties = "expected") -> Question:
+    """What the figures of an untouched model answer."""
+    return Question.of(recipe, untouched_model(model).fingerprint(), "untouched", split, ties)
+
+
+def evaluate_untouched(
+    fabric: Fabric,
+    model: EmbeddingModel,
+    dataset: Dataset,
+    recipe: Recipe,
+    question: Question,
+    *,
+    source: str,
+    advance: Advance | None = None,
+) -> tuple[Report, Evaluation]:
+    """Score the features of a model's backbone as they are. The random numbers of the caller go on as before.
+
+    Args:
+        fabric, dataset, advance: see `evaluate`.
+        model: whose backbone; its backbone goes to the fabric's device.
+        recipe: for its transform and metrics.
+        question: of `untouched_question`; its split is that of the dataset.
+        source: what was evaluated, for the report.
+
+    Raises:
+        UserError: see `evaluate`.
+    """
+    features, split, ties = untouched_model(model).to(fabric.device), question.split, question.ties
+    with torch.random.fork_rng(devices=[]):  # a loader draws one number whenever it begins
+        evaluation = evaluate(fabric, features, dataset, recipe, split=split, advance=advance, ties=ties)
+    return Report.of(evaluation, source, split, ties=ties, epoch=0, question=question), evaluation
+
+
+def told_gain(metric: str, tuned: float, untouched: float, interval: tuple[float, float] | None) -> str:
+    """Whether training paid, in a line.
+
+    Args:
+        metric: of which more is better.
+        tuned, untouched: its values on test classes.
+        interval: of their difference, query by query; None where the metric is not made of single queries.
+
+    Example:
+        >>> told_gain("map@r", 0.42, 0.327, (0.081, 0.105))
+        'map@r on test: 0.420 tuned, 0.327 untouched: +0.093 (0.081 to 0.105)'
+        >>> told_gain("map@r", 0.33, 0.327, (-0.004, 0.01))
+        'map@r on test: 0.330 tuned, 0.327 untouched: +0.003 (-0.004 to 0.010): training did not pay here'
+    """
+    line = f"{metric} on test: {tuned:.3f} tuned, {untouched:.3f} untouched: {tuned - untouched:+.3f}"
+    line += f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ", without an interval"
+    paid = (interval[0] if interval else tuned - untouched) > 0
+    return line if paid else f"{line}: training did not pay here"
