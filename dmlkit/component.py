@@ -80,6 +80,13 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_a
         return ()
 
 
+class FromWeights:
+    """Marker for ``Annotated[int, from_weights]``: a recipe may leave the key to its published weights."""
+
+
+from_weights = FromWeights()
+
+
 class OneOf:
     """Marker for ``Annotated[Root, one_of]``: the member is chosen by its ``name``."""
 

@@ -1,11 +1,12 @@
 """The backbone interface: images to features, with the freezing that fine-tuning needs."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
+from dmlkit.backbones.pretrained.published import PublishedInput
 from dmlkit.backbones.tuning.base import TuningConfig
 from dmlkit.backbones.tuning.full import FullTuningConfig
 from dmlkit.backbones.tuning.lora import merge
@@ -43,6 +44,21 @@ class BackboneConfig(ComponentConfig, frozen=True):
     def create(self) -> "Backbone":
         """The backbone, with the weights that the recipe names."""
         raise NotImplementedError
+
+    def resolved_keys(self) -> dict[str, Any]:
+        """What the reader of a recipe adds to these keys, so that a run asks neither network nor folder again."""
+        return {}
+
+    def published_input(self) -> PublishedInput:
+        """How images were prepared for the weights, which ``transform: {name: pretrained}`` takes over.
+
+        Raises:
+            UserError: that is not known.
+        """
+        raise UserError(
+            f"transform.name: pretrained is the preprocessing of published weights, and {self.name} has none that "
+            "tell it; expected another transform, e.g. imagenet"
+        )
 
 
 class Backbone(nn.Module, ABC):

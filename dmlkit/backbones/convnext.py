@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.pretrained.published import PublishedInput, torchvision_input
 from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling.avg import Avg, AvgConfig
@@ -30,6 +31,9 @@ class ConvNeXtConfig(BackboneConfig, frozen=True):
 
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
+
+    def published_input(self) -> PublishedInput:
+        return torchvision_input(f"convnext_{self.size}", self.weights)
 
 
 class ConvNeXt(Backbone):

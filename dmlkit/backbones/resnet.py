@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
+from dmlkit.backbones.pretrained.published import PublishedInput, torchvision_input
 from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling.avg import Avg, AvgConfig
@@ -27,6 +28,9 @@ class ResNet18Config(BackboneConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
 
+    def published_input(self) -> PublishedInput:
+        return torchvision_input(self.name, self.weights)
+
 
 class ResNet50Config(BackboneConfig, frozen=True):
     """ResNet-50 (He et al. 2016), 2 048 features; takes SwAV's and DINO's self-supervised weights as files."""
@@ -43,6 +47,9 @@ class ResNet50Config(BackboneConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
 
+    def published_input(self) -> PublishedInput:
+        return torchvision_input(self.name, self.weights)
+
 
 class ResNet101Config(BackboneConfig, frozen=True):
     """ResNet-101 (He et al. 2016), 2 048 features."""
@@ -58,6 +65,9 @@ class ResNet101Config(BackboneConfig, frozen=True):
 
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
+
+    def published_input(self) -> PublishedInput:
+        return torchvision_input(self.name, self.weights)
 
 
 class ResNet(Backbone):

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
+from dmlkit.backbones.pretrained.published import PublishedInput, torchvision_input
 from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling.base import Pooling, PoolingConfig
@@ -35,6 +36,9 @@ class ViTConfig(BackboneConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("transform.size", (self.image_size,), "its positions are learned for backbone.image_size")
         yield from torchvision_requirements(self.weights)
+
+    def published_input(self) -> PublishedInput:
+        return torchvision_input(f"vit_{self.variant}", self.weights)._replace(size=self.image_size)
 
 
 class ViT(Backbone):

@@ -17,6 +17,7 @@ from dmlkit.files.escape import excerpt, printable
 from dmlkit.recipe.extends import EXTENDS, read_tree
 from dmlkit.recipe.faults import describe_faults, shown
 from dmlkit.recipe.metrics import names_of, spell_out
+from dmlkit.recipe.published import write_out
 from dmlkit.recipe.schema import FAMILIES, Recipe
 from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml
 
@@ -68,6 +69,7 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override]) -> Recipe:
         raise UserError(f"{tree.origin((EXTENDS,))}: {EXTENDS}: only a recipe file can extend another")
     _name_default_members(tree.data)
     spell_out(tree)
+    write_out(tree)
     return validate(tree)
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from dmlkit.component import ComponentConfig
+from dmlkit.component import ComponentConfig, from_weights
 from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
 
 
@@ -35,6 +35,7 @@ def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:
     for name, info in fields:
         if name != "name" or not issubclass(config, ComponentConfig):
             default = "required" if info.is_required() else _plain(info.get_default(call_default_factory=True))
+            default = "published" if from_weights in info.metadata else default
             yield KeyReference(name, default, as_text(info.description or ""))
 
 

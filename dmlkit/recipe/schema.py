@@ -144,7 +144,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
             for requirement in component.requirements():
                 value = reduce(getattr, requirement.key.split("."), self)
                 if value not in requirement.allowed:
-                    allowed = " or ".join(str(choice) for choice in requirement.allowed)
+                    allowed = " or ".join("null" if choice is None else str(choice) for choice in requirement.allowed)
                     yield (
                         key,
                         f"{component.name} needs {requirement.key} {allowed}, got {value}, "

@@ -14,6 +14,7 @@ PEERS = {
     "imagenet": transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)]),
     "cgml_cars": transforms.Compose([transforms.Resize((256, 256)), transforms.CenterCrop(227)]),
     "hyp_vit": transforms.Compose([transforms.Resize(224, BICUBIC), transforms.CenterCrop(224)]),
+    "pretrained": transforms.Compose([transforms.Resize(256, BICUBIC), transforms.CenterCrop(224)]),
     "plain": transforms.Compose([transforms.Resize((32, 32))]),
 }
 TRAINING = {
@@ -21,6 +22,7 @@ TRAINING = {
     "imagenet": transforms.RandomResizedCrop(224),
     "cgml_cars": transforms.Compose([transforms.Resize((256, 256)), transforms.RandomCrop(227)]),
     "hyp_vit": transforms.RandomResizedCrop(224, scale=(0.2, 1.0), interpolation=BICUBIC),
+    "pretrained": transforms.RandomResizedCrop(224, interpolation=BICUBIC),
     "plain": PEERS["plain"],
 }
 

@@ -76,12 +76,7 @@ def build_torchvision(
 
 
 def _download(build: Callable[..., nn.Module], enum: Any, weights: str, options: dict[str, Any]) -> nn.Module:
-    known = list(enum.__members__)
-    if weights not in ("imagenet", "DEFAULT", *known):
-        raise UserError(
-            f"backbone.weights: unknown weights {weights!r}; expected imagenet, one of {', '.join(known)}, or a file"
-        )
-    chosen = enum.DEFAULT if weights in ("imagenet", "DEFAULT") else enum[weights]
+    chosen = named_weights(enum, weights)
     try:
         return build(weights=chosen, **options)
     except (OSError, RuntimeError) as error:  # no network | a download that does not match its hash
@@ -92,18 +87,41 @@ def _download(build: Callable[..., nn.Module], enum: Any, weights: str, options:
         ) from error
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
+def named_weights(enum: Any, weights: str) -> Any:
+    """The member of torchvision's weights that a recipe names; ``imagenet`` is the best one.
+
+    Raises:
+        UserError: there is none.
+    """
+    known = list(enum.__members__)
+    if weights not in ("imagenet", "DEFAULT", *known):
+        raise UserError(
+            f"backbone.weights: unknown weights {weights!r}; expected imagenet, one of {', '.join(known)}, or a file"
+        )
+    return enum.DEFAULT if weights in ("imagenet", "DEFAULT") else enum[weights]
+
+
+def load_weights(
+    model: nn.Module, path: Path, adapt: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+) -> None:
     """Load a file into a model: all tensors of the model must be in it, more may be.
 
     Accepted are .safetensors and torch files that hold tensors and plain values alone, wrapped as by Lightning,
     Proxy-Anchor, DINO or SwAV: keys in a dictionary under one of `WRAPPINGS`, after any common prefix such as
     ``module.`` or ``backbone.network.``. Missing ``num_batches_tracked`` and batch norms of shape (1, C) are fine.
 
+    Args:
+        model: all of it is loaded.
+        path: of the file.
+        adapt: makes the model's names and shapes of the file's, where they are others.
+
     Raises:
         UserError: the file is missing, damaged, not safe to load, or does not fit the model.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
     found = without_prefix(read_tensors(path), expected)
+    if adapt is not None:
+        found = without_prefix(adapt(found), expected)
     absent = [name for name in expected if name not in found and not name.endswith("num_batches_tracked")]
     if absent:
         raise UserError(
