@@ -56,7 +56,8 @@ def train(
                 resolved, output, fabric=fabric, progress=progress, resume=resume, overwrite=overwrite
             )
     except TrainingStoppedError as stopped:
-        say(console, f"{stopped}; continue with the same command and --resume")
+        how = "--resume in place of --overwrite" if overwrite else "--resume"
+        say(console, f"{stopped}; continue with the same command and {how}")
         raise typer.Exit(STOPPED) from None
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
         if checkpoint:

@@ -110,12 +110,14 @@ def _read_items(path: Path, manifest: Manifest) -> Any:
                 )
             items: Any = stored.read()
         for name, kind in types.items():
-            items = items.set_column(names.index(name), name, items[name].cast(kind))
+            column = items[name].cast(kind)
+            column.validate(full=True)  # a text that is no UTF-8 is told here, not where it is shown
+            items = items.set_column(names.index(name), name, column)
     except FileNotFoundError:
         raise UserError(f"{path}: missing; expected the items of embeddings that dmlkit embed wrote") from None
     except PermissionError:
         raise
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         told = (str(error).splitlines() or [""])[0]
         raise UserError(f"{path}: cannot read these items: {told}; embed the images again") from error
     if items["id"].null_count or items["path"].null_count:

@@ -59,6 +59,10 @@ class RunFolder:
         """Whether a run was started here: a recipe alone may be anybody's, the environment only `create` writes."""
         return self.recipe_path.exists() and self.environment_path.exists()
 
+    def is_being_replaced(self) -> bool:
+        """Whether an old run lies here still, whose place a new one takes with its first checkpoint."""
+        return is_being_replaced(self.path)
+
     @contextmanager
     def held(self) -> Generator[None]:
         """Be the only one who trains here; what a killed training left half done is brought to its end first.
@@ -70,6 +74,7 @@ class RunFolder:
             raise UserError(f"{self.path}: exists and is not a dmlkit run; choose another --output")
         with sole_writer(self.path, what="a training"):
             take_over(self.path)
+            discard_new(self.path)
             try:
                 yield
             finally:
@@ -88,7 +93,6 @@ class RunFolder:
                     f"{self.path}: this folder already holds a run; continue it with --resume, replace it with "
                     "--overwrite, or choose another --output"
                 )
-            discard_new(self.path)
             self._lie_in(self.path / NEW)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         Environment.here().write(self.environment_path)

@@ -44,7 +44,10 @@ def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
 def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
     """The error of a run that has come to nothing."""
     last = run.checkpoint_path("last")
-    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
+    if run.is_being_replaced():
+        kept = f"the run that was in {run.path} stays as it was"
+    else:
+        kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
     return UserError(
         f"epoch {state.epoch + 1}, step {step}: {what} that are not finite; {kept}. "
         "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"

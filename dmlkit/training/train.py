@@ -92,7 +92,11 @@ def _train(
     except RuntimeError as error:
         if fabric.world_size == 1 or not lost_ranks(error):
             raise
-        raise UserError(f"another rank ended ({error}); go on with the same command and --resume") from error
+        if run.is_being_replaced():
+            way_on = f"the run that was in {run.path} stays as it was; start again with the same command"
+        else:
+            way_on = f"go on with the same command and --resume{' in place of --overwrite' if overwrite else ''}"
+        raise UserError(f"another rank ended ({error}); {way_on}") from error
 
 
 def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool) -> State:

@@ -1,6 +1,7 @@
 """Tables: CSV and Parquet, OML's columns, and each cell at fault named with its line."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -229,6 +230,15 @@ def test_a_header_that_is_not_utf8_is_told_t11(tmp_path: Path):
     (tmp_path / "table.csv").write_bytes("path,label,größe\n1.jpg,a,1\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"table\.csv: the names of its columns are not UTF-8"):
         TableConfig(file=str(tmp_path / "table.csv")).listing()
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("name", ["path", "label", "split", "super_class"])
+def test_texts_of_a_parquet_table_that_are_not_utf8_are_told(name: str, encoded: bool, tmp_path: Path):
+    texts: Any = pa.array([b"ant\x80"] * 8).view(pa.string())
+    config = write(tmp_path, {name: texts.dictionary_encode() if encoded else texts}, ".parquet")
+    with pytest.raises(UserError, match=rf"table\.parquet: column '{name}': .*Invalid UTF8.*; save its texts as UTF-8"):
+        config.listing()
 
 
 def test_numbers_of_any_size_are_labels_t11(tmp_path: Path):

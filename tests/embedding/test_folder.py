@@ -21,6 +21,8 @@ from dmlkit.export.model import ModelManifest, Parity
 from dmlkit.loading.cache import CacheManifest
 from tests.embedding.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
 
+NOT_UTF8 = pa.array([b"ant\x80"] * 5).view(pa.string())
+
 
 def test_what_was_written_before_documents_had_a_format_is_read(tmp_path: Path):
     folder = EmbeddingFolder(embeddings_at(tmp_path / "photos"))
@@ -146,6 +148,7 @@ def test_points_that_are_none_are_told(damage: Callable[[Path], object], told: s
             )
             for change, told in (
                 ({"label": [b"\xff"] * 5}, "cannot read these items: Invalid UTF8"),
+                *(({name: NOT_UTF8}, "Invalid UTF8 sequence") for name in ("path", "label")),
                 ({"label": [["a"]] * 5}, "cannot read these items: "),
                 ({"id": ["one"] * 5}, "cannot read these items: Failed to parse string"),
                 ({"path": [None] * 5}, "an item has no id or no path"),

@@ -92,7 +92,7 @@ def lines(draw: Callable[..., Any]) -> list[str]:
 
 
 @pytest.mark.slow
-@examples(100, 1_000)
+@examples(200, 1_000)
 @given(words=lines())
 def test_a_command_ends_as_documented_and_keeps_to_its_output(
     words: list[str], ground: Path, command: Callable[..., tuple[int, str]], tmp_path_factory: pytest.TempPathFactory

@@ -84,6 +84,17 @@ damages = st.builds(
 
 
 @pytest.mark.slow
+def test_what_is_not_damaged_is_read(ground: Path, command: Callable[..., tuple[int, str]], tmp_path: Path):
+    for _, words in CASES:  # a command that ended at a fault of its own would never reach the damage
+        folder = tmp_path / "case"
+        shutil.copytree(ground, folder)
+        with chdir(folder):
+            code, said = command(*words)
+        assert code == 0, (words, said)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
 @examples(200, 2_000)
 @given(case=st.sampled_from(CASES), damage=damages)
 def test_a_damaged_file_is_told_in_a_line(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dmlkit.distributed.stopping import StopRequest
 from dmlkit.files import lock
 from dmlkit.files.lock import sole_writer
 from dmlkit.run_folder.replacement import NEW, take_over
@@ -75,8 +76,35 @@ def test_a_new_run_that_diverges_leaves_the_old_one_as_it_was(dmlkit, tiny_recip
     assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
     before = files(run)
     result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", "--overwrite", "--set", "optimizer.lr=1e30")
-    assert result.code == 2 and "not finite" in result.err
+    assert result.code == 2
+    assert f"not finite; the run that was in {run} stays as it was. Lower" in result.err
     assert files(run) == before and not list(run.rglob(".*"))
+
+
+def test_what_a_killed_overwrite_left_is_no_part_of_a_resumed_run(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    options = ("-o", run, "--device", "cpu", "--set", "training.epochs=1")
+    assert dmlkit("train", tiny_recipe, *options).code == 0
+    before = files(run)
+    write(run / NEW, NEW_FILES, "new")
+    (run / "summary.json").unlink()
+    assert dmlkit("train", tiny_recipe, *options, "--resume").code == 0
+    after = files(run)
+    assert after.keys() == before.keys()
+    assert after["checkpoints/last.pt"] == before["checkpoints/last.pt"]
+
+
+def test_a_stopped_overwrite_is_continued_by_resume_in_its_place(dmlkit, tiny_recipe: Path, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
+    monkeypatch.setattr(StopRequest, "is_known", lambda self, fabric: True)
+    words = ("train", tiny_recipe, "-o", run, "--device", "cpu")
+    result = dmlkit(*words, "--overwrite")
+    assert result.code == 130
+    told = "stopped in epoch 1 after step 1; continue with the same command and --resume in place of --overwrite"
+    assert " ".join(result.out.split()).endswith(told)
+    monkeypatch.undo()
+    assert dmlkit(*words, "--resume").code == 0
 
 
 @pytest.mark.parametrize("options", [(), ("--resume",), ("--overwrite",)])

@@ -55,7 +55,24 @@ def read_table(file: Path) -> Any:
             faults.append(f"has {' and '.join(given)} without {' and '.join(set(together) - set(given))}")
     if faults:
         raise UserError("\n".join(f"dataset.file: {file} {fault}" for fault in faults))
+    for name in TEXTS:
+        if name in columns:
+            check_texts(table[name], name, file)
     return table
+
+
+def check_texts(column: Any, name: str, file: Path) -> None:
+    """Make sure that a column's texts are such: Parquet may call any bytes text.
+
+    Raises:
+        UserError: one is not UTF-8.
+    """
+    import pyarrow as pa
+
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"dataset.file: {file}: column {name!r}: {error}; save its texts as UTF-8") from error
 
 
 def is_csv(file: Path) -> bool:
