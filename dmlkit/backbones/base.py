@@ -1,6 +1,7 @@
 """The backbone interface: images to features, with the freezing that fine-tuning needs."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from dmlkit.component import ComponentConfig
 class BackboneConfig(ComponentConfig, frozen=True):
     """Root of the backbone family."""
 
+    sample: ClassVar[Literal["image", "vector"]] = "image"
+    """What it takes."""
+
     freeze_batchnorm_statistics: bool = False
     """Keep the running mean and variance of batch norms: batches of few classes give biased ones."""
     freeze_batchnorm_affine: bool = False
@@ -18,8 +22,12 @@ class BackboneConfig(ComponentConfig, frozen=True):
     freeze_epochs: NonNegativeInt = 0
     """Epochs at the start in which only head and loss are trained."""
 
-    def build(self) -> "Backbone":
-        """The backbone, with the weights that the recipe names, frozen as it says."""
+    def build(self, num_features: int | None = None) -> "Backbone":
+        """The backbone, with the weights that the recipe names, frozen as it says.
+
+        Args:
+            num_features: coordinates of the dataset's vectors; None where it has images.
+        """
         backbone = self.create()
         backbone.freeze(
             batchnorm_statistics=self.freeze_batchnorm_statistics,

@@ -55,7 +55,7 @@ def load_model(
     if checkpoint is None:
         checkpoint = "best" if run.checkpoint_path("best").exists() else "last"
     state = run.load_checkpoint(checkpoint)
-    model = build_model(without_pretrained_weights(recipe))
+    model = build_model(without_pretrained_weights(recipe), state.get("num_features"))
     load_weights(model, state["model"], run.checkpoint_path(checkpoint))
     return TrainedModel(recipe, model.to(fabric.device).eval(), checkpoint, state["epoch"])
 

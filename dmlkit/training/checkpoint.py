@@ -108,8 +108,12 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     objective = experiment.objective.state_dict()
     for sharded in experiment.objective.sharded_parameters():
         objective[sharded.name] = sharded.shard.collect(sharded.values)
-    recipe = dump_recipe(experiment.recipe)
-    return {"recipe": recipe, "model": experiment.model.state_dict(), "objective": objective}
+    return {
+        "recipe": dump_recipe(experiment.recipe),
+        "num_features": experiment.train.num_features,
+        "model": experiment.model.state_dict(),
+        "objective": objective,
+    }
 
 
 def _optimizer_state(experiment: Experiment) -> dict[str, Any]:
