@@ -28,8 +28,9 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from dmlkit.distributed.launch import keep_freed_memory
-from dmlkit.loading.batches import TrainingBatches, TransformedImages, make_loader
+from dmlkit.loading.batches import TrainingBatches, make_loader
 from dmlkit.loading.cache_writer import images_to_cache, write_cache
+from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import Normalization
 from dmlkit.recipe.schema import Recipe
 
@@ -82,9 +83,9 @@ def ours(root: Path, cache: Path | None = None, *, on_device: bool = False) -> C
     images = TransformedImages(dataset, transform, training=True, on_device=on_device)
     loader = make_loader(images, batches, workers=WORKERS, pin_memory=False)
     if on_device:  # the rest is the GPU's
-        return lambda: sum(len(batch.images) for batch in loader)
+        return lambda: sum(len(batch.inputs) for batch in loader)
     normalize = Normalization(transform.mean, transform.std)
-    return lambda: sum(len(normalize(batch.images)) for batch in loader)
+    return lambda: sum(len(normalize(batch.inputs)) for batch in loader)
 
 
 def speeds(root: Path, cache: Path) -> list[list[str]]:

@@ -63,7 +63,7 @@ def main() -> None:
     recipe = read_recipe(Path(__file__).parent.parent / "recipes" / "glyphs" / "proxy_anchor.yaml", [])
     data = recipe.dataset.build("train")
     chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:BATCH]
-    images = torch.stack([data.image(int(index)) for index in chosen])
+    images = torch.stack([data.sample(int(index)) for index in chosen])
     labels = data.labels[chosen]
     alone: dict[str, Callable[[], object]] = {}
     within: dict[str, Callable[[], object]] = {}

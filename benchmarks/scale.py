@@ -94,7 +94,7 @@ def synchronize() -> None:
 def model_rows() -> Rows:
     data = recipe().dataset.build("train")
     transform = recipe().transform.training()
-    images = torch.stack([transform(data.image(index)) for index in range(len(data) // BATCH * BATCH)])
+    images = torch.stack([transform(data.sample(index)) for index in range(len(data) // BATCH * BATCH)])
     bare, ours = [], []
     for _ in range(ROUNDS):
         bare += bare_epochs(images)

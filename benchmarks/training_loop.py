@@ -36,7 +36,7 @@ class BareLoop:
     def __init__(self) -> None:
         settings = recipe()
         self.data = settings.dataset.build("train")
-        self.images = torch.stack([self.data.image(index) for index in range(len(self.data))])
+        self.images = torch.stack([self.data.sample(index) for index in range(len(self.data))])
         torch.manual_seed(0)
         self.model = build_model(settings)
         self.loss = ProxyAnchor(self.model.manifold, len(self.data.class_names))

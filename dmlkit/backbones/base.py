@@ -1,7 +1,7 @@
 """The backbone interface: images to features, with the freezing that fine-tuning needs."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from dmlkit.errors import UserError
 class BackboneConfig(ComponentConfig, frozen=True):
     """Root of the backbone family."""
 
+    sample: ClassVar[Literal["image", "vector"]] = "image"
+    """What it takes."""
+
     tuning: Annotated[TuningConfig, one_of] = FullTuningConfig()
     """Which weights of the backbone train: all, none, those of the last blocks, or low-rank updates of them."""
     freeze_batchnorm_statistics: bool = False
@@ -26,8 +29,12 @@ class BackboneConfig(ComponentConfig, frozen=True):
     freeze_epochs: NonNegativeInt = 0
     """Epochs at the start in which only head and loss are trained."""
 
-    def build(self) -> "Backbone":
-        """The backbone, with the weights that the recipe names, frozen as it says."""
+    def build(self, num_features: int | None = None) -> "Backbone":
+        """The backbone, with the weights that the recipe names, frozen as it says.
+
+        Args:
+            num_features: coordinates of the dataset's vectors; None where it has images.
+        """
         backbone = self.create().tune(self.tuning)
         backbone.freeze(
             batchnorm_statistics=self.freeze_batchnorm_statistics,

@@ -13,7 +13,9 @@ app = typer.Typer()
 @app.command(epilog="Example:  dmlkit embed runs/demo photos/ -o embeddings/photos")
 def embed(
     run: RunPath,
-    images: Annotated[Path | None, typer.Argument(metavar="[IMAGES]", help="Folder of images.")] = None,
+    images: Annotated[
+        Path | None, typer.Argument(metavar="[IMAGES]", help="Folder of images, or file of vectors.")
+    ] = None,
     split: Annotated[SplitName | None, typer.Option(help="Embed a split of the run's own dataset instead.")] = None,
     output: Annotated[
         Path | None,

@@ -37,7 +37,8 @@ def export(
     if exported.model:
         parity = exported.model.parity
         difference = f"{parity.largest_difference:.0e}"
-        say(console, f"{exported.files[0]}: agrees with the run on {parity.images} images to {difference}")
+        kind = exported.model.input.partition(":")[0]
+        say(console, f"{exported.files[0]}: agrees with the run on {parity.images} {kind} to {difference}")
         return
     for path in exported.files:
         say(console, f"wrote {path}")

@@ -1,4 +1,4 @@
-"""The dataset interface: labelled images of one split, and how validation classes are cut from training ones."""
+"""The dataset interface: labelled samples of one split, and how validation classes are cut from training ones."""
 
 from math import ceil
 from typing import Annotated, ClassVar, Literal
@@ -20,6 +20,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     published: ClassVar[Published | None] = None
     """For a benchmark: its archives and the counts of the literature."""
+    sample: ClassVar[Literal["image", "vector"]] = "image"
+    """What it holds."""
 
     split: Literal["official", "reality_check"] = "official"
     """``reality_check`` tests on the last half of the classes and validates on a fold of the first half."""

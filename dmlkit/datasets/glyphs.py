@@ -83,7 +83,7 @@ class Glyphs(Dataset):
             )
         )
 
-    def image(self, index: int) -> Tensor:
+    def sample(self, index: int) -> Tensor:
         return self.pixels[index].expand(3, -1, -1)
 
 

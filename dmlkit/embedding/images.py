@@ -1,4 +1,4 @@
-"""What to embed: a folder of images, or a split of a recipe's dataset."""
+"""What to embed: a folder of images, vectors, or a split of a recipe's dataset."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.datasets.files.vector_file import VectorFile
+from dmlkit.datasets.files.vector_rows import VectorList
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
@@ -24,18 +26,25 @@ class ImageList(Dataset):
     def __init__(self, paths: list[str]) -> None:
         super().__init__(torch.zeros(len(paths), dtype=torch.int64), ("",), paths)
 
-    def image(self, index: int) -> Tensor:
+    def sample(self, index: int) -> Tensor:
         return read_image(self.paths[index])
 
 
 def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Dataset, bool]:
     """What to embed, and whether its labels mean anything: a folder of images, or a split of the recipe's dataset.
 
+    Args:
+        images: the folder; of a recipe whose samples are vectors, the file that holds them.
+        split: of the dataset, without ``images``.
+        recipe: for its dataset.
+
     Raises:
-        UserError: the folder is missing, cannot be read or holds no image.
+        UserError: the folder or file is missing or cannot be read, or holds no image.
     """
     if images is None:
         return images_of_split(recipe.dataset, split), True
+    if recipe.dataset.sample == "vector":
+        return _vectors(images), False
     from dmlkit.datasets.folder import image_files
 
     if not images.is_dir():
@@ -45,3 +54,14 @@ def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Datas
     if not paths:
         raise UserError(f"{images}: no images found in this folder or below it")
     return ImageList(paths), False
+
+
+def _vectors(path: Path) -> Dataset:
+    if path.is_dir() and not (path / "manifest.json").exists():
+        raise UserError(
+            f"{path}: is a folder, but the model takes vectors; expected an .npy or .parquet file of them, or a folder "
+            "that dmlkit embed wrote"
+        )
+    vectors = VectorFile(path)
+    raise_faults(vectors.faults())
+    return VectorList(vectors)

@@ -41,7 +41,7 @@ def embed_dataset(
     fabric: Fabric,
     model: EmbeddingModel,
     dataset: Dataset,
-    transform: TransformConfig,
+    transform: TransformConfig | None,
     *,
     workers: int | None = None,
     advance: Advance | None = None,
@@ -51,11 +51,12 @@ def embed_dataset(
     Args:
         fabric: the device, and the ranks.
         model: on that device; its mode is restored afterwards.
-        dataset: the images.
-        transform: the one for evaluation is applied.
+        dataset: the samples.
+        transform: the one for evaluation is applied; None for vectors.
         workers: processes that read images; see `dmlkit.loading.batches.make_loader`.
         advance: told of every batch.
     """
+    model.check_takes(dataset)
     was_training = model.training
     model.eval()
     share = -(-len(dataset) // fabric.world_size)
@@ -75,7 +76,7 @@ def embed_dataset(
         faults += batch.faults
         if len(batch.labels):
             into = slice(filled, filled + len(batch.labels))
-            points[into] = model(batch.images.to(fabric.device)).float().cpu()
+            points[into] = model(batch.inputs.to(fabric.device)).float().cpu()
             indices[into] = batch.indices
             filled = into.stop
         if advance:

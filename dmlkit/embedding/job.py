@@ -19,7 +19,8 @@ from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
-from dmlkit.loading.batches import Draw, TransformedImages, make_loader
+from dmlkit.loading.batches import make_loader
+from dmlkit.loading.inputs import Draw, inputs_of
 
 Compute = Callable[[list[int], Advance], None]
 """Computes parts, given by their numbers, and tells how many more images are done."""
@@ -71,9 +72,10 @@ class PartEmbedder:
     def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Fabric, *, workers: int | None) -> None:
         self.parts, self.paths, self.skip_bad_images = job.parts, job.dataset.paths, job.skip_bad_images
         self.model, self.device = trained.model, fabric.device
-        images = TransformedImages(job.dataset, trained.recipe.transform, training=False)
+        trained.model.check_takes(job.dataset)
+        inputs = inputs_of(job.dataset, trained.recipe.transform, training=False)
         self.batches = PartBatches(self.parts)
-        self.loader = make_loader(images, self.batches, workers=workers, pin_memory=fabric.device.type == "cuda")
+        self.loader = make_loader(inputs, self.batches, workers=workers, pin_memory=fabric.device.type == "cuda")
 
     def __call__(self, numbers: list[int], advance: Advance) -> None:
         """See `Compute`."""
@@ -96,7 +98,7 @@ class PartEmbedder:
                 )
             faults += batch.faults
             if len(batch.labels):
-                points.append(self.model(batch.images.to(self.device)).float().cpu())
+                points.append(self.model(batch.inputs.to(self.device)).float().cpu())
                 indices.append(batch.indices)
                 self._refuse_non_finite(points[-1], batch.indices)
             advance(len(batch.labels) + len(batch.faults))

@@ -55,6 +55,15 @@ class Preprocessing(BaseModel, frozen=True, extra="allow", strict=True, use_attr
     """The value of white before ``mean`` and ``std`` apply."""
 
 
+class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+    """The model takes vectors, as they are."""
+
+    input: Literal["vectors, as they are"] = "vectors, as they are"
+    """What it starts from."""
+    num_features: PositiveInt
+    """Coordinates of a vector."""
+
+
 class Description(Document, frozen=True, strict=True, use_attribute_docstrings=True):
     """What anyone needs to use the embeddings of a model: its geometry, its fingerprint and its preprocessing."""
 
@@ -76,8 +85,8 @@ class Description(Document, frozen=True, strict=True, use_attribute_docstrings=T
     """The search for the most similar ones, for programs without dmlkit."""
     model: ModelSource
     """Where embeddings come from."""
-    preprocessing: Preprocessing
-    """What is done to an image before."""
+    preprocessing: Preprocessing | VectorInput
+    """What is done to an image before; or which vectors the model takes."""
 
 
 class Manifest(Description, frozen=True, strict=True, use_attribute_docstrings=True):
@@ -113,5 +122,7 @@ def describe(trained: TrainedModel) -> Description:
             epoch=trained.epoch,
             backbone=recipe.backbone.model_dump(mode="json"),
         ),
-        preprocessing=Preprocessing(**recipe.transform.model_dump()),
+        preprocessing=Preprocessing(**recipe.transform.model_dump())
+        if recipe.transform
+        else VectorInput(num_features=trained.model.backbone.num_features),
     )

@@ -17,7 +17,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial, write_json
 from dmlkit.files.differences import differences
 from dmlkit.files.regular import check_regular
-from dmlkit.loading.batches import Draw
+from dmlkit.loading.inputs import Draw
 
 BATCH_IMAGES = 128
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost

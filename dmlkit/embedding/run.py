@@ -31,9 +31,11 @@ def embed(
 ) -> Manifest | None:
     """Embed a folder of images, or a split of the run's own dataset, into files that other programs read.
 
+    A run over vectors embeds a file of vectors instead of a folder of images.
+
     Args:
         run: the run.
-        images: a folder of images; or
+        images: a folder of images, or a file of vectors; or
         split: a split of the run's dataset.
         output: a folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
             ``RUN/embeddings/`` and the name of the images.
@@ -52,7 +54,7 @@ def embed(
         UserError: see `embed_job`; or images and split are both given, or neither, or overrides with images.
     """
     if (images is None) == (split is None):
-        raise UserError("give either a folder of IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
+        raise UserError("give either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
     if images is not None and overrides:
         raise UserError(f"embed: --set {overrides[0]} is for --split, and does not apply to {images}; leave it out")
     engine = choose_engine(engine)

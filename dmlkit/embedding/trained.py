@@ -71,7 +71,8 @@ def load_model(
     state = run.load_checkpoint(checkpoint)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)  # as in training: what a file of weights may leave out is drawn again
-        model = build_model(recipe if FROZEN in state else without_pretrained_weights(recipe))
+        start = recipe if FROZEN in state else without_pretrained_weights(recipe)
+        model = build_model(start, state.get("num_features"))
     take_weights(model, state, run.checkpoint_path(checkpoint))
     if merged:
         model.backbone.merge()

@@ -68,7 +68,7 @@ def score_dataset(
     Raises:
         ValueError: see `dmlkit.metrics.retrieval_metrics`.
     """
-    points, labels, ids = embeddings.points.to(model.normalization.shift.device), embeddings.labels, embeddings.indices
+    points, labels, ids = embeddings.points.to(model.device), embeddings.labels, embeddings.indices
     query = found = torch.ones(len(labels), dtype=torch.bool)
     gallery: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:

@@ -146,6 +146,11 @@ def asked_otherwise(
             recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(metrics))})
         except ValueError as error:
             raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
+    if dataset_root is not None and recipe.dataset.sample != "image":
+        raise UserError(
+            f"--dataset-root {dataset_root}: is of images, but this run takes {recipe.dataset.sample}s; "
+            "--set dataset.embeddings=FILE evaluates it on others"
+        )
     if dataset_root is not None:
         folder = FolderConfig(root=str(dataset_root), on_bad_image=recipe.dataset.on_bad_image)
         recipe = recipe.model_copy(update={"dataset": folder})

@@ -34,7 +34,7 @@ class Parity(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
     """How far the exported model was from the run's own."""
 
     images: PositiveInt
-    """Real images that both embedded."""
+    """Real images, or vectors, that both embedded."""
     largest_difference: FiniteFloat
     """Of a coordinate."""
 
@@ -57,7 +57,8 @@ class ModelManifest(Description, frozen=True, strict=True, use_attribute_docstri
 def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> ModelManifest:  # noqa: A002
     """Write a model and, beside it, a manifest of its preprocessing and geometry.
 
-    The exported model takes RGB pixels (B, 3, S, S) uint8, resized as the manifest says, and gives points (B, D).
+    The exported model takes RGB pixels (B, 3, S, S) uint8, resized as the manifest says, or vectors (B, F) float32, and
+    gives points (B, D).
 
     Args:
         trained: on the CPU, and not merged: the export is merged, and checked against the model as it was trained.
@@ -71,10 +72,10 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
         UserError: a package for the format is missing, or the exported model disagrees with the run.
     """
     model = trained.model
-    images = parity_images(trained)
+    inputs = parity_inputs(trained)
     write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
     with torch.inference_mode():
-        expected = [(batch, model(batch)) for batch in (images, images[:1])]
+        expected = [(batch, model(batch)) for batch in (inputs, inputs[:1])]
     model.backbone.merge()
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +86,7 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
         atomic_write(beside(output)) as described,
         torch.inference_mode(),
     ):
-        run = write(trained, images, partial)
+        run = write(trained, inputs, partial)
         # a smaller batch than the exporter saw: the batch size must not be baked in
         differences = [(run(batch) - points).abs().max() for batch, points in expected]
         difference = torch.stack(differences).max().item()  # of nan and a number nan, which Python's max may drop
@@ -94,9 +95,9 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
         manifest = ModelManifest(
             **dict(describe(trained)),
             file_format=format,
-            input=f"images: uint8 RGB (batch, 3, {images.shape[-1]}, {images.shape[-1]})",
+            input=input_text(inputs),
             output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
-            parity=Parity(images=len(images), largest_difference=difference),
+            parity=Parity(images=len(inputs), largest_difference=difference),
         )
         described.write_text(manifest.text(), encoding="utf-8")
     return manifest
@@ -122,17 +123,29 @@ def _is_model(format: ModelFormat, output: Path) -> bool:  # noqa: A002
     return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
 
 
-def parity_images(trained: TrainedModel) -> Tensor:
-    """A few real images of the test split, evenly spread, as the model takes them.
+def input_text(inputs: Tensor) -> str:
+    """Name, type and shape of what a model takes.
+
+    Example:
+        >>> input_text(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)), input_text(torch.zeros(2, 384))
+        ('images: uint8 RGB (batch, 3, 32, 32)', 'vectors: float32 (batch, 384)')
+    """
+    sides = ", ".join(map(str, inputs.shape[1:]))
+    return f"images: uint8 RGB (batch, {sides})" if inputs.ndim == 4 else f"vectors: float32 (batch, {sides})"
+
+
+def parity_inputs(trained: TrainedModel) -> Tensor:
+    """A few real samples of the test split, evenly spread, as the model takes them.
 
     Raises:
         UserError: none of them can be read.
     """
     dataset = images_of_split(trained.recipe.dataset, "test")
+    trained.model.check_takes(dataset)
     count = min(PARITY_IMAGES, len(dataset))
     indices = [index * len(dataset) // count for index in range(count)]
     loader = evaluation_loader(dataset, trained.recipe.transform, indices=indices, workers=0)
     batch = next(iter(loader))
     if not len(batch.labels):
         raise UserError(f"cannot check the export against real images: {batch.faults[0]}")
-    return batch.images
+    return batch.inputs

@@ -12,8 +12,8 @@ from dmlkit.errors import UserError
 from dmlkit.export.torch_export import program_of
 
 
-def write_onnx(trained: TrainedModel, images: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    """An ONNX graph with a free batch size.
+def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+    """An ONNX graph with a free batch size; its input is named ``images``, or ``vectors``.
 
     Raises:
         UserError: onnxruntime or onnxscript is not installed.
@@ -23,13 +23,14 @@ def write_onnx(trained: TrainedModel, images: Tensor, path: Path) -> Callable[[T
         import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
     except ImportError as error:
         raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+    name = "images" if trained.model.num_features is None else "vectors"
     program: Any = torch.onnx.export(
-        program_of(trained, images), input_names=["images"], output_names=["embeddings"], dynamo=True, verbose=False
+        program_of(trained, inputs), input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False
     )
     program.save(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(batch: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(["embeddings"], {"images": batch.numpy()})[0])
+        return torch.from_numpy(session.run(["embeddings"], {name: batch.numpy()})[0])
 
     return run

@@ -21,6 +21,6 @@ def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[
     metadata = {"dmlkit": json.dumps(document), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
-    again: EmbeddingModel = build_model(without_pretrained_weights(recipe))
+    again: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.model.num_features)
     again.load_state_dict(load_file(path))
     return again.eval()

@@ -86,7 +86,7 @@ class CachedImages(Dataset):
         self.resizing = self.cache.resizing
         self.rows = self.cache.rows_of(dataset)
 
-    def image(self, index: int) -> Tensor:
+    def sample(self, index: int) -> Tensor:
         pixels = self.cache.pixels(int(self.rows[index]))
         if pixels is None:
             raise BadImageError(f"{self.paths[index]}: could not be read when the cache was written")

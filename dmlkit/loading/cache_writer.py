@@ -40,7 +40,7 @@ class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor | None, str]:
         try:
-            image = self.dataset.image(index)
+            image = self.dataset.sample(index)
             check_resized(image, self.resizing, self.dataset.paths[index])
             return self.resize(image).permute(1, 2, 0).contiguous(), ""
         except BadImageError as error:
@@ -56,8 +56,10 @@ def images_to_cache(recipe: Recipe) -> Dataset:
     """All images of a recipe's dataset, from their files.
 
     Raises:
-        UserError: they are rendered in memory.
+        UserError: they are rendered in memory, or are vectors.
     """
+    if recipe.dataset.sample != "image":
+        raise UserError(f"dataset {recipe.dataset.name}: holds {recipe.dataset.sample}s; a cache is of images")
     dataset = recipe.dataset.model_copy(update={"cache": None}).build("all")
     if dataset.in_memory:
         raise UserError(f"dataset {recipe.dataset.name}: its images are in memory already; a cache gains nothing")
@@ -89,6 +91,7 @@ def write_cache(
 
 
 def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callable[[int], None]) -> CacheManifest:
+    assert recipe.transform  # a recipe of images has one
     resizing = recipe.transform.resizing
     images = ResizedImages(dataset, resizing)
     loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=min(8, os.cpu_count() or 1))

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, md5
-from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import frames
-from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
+from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.errors import UserError
 
 Soundness = Literal["ok", "note", "fault"]
@@ -117,7 +117,7 @@ def count_rows(listing: Listing, published: Published | None) -> Iterator[Findin
         if expected is None and not mask.any():
             continue
         found = int(mask.sum()), len(np.unique(listing.labels[mask]))
-        for what, count, wanted in zip(("images", "classes"), found, expected or ("", ""), strict=True):
+        for what, count, wanted in zip((f"{listing.sample}s", "classes"), found, expected or ("", ""), strict=True):
             shown = f"{wanted:,}" if expected else ""
             yield Finding(f"{split} {what}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
 
@@ -128,10 +128,10 @@ def class_size_rows(listing: Listing) -> Iterator[Finding]:
         _, counts = np.unique(listing.labels[listing.splits == index], return_counts=True)
         if len(counts):
             spread = f"{counts.min()} / {median(counts.tolist()):g} / {counts.max()}"
-            yield Finding(f"{split} images per class, min / median / max", "", spread, "ok")
+            yield Finding(f"{split} {listing.sample}s per class, min / median / max", "", spread, "ok")
             lone = int((counts == 1).sum())
             if lone:
-                yield Finding(f"{split} classes of a single image", "0", str(lone), "note")
+                yield Finding(f"{split} classes of a single {listing.sample}", "0", str(lone), "note")
 
 
 class Inspection(NamedTuple):
@@ -150,17 +150,17 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
         images: the dataset.
     """
 
-    def __init__(self, images: ListedImages) -> None:
+    def __init__(self, images: Dataset) -> None:
         self.images = images
 
     def __getitem__(self, index: int) -> Inspection:
         try:
-            pixels = self.images.image(index)
-            count = frames(self.images.paths[index])
+            pixels = self.images.sample(index)
+            count = frames(self.images.paths[index]) if pixels.ndim == 3 else 1
         except BadImageError as error:
             return Inspection(index, b"", str(error), "")
         # the shape too: two plain images of different sides may have the same bytes
-        content = repr(tuple(pixels.shape)).encode() + pixels.permute(1, 2, 0).contiguous().numpy().tobytes()
+        content = repr(tuple(pixels.shape)).encode() + pixels.movedim(0, -1).contiguous().numpy().tobytes()
         note = f"{self.images.paths[index]}: animated, {count} frames; the first is taken" if count > 1 else ""
         return Inspection(index, hashlib.blake2b(content, digest_size=16).digest(), "", note)
 
@@ -174,7 +174,7 @@ def as_is(items: list[Any]) -> list[Any]:
 
 
 def check_images(listing: Listing, findings: Findings, *, is_published: bool, advance: Callable[[int], None]) -> None:
-    """Decode every image; unreadable, animated and duplicate ones are added to the findings.
+    """Read every sample; unreadable, animated and duplicate ones are added to the findings.
 
     Args:
         listing: of `check_files`.
@@ -198,7 +198,9 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
             if item.note:
                 findings.notes.append(item.note)
         advance(len(batch))
-    findings.rows.append(Finding("unreadable images", "0", str(unreadable), "fault" if unreadable else "ok"))
+    findings.rows.append(
+        Finding(f"unreadable {listing.sample}s", "0", str(unreadable), "fault" if unreadable else "ok")
+    )
     groups = [group for group in seen.values() if len(group) > 1]
     findings.rows += duplicate_rows(listing, images.paths, groups, findings, is_published=is_published)
 

@@ -9,7 +9,7 @@ from PIL import Image
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import FORMATS, decoding
-from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedSplit, Listing
+from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.errors import UserError
 
 SAMPLE = 200  # images whose headers are read: their median side is within a few percent of that of all
@@ -75,6 +75,8 @@ def _class_sizes(listing: Listing, split: ListedSplit) -> np.ndarray:
 def _measure(listing: Listing, advance: Callable[[int], None]) -> tuple[tuple[int, float, int], int]:
     """The shorter sides of a sample, evenly drawn, and how many of it could not be opened."""
     images = listing.everything()
+    if not isinstance(images, ListedImages):
+        raise UserError(f"{listing.source or listing.root}: holds vectors; expected photos")
     sides: list[int] = []
     fault: BadImageError | None = None
     sample = sorted({int(index) for index in np.linspace(0, len(images) - 1, SAMPLE).round()})

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.small_cnn import SmallCNNConfig
 from dmlkit.backbones.tuning.base import TuningConfig
-from dmlkit.component import ComponentConfig, one_of
+from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.heads.base import HeadConfig
 from dmlkit.heads.linear import LinearConfig
@@ -76,11 +76,11 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
     seed: NonNegativeInt = 0
     """Decides initial weights, batches and augmentation."""
     dataset: Annotated[DatasetConfig, one_of]
-    """Labelled images, and which of them train, validate and test."""
-    transform: Annotated[TransformConfig, one_of] = PlainConfig()
-    """From an image to the pixels that the backbone takes, in training and in evaluation."""
+    """Labelled images or vectors, and which of them train, validate and test."""
+    transform: Annotated[TransformConfig, one_of] | None = PlainConfig()
+    """From an image to the pixels that the backbone takes, in training and in evaluation; null for vectors."""
     backbone: Annotated[BackboneConfig, one_of] = SmallCNNConfig()
-    """From pixels to features."""
+    """From pixels, or vectors, to features."""
     head: Annotated[HeadConfig, one_of] = LinearConfig()
     """From features to the embedding."""
     embedding_dim: PositiveInt = 128
@@ -127,7 +127,9 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
     @model_validator(mode="after")
     def check_requirements(self) -> "Recipe":
         """Hold every component's requirements against the other components; all faults at once."""
-        faults = [
+        if self.dataset.sample == "vector" and "transform" not in self.model_fields_set:
+            object.__setattr__(self, "transform", None)
+        faults = list(self._samples_that_do_not_fit()) or [
             *self._unmet_requirements(),
             *self._proxies_without_riemannian_optimizer(),
             *self._selection_by_unknown_metric(),
@@ -139,8 +141,19 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
             raise PydanticCustomError("requirements", "{message}", {"message": message, "faults": faults})
         return self
 
+    def _samples_that_do_not_fit(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        kind, taken = self.dataset.sample, self.backbone.sample
+        held = f"dataset {self.dataset.name} holds {kind}s"
+        if taken != kind:
+            able = [name for name, variant in sorted(BackboneConfig.variants.items()) if variant.sample == kind]
+            yield ("backbone", "name"), f"{self.backbone.name} takes {taken}s, but {held}; expected {' or '.join(able)}"
+        if kind == "vector" and self.transform is not None:
+            yield ("transform",), f"got {self.transform.name}, but {held}, which are not transformed; leave it out"
+        if kind == "image" and self.transform is None:
+            yield ("transform",), f"got null, but {held}; leave the key out, or name a transform"
+
     def _unmet_requirements(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        for key, component in _components((), self):
+        for key, component in components_below((), self):
             for requirement in component.requirements():
                 value = reduce(getattr, requirement.key.split("."), self)
                 if value not in requirement.allowed:
@@ -183,18 +196,6 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
             yield key, f"{self.loss.name} cannot share out its proxies; these can: {', '.join(able)}"
         if self.training.precision == "fp16":
             yield (key, "got precision fp16, expected fp32 or bf16: its scaler skips a step by what one rank sees")
-
-
-def _components(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
-    """Every component below a value, nested ones too, with its key."""
-    if isinstance(value, ComponentConfig):
-        yield key, value
-    if isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _components((*key, name), getattr(value, name))
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from _components((*key, index), item)
 
 
 FAMILIES: dict[str, type[ComponentConfig]] = {

@@ -21,8 +21,8 @@ class Question(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=
     split: Split
     dataset: dict[str, Any]
     """As in the recipe, resolved."""
-    transform: dict[str, Any]
-    """As in the recipe, resolved."""
+    transform: dict[str, Any] | None
+    """As in the recipe, resolved; null for vectors."""
     metrics: list[Any]
     """By name where names say all."""
     ties: Literal["expected", "pessimistic"]

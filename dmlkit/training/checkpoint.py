@@ -110,7 +110,12 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     for sharded in experiment.objective.sharded_parameters():
         objective[sharded.name] = sharded.shard.collect(sharded.values)
     recipe, model = dump_recipe(experiment.recipe), experiment.model.state_dict()
-    weights = {"recipe": recipe, "model": model, "objective": objective}
+    weights = {
+        "recipe": recipe,
+        "num_features": experiment.train.num_features,
+        "model": model,
+        "objective": objective,
+    }
     if experiment.frozen_pretrained is None:
         return weights
     for name in experiment.model.frozen_weights():

@@ -86,14 +86,15 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             raise UserError("dataset: 1 class to train on; expected at least 2, to tell apart")
     with faults_of(recipe, "sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
+    blank = blank_input(recipe, train)
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
-        model = build_model(recipe)
-    with faults_of(recipe, "transform", "size"):
-        try_model(model, recipe.transform.size)
+        model = build_model(recipe, train.num_features)
+    with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
+        try_model(model, blank)
     if sampler.batch_size == ranks:  # one image on each rank
         with faults_of(recipe, "sampler"):
-            try_single_image(model, recipe.transform.size)
+            try_single_image(model, blank)
     with faults_of(recipe, "loss"):
         loss = recipe.loss.build(model.manifold, len(train.class_names))
     with faults_of(recipe, "regularizers"):
@@ -137,16 +138,23 @@ def faults_of(recipe: Recipe, *key: str) -> Generator[None]:
         raise UserError(recipe.fault(key, text)) from error
 
 
+def blank_input(recipe: Recipe, dataset: Dataset) -> Tensor:
+    """What the model takes of one black image (1, 3, S, S) uint8, or of one vector of zeros (1, F)."""
+    if recipe.transform is None:
+        return torch.zeros(1, dataset.num_features or 0)
+    return torch.zeros(1, 3, recipe.transform.size, recipe.transform.size, dtype=torch.uint8)
+
+
 @torch.no_grad()
-def try_model(model: EmbeddingModel, size: int) -> None:
-    """Show the model one black image of the recipe's size: what cannot take it says so before anything is written."""
+def try_model(model: EmbeddingModel, blank: Tensor) -> None:
+    """Show the model a black image of the recipe's size: what cannot take it says so before anything is written."""
     was_training = model.training
-    model.eval()(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    model.eval()(blank)
     model.train(was_training)
 
 
 @torch.no_grad()
-def try_single_image(model: EmbeddingModel, size: int) -> None:
+def try_single_image(model: EmbeddingModel, blank: Tensor) -> None:
     """Train a copy of the model on a batch of one image, for which batch norms of a map of 1 x 1 have no variance.
 
     Raises:
@@ -154,7 +162,7 @@ def try_single_image(model: EmbeddingModel, size: int) -> None:
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            deepcopy(model).train()(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+            deepcopy(model).train()(blank)
         except ValueError as error:
             raise ValueError(
                 f"batches of one image a rank are too small for batch norms; take at least 2: {error}"

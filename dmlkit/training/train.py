@@ -14,8 +14,9 @@ from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.loading.batches import TimedBatches, TrainingBatches, TransformedImages, make_loader
+from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
+from dmlkit.loading.inputs import inputs_of
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
@@ -114,10 +115,10 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
     on_device = settings.augment_on == "device" and fabric.device.type != "cpu"
-    images = TransformedImages(experiment.train, recipe.transform, training=True, on_device=on_device)
+    inputs = inputs_of(experiment.train, recipe.transform, training=True, on_device=on_device)
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
     pin_memory = fabric.device.type == "cuda"
-    loader = TimedBatches(make_loader(images, batches, workers=settings.workers, pin_memory=pin_memory))
+    loader = TimedBatches(make_loader(inputs, batches, workers=settings.workers, pin_memory=pin_memory))
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
 
     state = restore(experiment, run, fabric) if resume else State()
@@ -143,7 +144,7 @@ def fit(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progre
                 for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
                     group["lr"] = rate * factor
                 if len(batch.labels):
-                    embeddings = gather_rows(fabric, model(images.show_on_device(batch, fabric.device)))
+                    embeddings = gather_rows(fabric, model(inputs.on_device(batch, fabric.device)))
                     labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True))
                     loss = compute_loss(experiment, embeddings, labels, state, run)
                     optimizer.zero_grad()

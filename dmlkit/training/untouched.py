@@ -25,7 +25,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
-from dmlkit.training.experiment import Experiment, faults_of, try_model
+from dmlkit.training.experiment import Experiment, blank_input, faults_of, try_model
 
 
 def score_untouched(experiment: Experiment, run: RunFolder, fabric: Fabric) -> dict[Split, Figures]:
@@ -137,9 +137,9 @@ def evaluate_untrained(
         dataset = images_of_split(recipe.dataset, split)
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
-        model = build_model(recipe)
-    with faults_of(recipe, "transform", "size"):
-        try_model(model, recipe.transform.size)
+        model = build_model(recipe, dataset.num_features)
+    with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
+        try_model(model, blank_input(recipe, dataset))
     if progress:
         progress.expect(len(dataset))
     question = untouched_question(model, recipe, split, ties)

@@ -13,6 +13,7 @@ from dmlkit.pooling.base import PoolingConfig
 
 OPTIONS: dict[str, dict[str, Any]] = {"vit": {"image_size": 64, "variant": "b_32"}, "timm": {"model": "resnet18"}}
 """What members need beside their defaults."""
+OF_IMAGES = {name for name, variant in BackboneConfig.variants.items() if variant.sample == "image"}
 BATCH_NORM = ("small_cnn", "resnet18", "bn_inception", "googlenet", "timm")
 
 
@@ -20,7 +21,7 @@ def config(name: str, **options: Any) -> BackboneConfig:
     return BackboneConfig.variants[name](**OPTIONS.get(name, {}) | options)
 
 
-@pytest.mark.parametrize("name", sorted(BackboneConfig.variants))
+@pytest.mark.parametrize("name", sorted(OF_IMAGES))
 def test_features_are_of_one_image_each(name: str):
     torch.manual_seed(0)
     backbone = config(name).build().double().eval()
@@ -58,7 +59,7 @@ def test_a_backbone_is_frozen_for_its_first_epochs():
         assert all(parameter.requires_grad != is_frozen for parameter in backbone.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(set(BackboneConfig.variants) - {"small_cnn", "resnet101"}))
+@pytest.mark.parametrize("name", sorted(OF_IMAGES - {"small_cnn", "resnet101"}))
 def test_weights_load_from_files_in_their_usual_wrappings(name: str, tmp_path: Path):
     torch.manual_seed(0)
     source = config(name).build().eval()
@@ -78,7 +79,7 @@ def test_weights_load_from_files_in_their_usual_wrappings(name: str, tmp_path: P
         config(name, weights=str(tmp_path / "less.pth")).build()
 
 
-CONVOLUTIONAL = sorted(set(BackboneConfig.variants) - {"small_cnn", "resnet50", "resnet101"})
+CONVOLUTIONAL = sorted(OF_IMAGES - {"small_cnn", "resnet50", "resnet101"})
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONAL)

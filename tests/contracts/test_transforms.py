@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dmlkit.loading.batches import TrainingBatches, TransformedImages
+from dmlkit.loading.batches import TrainingBatches
+from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
 

@@ -31,7 +31,7 @@ def splits(config: DatasetConfig) -> tuple[Dataset, Dataset]:
     train, test = config.build("train"), config.build("test")
     for dataset in (train, test):
         assert torch.equal(dataset.labels.unique(), torch.arange(len(dataset.class_names)))
-        assert dataset.image(len(dataset) - 1).shape == (3, 18, 24)
+        assert dataset.sample(len(dataset) - 1).shape == (3, 18, 24)
         assert all(Path(path).is_file() for path in dataset.paths)
     assert not set(train.paths) & set(test.paths)
     assert len(config.build("all")) == len(train) + len(test)

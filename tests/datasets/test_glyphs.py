@@ -12,7 +12,7 @@ def test_images_depend_on_their_own_place_alone():
     for split in ("train", "test"):
         few, many = small.build(split), large.build(split)
         for index, path in enumerate(few.paths):
-            assert (few.image(index) == many.image(many.paths.index(path))).all()
+            assert (few.sample(index) == many.sample(many.paths.index(path))).all()
     assert (render("a", 0, 32, seed=0) != render("a", 0, 32, seed=1)).any()
 
 
@@ -37,7 +37,7 @@ def test_no_two_classes_look_alike_and_none_is_blank():
 def test_classes_can_be_told_apart_but_not_trivially():
     """Nearest class mean over pixels: far above chance (1 %), far below a trained network (98 %)."""
     glyphs = GlyphsConfig(classes=200, validation_fraction=0.0).build("test")
-    pixels = np.stack([glyphs.image(index)[0].numpy().ravel() for index in range(len(glyphs))]).astype(float)
+    pixels = np.stack([glyphs.sample(index)[0].numpy().ravel() for index in range(len(glyphs))]).astype(float)
     labels = glyphs.labels.numpy()
     even = np.arange(len(labels)) % 2 == 0
     means = np.stack([pixels[even & (labels == label)].mean(0) for label in range(100)])

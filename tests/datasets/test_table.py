@@ -33,7 +33,7 @@ def test_without_a_split_the_first_half_of_the_labels_trains(suffix: str, tmp_pa
     train, test = config.build("train"), config.build("test")
     assert train.class_names == ("crow", "dove") and test.class_names == ("finch", "gull")
     assert train.labels.tolist() == [0, 0, 1, 1]
-    assert train.paths[3] == str(tmp_path / "photos" / "3.jpg") and train.image(3).shape == (3, 18, 24)
+    assert train.paths[3] == str(tmp_path / "photos" / "3.jpg") and train.sample(3).shape == (3, 18, 24)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -69,9 +69,9 @@ def test_omls_columns(tmp_path: Path):
     assert test.query is not None and test.query.tolist() == [True, False, True, True]
     assert test.gallery is not None and test.gallery.tolist() == [False, True, False, True]
     assert train.super_classes is not None and train.super_classes.tolist() == [0, 1]
-    assert [tuple(train.image(index).shape[1:]) for index in range(4)] == [(5, 10), (6, 10), (16, 20), (18, 24)]
-    whole = TableConfig(file=str(write(tmp_path / "plain", {}).file)).build("all").image(2)
-    assert torch.equal(train.image(2), whole[:, 2:18, 4:24])
+    assert [tuple(train.sample(index).shape[1:]) for index in range(4)] == [(5, 10), (6, 10), (16, 20), (18, 24)]
+    whole = TableConfig(file=str(write(tmp_path / "plain", {}).file)).build("all").sample(2)
+    assert torch.equal(train.sample(2), whole[:, 2:18, 4:24])
     assert "the validation rows test, as in OML's tables" in config.listing().notes[0]
 
 
@@ -110,7 +110,7 @@ def test_every_cell_at_fault_is_named_with_its_line(tmp_path: Path):
 
 def test_paths_inside_the_root_may_be_absolute(tmp_path: Path):
     paths = [str(tmp_path / "photos" / f"{index}.jpg") for index in range(8)]
-    assert write(tmp_path, {"path": paths}).build("all").image(7).shape == (3, 18, 24)
+    assert write(tmp_path, {"path": paths}).build("all").sample(7).shape == (3, 18, 24)
 
 
 def test_boxes_outside_the_image_and_empty_ones_are_faults(tmp_path: Path):
@@ -122,7 +122,7 @@ def test_boxes_outside_the_image_and_empty_ones_are_faults(tmp_path: Path):
     )
     config = write(tmp_path, box | {"x1": [0] * 8})
     with pytest.raises(UserError, match=r"the box \(0, 0, 99, 9\) does not lie in the 24 x 18 image"):
-        config.build("all").image(1)
+        config.build("all").sample(1)
 
 
 def test_a_label_of_two_super_classes_is_a_fault(tmp_path: Path):
@@ -181,7 +181,7 @@ def test_a_box_with_some_blank_cells_is_a_fault_w12(blank: tuple[str, ...], suff
     shown = ", ".join(f"{name} {'blank' if name in blank else BOX[name][0]}" for name in ("x1", "y1", "x2", "y2"))
     assert fault.startswith(f"{config.file}{row}: the box {shown}; expected 0 <= x1 < x2 and 0 <= y1 < y2 in pixels")
     write(tmp_path, {name: [None, *values[1:]] for name, values in BOX.items()}, suffix)
-    assert config.build("all").image(0).shape == (3, 18, 24)
+    assert config.build("all").sample(0).shape == (3, 18, 24)
 
 
 @pytest.mark.parametrize(

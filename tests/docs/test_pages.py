@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.main import get_command
 
@@ -34,6 +35,16 @@ def blocks_of(name: str) -> list[tuple[str, str]]:
     return re.findall(r"```(sh|yaml|python)\n(.*?)```", page(name), re.DOTALL)
 
 
+OF_IMAGES = ("backbone", "transform", "training.workers")
+
+
+def vectors() -> None:
+    values = np.random.default_rng(0).normal(size=(32, 5)).astype(np.float32)
+    np.save("x.npy", values)
+    np.save("y.npy", np.arange(8).repeat(4))
+    np.save("new.npy", values[:3])
+
+
 def photos_and_table() -> None:
     rows = ["path,label"]
     for label, name in enumerate(("crow", "dove", "finch", "gull", "heron", "ibis", "jay", "kite")):
@@ -42,6 +53,7 @@ def photos_and_table() -> None:
             rows.append(f"photos/{name}/{index}.jpg,{name}")
     trees.photo(Path("new") / "photo.jpg", 99)
     Path("catalogue.csv").write_text("\n".join(rows))
+    vectors()
 
 
 def run_and_photos(dmlkit) -> None:
@@ -71,7 +83,7 @@ PREPARED: dict[str, Callable[..., None]] = {
     "geometry": glyphs_run,
 }
 LEFT_BEHIND = {
-    "data": ["embeddings/catalogue/index.faiss", "runs/catalogue/classes.json"],
+    "data": ["embeddings/catalogue/index.faiss", "runs/catalogue/classes.json", "runs/vectors/exports/model.onnx"],
     "embedding": ["embeddings/photos/embeddings.npy"],
     "evaluation": ["classes.csv", "runs/folds/results.md"],
     "geometry": ["runs/disk/plots/test-disk.png", "runs/demo/plots/test-tsne.png"],
@@ -98,7 +110,8 @@ def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
             for line in body.replace("\\\n", " ").splitlines():
                 _, *arguments = shlex.split(line)
                 takes_recipe = name == "data" and any(argument.endswith(".yaml") for argument in arguments)
-                tiny = [part for key in TINY_PHOTOS for part in ("--set", key)] if takes_recipe else []
+                keys = [key for key in TINY_PHOTOS if "vectors.yaml" not in arguments or not key.startswith(OF_IMAGES)]
+                tiny = [part for key in keys for part in ("--set", key)] if takes_recipe else []
                 result = dmlkit(*arguments, *tiny)
                 assert result.code == 0, f"{line}\n{result.out}{result.err}"
     assert PRINTED.get(name, "") in printed

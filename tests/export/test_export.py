@@ -37,7 +37,7 @@ def expected_embeddings(run: Path) -> tuple[np.ndarray, list[str], list[str]]:
     trained = load_model(RunFolder(run), start_fabric("cpu"))
     dataset = trained.recipe.dataset.build("test")
     with torch.no_grad():
-        points = [trained.model(dataset.image(index)[None])[0].numpy() for index in range(len(dataset))]
+        points = [trained.model(dataset.sample(index)[None])[0].numpy() for index in range(len(dataset))]
     return np.stack(points), list(dataset.paths), [dataset.class_names[label] for label in dataset.labels]
 
 
@@ -124,7 +124,7 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name):
     points, _, _ = expected_embeddings(run)
     trained = load_model(RunFolder(run), start_fabric("cpu"))
     dataset = trained.recipe.dataset.build("test")
-    images = torch.stack([dataset.image(index) for index in range(5)])
+    images = torch.stack([dataset.sample(index) for index in range(5)])
     if name == "onnx":
         import onnxruntime
 

@@ -12,9 +12,9 @@ import torch
 from pyarrow import parquet
 
 from dmlkit.errors import UserError
-from dmlkit.loading.batches import TransformedImages
 from dmlkit.loading.cache import CachedImages, images_of_split
 from dmlkit.loading.cache_writer import images_to_cache, write_cache
+from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
 from tests.datasets import trees
@@ -258,8 +258,8 @@ def test_unreadable_images_stop_or_are_skipped(tmp_path: Path):
     assert not (tmp_path / "cache" / "manifest.json").exists()
     images = images_of_split(cached(recipe_of(root, "plain", on_bad_image="skip"), tmp_path / "cache").dataset, "train")
     with pytest.raises(UserError, match="could not be read when the cache was written"):
-        images.image(2)
-    assert images.image(3).shape == (3, 16, 16)
+        images.sample(2)
+    assert images.sample(3).shape == (3, 16, 16)
 
 
 def test_command(dmlkit, tiny_recipe: Path, tmp_path: Path):

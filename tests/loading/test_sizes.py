@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from dmlkit.embedding.images import ImageList
-from dmlkit.loading.batches import TransformedImages
 from dmlkit.loading.cache_writer import ResizedImages
+from dmlkit.loading.inputs import TransformedImages
 from dmlkit.loading.sizes import check_resized
 from dmlkit.transforms.base import Resizing, TransformConfig
 
@@ -33,7 +33,7 @@ def test_a_long_thin_image_is_a_bad_one_before_it_is_resized_s3(shape: tuple[int
     long = 256 * max(shape) // min(shape)
     told = f"{path}: {shape[0]} x {shape[1]} pixels become {max(256, long * (shape[0] > 9))} x "
     item = TransformedImages(images, IMAGENET(), training=training)[0, 0]
-    assert item.image is None and item.fault.startswith(told), item.fault
+    assert item.input is None and item.fault.startswith(told), item.fault
     assert "resized to a shorter side of 256 pixels, bilinear; expected at most 80,000,000" in item.fault
     pixels, fault = ResizedImages(images, IMAGENET().resizing)[0]
     assert pixels is None and fault == item.fault

@@ -43,7 +43,7 @@ def plain_loop(text: str) -> dict[str, torch.Tensor]:
     sampler = recipe.sampler.build(train.labels, recipe.seed)
     for epoch in range(recipe.training.epochs):
         for batch in sampler.batches(epoch):
-            images = torch.stack([train.image(index) for index in batch])
+            images = torch.stack([train.sample(index) for index in batch])
             optimizer.zero_grad()
             loss(model(images), train.labels[batch]).backward()
             optimizer.step()

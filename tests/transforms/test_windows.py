@@ -9,7 +9,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.loading.batches import TransformedImages, make_loader
+from dmlkit.loading.batches import make_loader
+from dmlkit.loading.inputs import TransformedImages
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.cropping.windows import (
     Cut,
@@ -40,7 +41,7 @@ class Pictures(Dataset):
     def __init__(self) -> None:
         super().__init__(torch.tensor([0, 1, 0, 1]), ["one", "two"], [f"{number}.png" for number in range(4)])
 
-    def image(self, index: int) -> torch.Tensor:
+    def sample(self, index: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(index)
         return torch.randint(0, 256, (3, *self.shapes[index]), dtype=torch.uint8, generator=generator)
 
@@ -99,14 +100,14 @@ def test_the_device_shows_what_the_loader_shows(name: str):
     limit = 2 * transform.size
     shown_by_loader = 0
     for square, cut in zip(*loaders, strict=True):
-        shown = cuts.show_on_device(cut, torch.device("cpu"))
+        shown = cuts.on_device(cut, torch.device("cpu"))
         assert square.plans is None and cut.plans is not None
-        assert max(cut.images.shape[2:]) <= limit
+        assert max(cut.inputs.shape[2:]) <= limit
         assert torch.equal(cut.labels, square.labels) and torch.equal(cut.indices, square.indices)
-        difference = (shown.int() - square.images.int()).abs().amax((1, 2, 3))
+        difference = (shown.int() - square.inputs.int()).abs().amax((1, 2, 3))
         assert difference.max() <= 2
         whole = (cut.plans == torch.tensor([transform.size] * 4 + [0] * 3)).all(1)
-        assert torch.equal(square.images[whole], shown[whole])
+        assert torch.equal(square.inputs[whole], shown[whole])
         shown_by_loader += int(whole.sum())
     assert 0 < shown_by_loader < 12  # boxes too large to be sent
 
@@ -123,7 +124,7 @@ def test_a_run_is_the_same_within_rounding(dmlkit, tiny_recipe: Path, tmp_path: 
     losses = []
     for on_device in (False, True):
         if on_device:  # a CPU would leave it to the loader
-            monkeypatch.setattr(sys.modules["dmlkit.training.train"], "TransformedImages", ForcedOnDevice)
+            monkeypatch.setattr(sys.modules["dmlkit.loading.inputs"], "TransformedImages", ForcedOnDevice)
         run = tmp_path / f"run-{on_device}"
         result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", *sets)
         assert result.code == 0, result.err

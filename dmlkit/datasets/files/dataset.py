@@ -1,4 +1,4 @@
-"""The interface of a dataset: labelled images of one split."""
+"""The interface of a dataset: labelled images, or vectors, of one split."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Dataset(ABC):
-    """Labelled images.
+    """Labelled samples: images, or vectors.
 
     Args:
         labels: (N,) int64 in 0..C-1.
@@ -26,10 +26,12 @@ class Dataset(ABC):
         super_classes: (C,) int64 in 0..S-1, a coarser label of each class, where the dataset has one.
 
     Attributes:
-        in_memory: images cost nothing to read, so loading them needs no worker processes.
+        num_features: coordinates of a vector; None: the samples are images.
+        in_memory: samples cost nothing to read, so loading them needs no worker processes.
         resizing: how images of a cache were resized, a description that equals the transform's; None: not at all.
     """
 
+    num_features: int | None = None
     in_memory = False
     resizing: str | None = None
 
@@ -53,19 +55,19 @@ class Dataset(ABC):
         return len(self.labels)
 
     @abstractmethod
-    def image(self, index: int) -> Tensor:
-        """Image ``index`` as (3, H, W) uint8 RGB.
+    def sample(self, index: int) -> Tensor:
+        """Sample ``index``: an image (3, H, W) uint8 RGB, or a vector (``num_features``,) float32.
 
         Raises:
             BadImageError: the file cannot be decoded.
         """
 
     def key(self, index: int) -> str:
-        """What tells image ``index`` from all others, also from another box of the same file."""
+        """What tells sample ``index`` from all others, also from another box of the same file."""
         return self.paths[index]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.image(index), int(self.labels[index])
+        return self.sample(index), int(self.labels[index])
 
 
 class BadImageError(UserError):
@@ -73,7 +75,7 @@ class BadImageError(UserError):
 
 
 class ClassSubset(Dataset):
-    """The images of some classes of a dataset, relabelled 0..C'-1 in the order given.
+    """The samples of some classes of a dataset, relabelled 0..C'-1 in the order given.
 
     Args:
         dataset: the whole.
@@ -97,10 +99,11 @@ class ClassSubset(Dataset):
             super_classes=None if super_classes is None else super_classes[list(classes)],
         )
         self.dataset = dataset
+        self.num_features = dataset.num_features
         self.in_memory = dataset.in_memory
 
     def key(self, index: int) -> str:
         return self.dataset.key(int(self.indices[index]))
 
-    def image(self, index: int) -> Tensor:
-        return self.dataset.image(int(self.indices[index]))
+    def sample(self, index: int) -> Tensor:
+        return self.dataset.sample(int(self.indices[index]))

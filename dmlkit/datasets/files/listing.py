@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ class Listing:
         source: what says all this, for errors: a table; None: the root itself.
     """
 
+    sample: ClassVar[str] = "image"
     root: Path
     names: Any
     labels: np.ndarray
@@ -68,7 +69,7 @@ class Listing:
             for label in (present.sum(1) > 1).nonzero()[0]
         ]
 
-    def images(self, split: ListedSplit | Literal["all"]) -> "ListedImages":
+    def images(self, split: ListedSplit | Literal["all"]) -> Dataset:
         """The images of a split, its classes numbered 0..C'-1.
 
         Raises:
@@ -79,14 +80,31 @@ class Listing:
         rows = np.arange(len(self.labels)) if number is None else (self.splits == number).nonzero()[0]
         if len(rows) == 0:
             raise UserError(
-                f"{self.source or self.root}: no images for {split}; expected at least two classes, one to train, one "
-                "to test"
+                f"{self.source or self.root}: no {self.sample}s for {split}; expected at least two classes, one to "
+                "train, one to test"
             )
+        return self.pick(rows)
+
+    def everything(self) -> Dataset:
+        """All images, whatever the faults."""
+        return self.pick(np.arange(len(self.labels)))
+
+    def pick(self, rows: np.ndarray) -> Dataset:
+        """The images of some rows (n,) int64, whatever the faults."""
         return ListedImages(self, rows)
 
-    def everything(self) -> "ListedImages":
-        """All images, whatever the faults."""
-        return ListedImages(self, np.arange(len(self.labels)))
+    def labelling(self, rows: np.ndarray) -> dict[str, Any]:
+        """What a dataset of some rows needs beside their paths, its classes numbered 0..C'-1."""
+        classes, labels = np.unique(self.labels[rows], return_inverse=True)
+        # training rows are neither query nor gallery: there each image searches all others
+        searches = self.query is not None and bool(self.query[rows].any())
+        return {
+            "labels": torch.from_numpy(labels.astype(np.int64)),
+            "class_names": [self.class_names[int(label)] for label in classes],
+            "query": picked(self.query, rows) if searches else None,
+            "gallery": picked(self.gallery, rows) if searches else None,
+            "super_classes": picked(self.super_classes, classes),
+        }
 
 
 class ListedImages(Dataset):
@@ -98,16 +116,8 @@ class ListedImages(Dataset):
     """
 
     def __init__(self, listing: Listing, rows: np.ndarray) -> None:
-        classes, labels = np.unique(listing.labels[rows], return_inverse=True)
-        # training rows are neither query nor gallery: there each image searches all others
-        searches = listing.query is not None and bool(listing.query[rows].any())
         super().__init__(
-            torch.from_numpy(labels.astype(np.int64)),
-            [listing.class_names[int(label)] for label in classes],
-            PickedPaths(listing.names, rows, prefix=f"{listing.root}{os.sep}"),
-            query=picked(listing.query, rows) if searches else None,
-            gallery=picked(listing.gallery, rows) if searches else None,
-            super_classes=picked(listing.super_classes, classes),
+            **listing.labelling(rows), paths=PickedPaths(listing.names, rows, prefix=f"{listing.root}{os.sep}")
         )
         self.boxes = None if listing.boxes is None else listing.boxes[rows]
 
@@ -122,7 +132,7 @@ class ListedImages(Dataset):
         box = self.box(index)
         return self.paths[index] if box is None else f"{self.paths[index]} {box}"
 
-    def image(self, index: int) -> Tensor:
+    def sample(self, index: int) -> Tensor:
         return read_image(self.paths[index], self.box(index))
 
 

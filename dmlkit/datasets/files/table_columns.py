@@ -1,6 +1,5 @@
 """Columns of a table in Arrow."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,8 @@ class ArrowNames:
         return self.column[index].as_py()
 
 
-def text_column(table: Any, file: Path, name: str) -> Any:
-    """A column of a pyarrow table as one array of strings; ``file`` is named in errors.
+def text_column(table: Any, where: str, name: str) -> Any:
+    """A column of a pyarrow table as one array of strings; ``where`` is named in errors.
 
     Raises:
         UserError: it holds neither text nor numbers.
@@ -37,9 +36,7 @@ def text_column(table: Any, file: Path, name: str) -> Any:
         column = table[name].cast(pa.string())
     except pa.ArrowException as error:
         kind, reason = table.schema.field(name).type, str(error).splitlines()[0]
-        raise UserError(
-            f"dataset.file: {file}: column {name!r} is of type {kind} ({reason}); expected text or numbers"
-        ) from error
+        raise UserError(f"{where}: column {name!r} is of type {kind} ({reason}); expected text or numbers") from error
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 

@@ -40,10 +40,19 @@ def read_table(file: Path) -> Any:
         raise UserError(f"dataset.file: {file}: no such file; if it has moved, --set dataset.file=PATH") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"dataset.file: {file}: cannot read this table: {str(error).splitlines()[0]}") from error
+    return known_columns(table, f"dataset.file: {file}")
+
+
+def known_columns(table: Any, where: str) -> Any:
+    """A pyarrow table with our column names; ``where`` is named in errors.
+
+    Raises:
+        UserError: it lacks ``path`` or ``label``, or has a column that does not stand alone, or twice.
+    """
     try:
         table = table.rename_columns([SYNONYMS.get(name, name) for name in table.column_names])
     except UnicodeDecodeError as error:
-        raise UserError(f"dataset.file: {file}: the names of its columns are not UTF-8: {error}; save it so") from None
+        raise UserError(f"{where}: the names of its columns are not UTF-8: {error}; save it so") from None
     columns: list[str] = table.column_names
     faults = [f"has no column {name!r}; it has {', '.join(columns)}" for name in TEXTS[:2] if name not in columns]
     faults += [f"has column {name!r} twice" for name in (*TEXTS, *BOX) if columns.count(name) > 1]
@@ -54,14 +63,14 @@ def read_table(file: Path) -> Any:
         if given and len(given) < len(together):
             faults.append(f"has {' and '.join(given)} without {' and '.join(set(together) - set(given))}")
     if faults:
-        raise UserError("\n".join(f"dataset.file: {file} {fault}" for fault in faults))
+        raise UserError("\n".join(f"{where} {fault}" for fault in faults))
     for name in TEXTS:
         if name in columns:
-            check_texts(table[name], name, file)
+            check_texts(table[name], name, where)
     return table
 
 
-def check_texts(column: Any, name: str, file: Path) -> None:
+def check_texts(column: Any, name: str, where: str) -> None:
     """Make sure that a column's texts are such: Parquet may call any bytes text.
 
     Raises:
@@ -72,7 +81,7 @@ def check_texts(column: Any, name: str, file: Path) -> None:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise UserError(f"dataset.file: {file}: column {name!r}: {error}; save its texts as UTF-8") from error
+        raise UserError(f"{where}: column {name!r}: {error}; save its texts as UTF-8") from error
 
 
 def is_csv(file: Path) -> bool:

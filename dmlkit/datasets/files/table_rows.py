@@ -21,10 +21,12 @@ class TableRows:
         table: a pyarrow table.
         file: where it came from.
         root: what its paths are relative to.
+        key: of the recipe, that names the file.
     """
 
-    def __init__(self, table: Any, file: Path, root: Path) -> None:
+    def __init__(self, table: Any, file: Path, root: Path, *, key: str = "dataset.file") -> None:
         self.table, self.file, self.root = table, file, root
+        self.told = f"{key}: {file}"
         self.keep = np.ones(len(table), dtype=bool)
         self.faults: list[str] = []
         self.notes: list[str] = []
@@ -71,7 +73,7 @@ class TableRows:
 
         compute = arrow_compute()
 
-        names = text_column(self.table, self.file, "path")
+        names = text_column(self.table, self.told, "path")
         self._refuse(rows_where(compute.is_null(names)), "no path")
         suspects = rows_where(compute.fill_null(compute.match_substring_regex(names, SUSPICIOUS), False))
         if len(suspects) == 0:
@@ -88,8 +90,7 @@ class TableRows:
     def _labels(self) -> tuple[np.ndarray, list[str]]:
         """(N,) positions in the sorted names, and the names; numbers are sorted as numbers."""
         compute = arrow_compute()
-
-        column = text_column(self.table, self.file, "label")
+        column = text_column(self.table, self.told, "label")
         self._refuse(rows_where(compute.is_null(column)), "no label")
         encoded = column.dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
@@ -116,10 +117,9 @@ class TableRows:
     def _splits(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """(N,) positions in `LISTED_SPLITS`."""
         compute = arrow_compute()
-
         if "split" not in self.table.column_names:
             return np.where(labels < classes // 2, 0, LISTED_SPLITS.index("test")).astype(np.int8)
-        encoded = compute.fill_null(text_column(self.table, self.file, "split"), "").dictionary_encode()
+        encoded = compute.fill_null(text_column(self.table, self.told, "split"), "").dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         known = {name: index for index, name in enumerate(LISTED_SPLITS)}
         splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[encoded.indices.to_numpy()]
@@ -137,9 +137,8 @@ class TableRows:
         if name not in self.table.column_names:
             return None
         compute = arrow_compute()
-
         encoded = compute.utf8_lower(
-            compute.fill_null(text_column(self.table, self.file, name), "false")
+            compute.fill_null(text_column(self.table, self.told, name), "false")
         ).dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy()
@@ -199,10 +198,9 @@ class TableRows:
     def _super_classes(self, labels: np.ndarray, classes: int) -> tuple[np.ndarray | None, list[str]]:
         """(C,) positions in the sorted names; a class of two super-classes is a fault."""
         compute = arrow_compute()
-
         if "super_class" not in self.table.column_names:
             return None, []
-        encoded = compute.fill_null(text_column(self.table, self.file, "super_class"), "").dictionary_encode()
+        encoded = compute.fill_null(text_column(self.table, self.told, "super_class"), "").dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy()
         order = np.argsort(np.array(names, dtype=object), kind="stable")

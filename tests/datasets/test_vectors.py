@@ -1,0 +1,269 @@
+"""Vectors as a dataset: the same head as over images that give these vectors, and one line for what is no vector."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from torch import nn
+
+from dmlkit.datasets import VectorsConfig
+from dmlkit.errors import UserError
+from dmlkit.losses import ProxyAnchor
+from dmlkit.manifolds import Sphere
+from dmlkit.recipe.file import dump_recipe, parse_recipe, read_recipe
+from dmlkit.training.train import train
+
+CLASSES, EACH, WIDTH = 12, 6, 5
+RECIPE = """\
+seed: 3
+dataset: {{name: vectors, embeddings: {folder}/x.npy, labels: {folder}/y.npy, validation_fraction: 0.34}}
+backbone: {{name: identity}}
+embedding_dim: 4
+loss: {{name: proxy_anchor}}
+sampler: {{name: random, batch_size: 8}}
+optimizer: {{name: adamw, lr: 0.003, lr_multipliers: {{loss: 10}}}}
+training: {{epochs: 3}}
+metrics: [recall@1, map@r]
+"""
+
+
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    centers = generator.normal(size=(CLASSES, WIDTH)).repeat(EACH, 0)
+    return (centers + 0.5 * generator.normal(size=centers.shape)).astype(np.float32), np.arange(CLASSES).repeat(EACH)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """Of vectors on disk."""
+    vectors, labels = arrays()
+    np.save(tmp_path / "x.npy", vectors)
+    np.save(tmp_path / "y.npy", labels)
+    (tmp_path / "vectors.yaml").write_text(RECIPE.format(folder=tmp_path))
+    return tmp_path / "vectors.yaml"
+
+
+def test_training_is_that_of_a_plain_loop_to_the_bit(recipe: Path, tmp_path: Path):
+    train(recipe, tmp_path / "run", device="cpu")
+    state = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
+
+    vectors, labels = map(torch.from_numpy, arrays())
+    vectors, labels = vectors[: 3 * EACH], labels[: 3 * EACH]  # half of 12 train, 3 of these 6 validate
+    settings = read_recipe(recipe)
+    sampler = settings.sampler.build(labels, 3)
+    torch.manual_seed(3)
+    head = nn.Linear(WIDTH, 4)
+    nn.init.kaiming_normal_(head.weight, mode="fan_out")
+    nn.init.zeros_(head.bias)
+    sphere = Sphere(4)
+    loss = ProxyAnchor(sphere, 3, margin=0.1, scale=32.0)
+    groups = [{"params": list(head.parameters()), "lr": 0.003}, {"params": list(loss.parameters()), "lr": 0.03}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=1e-4, eps=1e-8, fused=True)
+    for epoch in range(3):
+        for batch in sampler.batches(epoch):
+            value = loss(sphere.from_features(head(vectors[batch])), labels[batch])
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+    weights = list(state["model"].values())
+    assert [weight.shape for weight in weights] == [(4, WIDTH), (4,)]
+    assert all(torch.equal(weight, own) for weight, own in zip(weights, head.parameters(), strict=True))
+    assert torch.equal(state["objective"]["loss.proxies"], loss.proxies)
+
+
+@pytest.mark.parametrize("kind", ["float16", ">f4", "float64", "parquet", "lists", "folder"])
+def test_every_file_gives_the_same_vectors(kind: str, recipe: Path, tmp_path: Path):
+    vectors, labels = arrays()
+    vectors = vectors.astype(np.float16).astype(np.float32)  # exact in all of them
+    options: dict[str, Any] = {"embeddings": str(tmp_path / "other.npy"), "labels": str(tmp_path / "y.npy")}
+    names = [f"{name:02}" for name in labels]
+    if kind in ("parquet", "lists"):
+        options = {"embeddings": str(tmp_path / "other.parquet"), "labels": "species"}
+        column: Any = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), WIDTH)
+        table = pa.table({"embedding": column if kind == "parquet" else vectors.tolist(), "species": names})
+        parquet.write_table(table, options["embeddings"])
+    elif kind == "folder":
+        options = {"embeddings": str(tmp_path / "folder")}
+        (tmp_path / "folder").mkdir()
+        np.save(tmp_path / "folder" / "embeddings.npy", vectors)
+        (tmp_path / "folder" / "manifest.json").write_text("{}")
+        items = {"id": range(len(labels)), "path": [f"{row}.jpg" for row in range(len(labels))], "label": names}
+        parquet.write_table(pa.table(items), tmp_path / "folder" / "items.parquet")
+    else:
+        np.save(tmp_path / "other.npy", vectors.astype(kind))
+    config = VectorsConfig(**options, validation_fraction=0.34)
+    found = {split: config.build(split) for split in ("train", "validation", "test")}
+    assert [(len(data), len(data.class_names)) for data in found.values()] == [(18, 3), (18, 3), (36, 6)]
+    for start, data in zip((0, 18, 36), found.values(), strict=True):
+        rows = torch.stack([data.sample(index) for index in range(len(data))])
+        assert data.num_features == WIDTH and rows.dtype == torch.float32
+        assert np.array_equal(rows.numpy(), vectors[start : start + len(data)])
+        assert data.labels.tolist() == (labels[start : start + len(data)] - start // EACH).tolist()
+    if kind == "folder":
+        assert found["test"].paths[0] == "36.jpg" and found["test"].key(0).endswith("embeddings.npy:36")
+
+
+def test_splits_say_what_trains_and_tests(recipe: Path, tmp_path: Path):
+    splits = np.array(["test", "validation", "train"]).repeat(CLASSES * EACH // 3)
+    np.save(tmp_path / "splits.npy", splits)
+    config = VectorsConfig(
+        embeddings=str(tmp_path / "x.npy"), labels=str(tmp_path / "y.npy"), splits=str(tmp_path / "splits.npy")
+    )
+    names = {split: config.build(split).class_names for split in ("train", "validation", "test")}
+    assert names == {"train": ("8", "9", "10", "11"), "validation": ("4", "5", "6", "7"), "test": ("0", "1", "2", "3")}
+
+
+def damaged(tmp_path: Path, what: str) -> dict[str, Any]:
+    """Options of a dataset that is wrong."""
+    vectors, labels = arrays()
+    path = tmp_path / "bad.npy"
+    options = {"embeddings": str(path), "labels": str(tmp_path / "y.npy")}
+    bad = vectors.astype(np.float64)
+    match what:
+        case "nan":
+            bad[17, 3] = np.nan
+        case "infinite":
+            bad[3, 0] = 1e300  # in float32
+        case "integers":
+            bad = vectors.astype(np.int64)
+        case "one dimension":
+            bad = vectors[0]
+        case "three dimensions":
+            bad = vectors[None]
+        case "empty":
+            bad = vectors[:0]
+        case "objects":
+            bad = vectors.astype(object)
+        case "other count":
+            options["labels"] = str(tmp_path / "few.npy")
+            np.save(tmp_path / "few.npy", labels[:9])
+        case "no labels":
+            options.pop("labels")
+        case "float labels":
+            options["labels"] = str(tmp_path / "x.npy")
+        case "one class":
+            options["labels"] = str(tmp_path / "one.npy")
+            np.save(tmp_path / "one.npy", 0 * labels)
+        case "missing":
+            options["embeddings"] = str(tmp_path / "none.npy")
+        case "a folder of others":
+            options["embeddings"] = str(tmp_path)
+        case "another kind":
+            options["embeddings"] = str(tmp_path / "vectors.yaml")
+        case _:
+            table: dict[str, Any] = {
+                "no column": {"label": labels},
+                "texts": {"label": labels, "embedding": ["a"] * len(labels)},
+                "other lengths": {"label": labels, "embedding": [[0.5] * (1 + row % 2) for row in range(len(labels))]},
+                "a blank": {"label": labels, "embedding": [[0.5, None if row == 2 else 1.0] for row in labels]},
+                "no labels at all": {"label": pa.nulls(len(labels)), "embedding": vectors.tolist()},
+            }[what]
+            options = {"embeddings": str(tmp_path / "bad.parquet")}
+            parquet.write_table(pa.table(table), tmp_path / "bad.parquet")
+    np.save(path, bad, allow_pickle=True)
+    return options
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    {
+        "nan": "bad.npy: row 17, counted from 0, has nan or inf",
+        "infinite": "bad.npy: row 3, counted from 0, has nan or inf",
+        "integers": "bad.npy: holds int64; expected vectors in float16, float32 or float64",
+        "one dimension": r"bad.npy: has shape \(5,\); expected \(N, D\)",
+        "three dimensions": r"bad.npy: has shape \(1, 72, 5\); expected \(N, D\)",
+        "empty": r"bad.npy: has shape \(0, 5\); expected \(N, D\)",
+        "objects": "bad.npy: cannot read this NumPy array: .*Python objects",
+        "other count": r"dataset.labels: .*few.npy: has shape \(9,\), but .*bad.npy holds 72 vectors",
+        "no labels": "dataset.labels: .*bad.npy has no column 'label', an .npy file has none",
+        "float labels": "dataset.labels: .*x.npy: holds float32; expected integers or text",
+        "one class": "bad.npy: no vectors for train; expected at least two classes",
+        "missing": "none.npy: no such file",
+        "a folder of others": "holds no embeddings; expected a folder that dmlkit embed has finished",
+        "another kind": "vectors.yaml: expected vectors: an .npy or .parquet file, or a folder",
+        "no column": "bad.parquet: has no column 'embedding' with the vectors; it has label",
+        "texts": "bad.parquet: column 'embedding' is of type string; expected lists",
+        "other lengths": "bad.parquet: column 'embedding': row 1, counted from 0, is blank or of another length",
+        "a blank": "bad.parquet: column 'embedding': .* blank",
+        "no labels at all": "dataset.labels: .*bad.parquet: no vector has a label",
+    }.items(),
+)
+def test_what_is_no_vector_is_told_in_one_line(what: str, told: str, recipe: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=told) as caught:
+        VectorsConfig(**damaged(tmp_path, what)).build("train")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("transform.size=32", "transform: got plain, but dataset vectors holds vectors"),
+        ("transform={name: plain}", "transform: got plain, but dataset vectors holds vectors"),
+        ("backbone={name: small_cnn}", "backbone.name: small_cnn takes images, but .* expected identity"),
+        ("dataset={name: glyphs}", "backbone.name: identity takes vectors, but dataset glyphs holds images"),
+        ("dataset.cache=folder", "vectors needs dataset.cache None, got folder"),
+        ("dataset.on_bad_image=skip", "vectors needs dataset.on_bad_image error, got skip"),
+        ("training.augment_on=device", "vectors needs training.augment_on loader, got device"),
+        ("training.compile=true", "identity needs training.compile False, got True"),
+        ("backbone.freeze_epochs=1", "identity needs backbone.freeze_epochs 0, got 1"),
+        ("optimizer.lr_multipliers.backbone=0.5", "identity needs optimizer.lr_multipliers.backbone 1.0, got 0.5"),
+    ],
+)
+def test_a_recipe_whose_parts_do_not_meet_is_refused_when_it_is_read(override: str, told: str, recipe: Path):
+    with pytest.raises(UserError, match=told):
+        read_recipe(recipe, [override])
+
+
+def test_a_transform_is_left_out_for_vectors_alone(recipe: Path):
+    read = read_recipe(recipe)
+    assert read.transform is None and parse_recipe(dump_recipe(read), "again.yaml") == read
+    with pytest.raises(UserError, match="transform: got null, but dataset glyphs holds images"):
+        parse_recipe("dataset: {name: glyphs}\nloss: {name: triplet}\ntransform: null", "r.yaml")
+
+
+def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: Callable[..., Any]):
+    run = tmp_path / "run"
+    assert dmlkit("train", recipe, "-o", run).code == 0
+    (tmp_path / "y.npy").rename(tmp_path / "z.npy")  # a new file needs none of the dataset
+    np.save(tmp_path / "new.npy", arrays()[0][:7].astype(np.float64))
+    assert "7 embeddings of 4 dimensions" in dmlkit("embed", run, tmp_path / "new.npy").out
+    (tmp_path / "z.npy").rename(tmp_path / "y.npy")
+    assert dmlkit("embed", run, "--split", "all").code == 0
+    embedded = [np.load(run / "embeddings" / name / "embeddings.npy") for name in ("new.npy", "all")]
+    assert np.array_equal(embedded[0], embedded[1][:7])
+    for command in (("eval", run), ("embed", run, "--split", "test"), ("data", "check", recipe), ("curvature", run)):
+        result = dmlkit(*command)
+        assert result.code == 0, result.err
+
+    np.save(tmp_path / "wide.npy", np.zeros((3, 9), dtype=np.float32))
+    refused = {
+        ("embed", run, tmp_path / "wide.npy"): "got vectors of 9 numbers, but the model takes vectors of 5 numbers",
+        ("embed", run, tmp_path): "is a folder, but the model takes vectors",
+        ("eval", run, "--dataset-root", tmp_path): "is of images, but this run takes vectors",
+        ("data", "cache", recipe, "-o", tmp_path / "cache"): "holds vectors; a cache is of images",
+    }
+    for command, told in refused.items():
+        result = dmlkit(*command)
+        assert result.code == 2 and told in result.err and result.err.count("\n") == 1, result.err
+
+
+@pytest.mark.parametrize("file_format", ["onnx", "torch-export", "safetensors"])
+def test_exports_take_vectors(file_format: str, recipe: Path, tmp_path: Path, dmlkit: Callable[..., Any]):
+    from dmlkit.export.model import ModelManifest
+
+    assert dmlkit("train", recipe, "-o", tmp_path / "run", "--set", "training.epochs=1").code == 0
+    target = tmp_path / f"model.{file_format}"
+    result = dmlkit("export", tmp_path / "run", "--format", file_format, "-o", target)
+    assert "agrees with the run on 16 vectors" in result.out, result.err
+    manifest = ModelManifest.read(tmp_path / f"model.{file_format}.json")
+    assert manifest.input == "vectors: float32 (batch, 5)"
+    if file_format == "onnx":
+        import onnxruntime
+
+        output: Any = onnxruntime.InferenceSession(target).run(None, {"vectors": arrays()[0][:3]})
+        assert output[0].shape == (3, 4)
