@@ -131,9 +131,16 @@ def faults_of(recipe: Recipe, *key: str) -> Generator[None]:
 
 @torch.no_grad()
 def try_model(model: EmbeddingModel, size: int) -> None:
-    """Show the model one black image of the recipe's size: what cannot take it says so before anything is written."""
+    """Show the model one black image of the recipe's size: what cannot take it says so before anything is written.
+
+    Raises:
+        ValueError: it cannot.
+    """
     was_training = model.training
-    model.eval()(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    try:
+        model.eval()(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    except AssertionError as error:  # so timm's networks put it
+        raise ValueError(f"{size}: {error}") from error
     model.train(was_training)
 
 
