@@ -11,7 +11,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained import efficientnet_lite
 from dmlkit.backbones.pretrained.model_folder import SOURCES, Arguments, read_model, weights_file
 from dmlkit.backbones.pretrained.published import PublishedInput, timm_input
-from dmlkit.backbones.pretrained.timm_models import adapt, check_registered, create, fixed_size, registered_settings
+from dmlkit.backbones.pretrained.timm_models import adapt, built_size, check_registered, create, registered_settings
 from dmlkit.backbones.pretrained.weights import input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, from_weights, one_of
 from dmlkit.errors import UserError
@@ -78,11 +78,12 @@ class TimmConfig(BackboneConfig, frozen=True):
             return {}
         folder = read_model(self.model)
         keys = {"architecture": folder.architecture, "arguments": self.arguments or folder.arguments}
-        return keys | {"image_size": self.image_size or fixed_size(folder)}
+        return keys | {"image_size": self.image_size or built_size(folder)}
 
     def published_input(self) -> PublishedInput:
         if self.model.startswith(SOURCES):
-            return timm_input(self.model, read_model(self.model).settings, self.image_size)
+            folder = read_model(self.model)
+            return timm_input(self.model, folder.settings, self.image_size or built_size(folder))
         check_registered(self.model)
         return timm_input(self.model, registered_settings(self.model), self.image_size)
 
@@ -120,7 +121,7 @@ class Timm(Backbone):
         if is_elsewhere and architecture is None:
             folder = read_model(model)
             architecture, arguments = folder.architecture, arguments or folder.arguments
-            image_size = image_size or fixed_size(folder)
+            image_size = image_size or built_size(folder)
         file = self._weights_file(model, weights)
         options = {**(arguments or {}), **({"img_size": image_size} if image_size else {})}
         self.network = create(architecture or model, pretrained=weights == "pretrained" and not is_elsewhere, **options)

@@ -147,9 +147,16 @@ def blank_input(recipe: Recipe, dataset: Dataset) -> Tensor:
 
 @torch.no_grad()
 def try_model(model: EmbeddingModel, blank: Tensor) -> None:
-    """Show the model a black image of the recipe's size: what cannot take it says so before anything is written."""
+    """Show the model a black image of the recipe's size: what cannot take it says so before anything is written.
+
+    Raises:
+        ValueError: it cannot.
+    """
     was_training = model.training
-    model.eval()(blank)
+    try:
+        model.eval()(blank)
+    except AssertionError as error:  # so timm's networks put it
+        raise ValueError(f"{list(blank.shape)}: {error}") from error
     model.train(was_training)
 
 

@@ -1,7 +1,9 @@
 """Models beside timm's own: a repository of the Hugging Face Hub, or a folder that holds the same two files."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,11 +70,13 @@ class ModelFolder(BaseModel, frozen=True):
     Args:
         architecture: name in timm.
         arguments: of the architecture, beside its size.
+        image_size: that the network was built for, pixels; None where it says none.
         settings: how images are prepared.
     """
 
     architecture: Annotated[str, Field(min_length=1, max_length=200)]
     arguments: Arguments
+    image_size: Annotated[int, Field(ge=8, le=MAX_ARGUMENT)] | None
     settings: InputSettings
 
 
@@ -102,13 +106,15 @@ def _parse(data: Any) -> ModelFolder:
         raise ValueError("it names no architecture")
     settings: Any = data.get("pretrained_cfg", data)  # timm before 0.9 wrote one level
     arguments: Any = data.get("model_args") or {}
-    if isinstance(arguments, Mapping) and isinstance(settings, Mapping):
+    size = None
+    if isinstance(arguments, Mapping):
         size = arguments.get("img_size")
-        sides = [size, size] if isinstance(size, int) else size
-        channels = arguments.get("in_chans", 3)
-        settings = {**settings, **({"input_size": [channels, *sides]} if sides else {})}
+        if isinstance(size, list) and size == size[:1] * 2:  # height and width
+            size = size[0]
+        if arguments.get("in_chans", 3) != 3:
+            raise ValueError("the network takes other images than of 3 colours")
         arguments = {name: value for name, value in arguments.items() if name not in OWN}
-    plain = {"architecture": data["architecture"], "arguments": arguments, "settings": settings}
+    plain = {"architecture": data["architecture"], "arguments": arguments, "image_size": size, "settings": settings}
     return ModelFolder.model_validate_json(json.dumps(plain), strict=True)
 
 
@@ -147,7 +153,8 @@ def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> 
     failure: Exception | None = None
     for name in names:
         try:
-            return Path(hf_hub_download(repository, name, revision=revision))
+            with _without_warnings("huggingface_hub"):  # twelve lines of retries, before ours says it once
+                return Path(hf_hub_download(repository, name, revision=revision))
         except LocalEntryNotFoundError as error:  # no network, which is also no entry to this library
             failure = error
             break
@@ -162,3 +169,14 @@ def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> 
         f"{WEIGHTS[0]} (or {WEIGHTS[1]}) of https://huggingface.co/{repository} on a machine with network, put both "
         f"into a folder and name it {FOLDER}FOLDER"
     ) from failure
+
+
+@contextmanager
+def _without_warnings(library: str) -> Generator[None]:
+    logger = logging.getLogger(library)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

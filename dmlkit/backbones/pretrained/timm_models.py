@@ -22,13 +22,13 @@ def registered_settings(model: str) -> Any:
         return None
 
 
-def fixed_size(folder: ModelFolder) -> int | None:
-    """The side of the images that a model of a folder takes, pixels; None where it takes any."""
+def built_size(folder: ModelFolder) -> int | None:
+    """The side of the images that a folder's network was built for, pixels; None where it takes any."""
     check_registered(folder.architecture)
     in_timm = registered_settings(folder.architecture)
     stated = folder.settings.fixed_input_size
     is_fixed = (in_timm is not None and in_timm.fixed_input_size) if stated is None else stated
-    return folder.settings.input_size[-1] if is_fixed else None
+    return folder.image_size or (folder.settings.input_size[-1] if is_fixed else None)
 
 
 def adapt(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
