@@ -9,6 +9,7 @@ from dmlkit.cli.options import Debug, Device, DryRun, RecipePath, Set
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import nn
 
     from dmlkit.datasets.files.dataset import Dataset
     from dmlkit.recipe.schema import Recipe
@@ -104,14 +105,21 @@ def print_experiment(recipe: "Recipe", console: "Console") -> None:
         "validation": size_of(validation) if validation else "none",
         "steps": f"{len(experiment.sampler)} an epoch, {recipe.training.epochs} epochs, "
         f"batches of {experiment.sampler.batch_size} images",
-        "model": f"{sum(parameter.numel() for parameter in experiment.model.parameters()):,} parameters",
-        "loss": f"{sum(parameter.numel() for parameter in experiment.objective.parameters()):,} parameters",
+        "model": parameters_of(experiment.model),
+        "loss": parameters_of(experiment.objective),
     }
     for line in dump_recipe(recipe).splitlines():
         say(console, line)
     for name, text in sizes.items():
         say(console, f"{name + ':':12}{text}")
     say(console, "dry run: nothing was trained or written")
+
+
+def parameters_of(module: "nn.Module") -> str:
+    """How many parameters, and how many of them train where that is not all."""
+    count = sum(parameter.numel() for parameter in module.parameters())
+    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    return f"{count:,} parameters" + (f", of which {trained:,} train" if trained < count else "")
 
 
 def size_of(dataset: "Dataset") -> str:

@@ -34,6 +34,12 @@ OPTIONS = {"proxy_gml": "proxy_gml, ratio: 0.5, scale: 20.0"}  # its own keep fe
 SHARDED = ("training.shard_proxies=true",)
 # Everything that a number of ranks could spoil: momentum of shared-out proxies, a norm over all of them, a schedule.
 RESUMED = (*SHARDED, "optimizer.lr=0.0001", "training.clip_grad_norm=0.5", "schedule={name: cosine}")
+TUNED = {
+    "none": "backbone.tuning={name: none}",
+    "last blocks": "backbone.tuning={name: last_blocks, blocks: 2}",
+    "lora": "backbone.tuning={name: lora, targets: all, rank: 1}",
+    "first epoch frozen": "backbone.freeze_epochs=1",
+}
 
 
 class Stopper(Silent):
@@ -59,6 +65,8 @@ if __name__ == "__main__":
             train(recipe_of(name), output / name, fabric=fabric)
             if variant.shares_classes and fabric.world_size > 1:
                 train(recipe_of(name, SHARDED), output / f"{name} sharded", fabric=fabric)
+        for name, override in TUNED.items():
+            train(recipe_of("proxy_anchor", (override,)), output / name, fabric=fabric)
         train(recipe_of("mpa", RESUMED), output / "unbroken", fabric=fabric)
         with suppress(TrainingStoppedError):
             train(recipe_of("mpa", RESUMED), output / "stopped", fabric=fabric, progress=Stopper())

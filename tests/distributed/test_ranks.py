@@ -14,7 +14,7 @@ import torch
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
 from dmlkit.run_folder.folder import RunFolder
-from tests.distributed.ranks_script import RECIPE
+from tests.distributed.ranks_script import RECIPE, TUNED
 
 SCRIPT = Path(__file__).parent / "ranks_script.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
@@ -48,6 +48,12 @@ def assert_same_weights(found: Path, expected: Path, atol: float = 1e-5):
 @pytest.mark.parametrize("loss", sorted(LossConfig.variants))
 def test_two_ranks_equal_one(runs: Path, loss: str):
     assert_same_weights(runs / "two" / loss, runs / "one" / loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TUNED)
+def test_two_ranks_of_a_backbone_that_trains_in_part_equal_one(runs: Path, name: str):
+    assert_same_weights(runs / "two" / name, runs / "one" / name)
 
 
 @pytest.mark.slow

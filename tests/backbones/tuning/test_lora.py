@@ -1,0 +1,132 @@
+"""Updates of low rank: W + alpha / r B A on the weights that were asked for, the same when merged, and small."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from dmlkit.backbones.base import Backbone
+from dmlkit.backbones.tuning.lora import LoRAConfig, LowRankUpdate
+from dmlkit.errors import UserError
+from tests.contracts.test_backbones import config
+
+VIT_S = {"model": "vit_small_patch16_224"}
+ADAPTED: dict[str, tuple[str, dict[str, Any], LoRAConfig, int]] = {
+    "timm ViT": ("timm", VIT_S, LoRAConfig(), 12 * 2),
+    "timm ViT, all": ("timm", VIT_S, LoRAConfig(targets="all"), 1 + 12 * 4),  # patches, qkv, projection, MLP
+    "ViT": ("vit", {}, LoRAConfig(), 12 * 2),
+    "ViT, all": ("vit", {}, LoRAConfig(targets="all"), 1 + 12 * 4),
+    "ResNet-18": ("resnet18", {}, LoRAConfig(targets="all"), 20),
+    "ConvNeXt-T": ("convnext", {}, LoRAConfig(targets="all"), 1 + 3 + 18 * 3),  # stem, halvings, three a block
+    "Swin-T": ("timm", {"model": "swin_tiny_patch4_window7_224"}, LoRAConfig(), 12 * 2),
+}
+"""Backbone, its options, the tuning, and how many weights it adapts."""
+
+
+def adapted(case: str) -> Backbone:
+    """With updates that are not zero."""
+    name, options, tuning, _ = ADAPTED[case]
+    torch.manual_seed(0)
+    backbone = config(name, tuning=tuning, **options).build().eval()
+    for update in updates(backbone):
+        nn.init.normal_(update.up, std=0.02)
+    return backbone
+
+
+def updates(backbone: nn.Module) -> list[LowRankUpdate]:
+    return [module for module in backbone.modules() if isinstance(module, LowRankUpdate)]
+
+
+@pytest.mark.parametrize("case", ADAPTED)
+@torch.no_grad()
+def test_merged_weights_give_the_same_features(case: str):
+    backbone = adapted(case)
+    assert len(updates(backbone)) == ADAPTED[case][3]
+    side = 224 if "timm" in ADAPTED[case][0] else 64
+    images = torch.randn(2, 3, side, side)
+    before = backbone(images)
+    name, options, _, _ = ADAPTED[case]
+    torch.manual_seed(0)
+    plain = config(name, **options).build().eval()
+    assert (before - plain(images)).abs().max() > 1e-3
+    merged = backbone.merge()(images)
+    torch.testing.assert_close(merged, before, atol=1e-5, rtol=0)
+    assert backbone.state_dict().keys() == plain.state_dict().keys() and not updates(backbone)
+    plain.load_state_dict(backbone.state_dict())
+    assert torch.equal(plain(images), merged)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(12, 20), nn.Conv2d(12, 20, 3, padding=1), nn.Conv2d(12, 24, 1, groups=2)], ids=str
+)
+def test_an_adapted_layer_adds_b_a_x(layer: nn.Linear | nn.Conv2d):
+    """The equation as it is written, with the update as a layer of its own beside the frozen one."""
+    rank, alpha = 3, 6.0
+    frozen, update = copy.deepcopy(layer), LowRankUpdate(layer.weight, rank=rank, alpha=alpha)
+    nn.init.normal_(update.up)
+    parametrize.register_parametrization(layer, "weight", update)
+    x = torch.randn(4, 12) if isinstance(layer, nn.Linear) else torch.randn(4, 12, 5, 5)
+    beside = copy.deepcopy(frozen)
+    beside.bias = None
+    beside.weight.data = torch.einsum("mr,rn->mn", update.up, update.down).reshape(beside.weight.shape)
+    torch.testing.assert_close(layer(x), frozen(x) + alpha / rank * beside(x))
+
+
+def test_a_fresh_update_changes_nothing_and_is_the_same_for_a_seed():
+    images = torch.randn(1, 3, 64, 64)
+    found: list[dict[str, torch.Tensor]] = []
+    for tuning in (LoRAConfig(targets="all"), LoRAConfig(targets="all"), None):
+        torch.manual_seed(0)
+        backbone = config("resnet18", **({"tuning": tuning} if tuning else {})).build().eval()
+        with torch.no_grad():
+            found.append({**backbone.state_dict(), "features": backbone(images)})
+    assert torch.equal(found[0]["features"], found[2]["features"])
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
+def test_an_optimizer_keeps_at_most_2_percent_of_full_tuning():
+    def kept(tuning: dict[str, Any]) -> int:
+        """Bytes of Adam's state for ViT-S and a head of 128."""
+        backbone = config("timm", tuning=tuning, **VIT_S).build()
+        parameters = [*backbone.tuned_parameters(), *nn.Linear(backbone.num_features, 128).parameters()]
+        optimizer = torch.optim.AdamW(parameters)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        return sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values())
+
+    assert kept({"name": "lora", "rank": 8}) <= 0.02 * kept({"name": "full"})
+
+
+def test_a_few_steps_lower_the_loss_and_move_updates_alone():
+    torch.manual_seed(0)
+    backbone = config("timm", model="test_vit", tuning=LoRAConfig(rank=4)).build().train()
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    images, target = torch.randn(8, 3, 160, 160), torch.randn(8, backbone.num_features)
+    optimizer = torch.optim.AdamW(backbone.tuned_parameters(), lr=3e-3)
+    losses: list[float] = []
+    for _ in range(6):
+        loss = (backbone(images) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    moved = {name for name, tensor in backbone.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in before if name.endswith((".down", ".up"))} != set()
+
+
+@pytest.mark.parametrize(
+    ("name", "tuning", "told"),
+    [
+        ("resnet18", LoRAConfig(), "backbone.tuning.targets: got attention, expected all: this backbone has no"),
+        ("convnext", LoRAConfig(), "backbone.tuning.targets: got attention, expected all: this backbone has no"),
+        ("vit", LoRAConfig(rank=700), "backbone.tuning.rank: got 700, for which no update is smaller"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused_with_the_reason(name: str, tuning: LoRAConfig, told: str):
+    with pytest.raises(UserError, match=told):
+        config(name, tuning=tuning).build()
