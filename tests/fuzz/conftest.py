@@ -40,9 +40,14 @@ expect:
 PHOTOS = RECIPE.replace(
     "{name: glyphs, classes: 12, images_per_class: 3, size: 16}", "{name: folder, root: photos, validation_fraction: 0}"
 )
+WEIGHTS = RECIPE.replace(
+    "{name: small_cnn, width: 4}", "{name: timm, model: test_resnet, weights: weights.pth, pooling: {name: avg}}"
+)
+
 
 MADE = (
     ("train", "base.yaml", "-o", "run"),
+    ("train", "weights.yaml", "-o", "begun"),
     ("eval", "run"),
     ("embed", "run", "--split", "test"),
     ("export", "run/embeddings/test", "--format", "faiss"),
@@ -108,10 +113,14 @@ def command() -> Callable[..., tuple[int, str]]:
 def ground(tmp_path_factory: pytest.TempPathFactory, command: Callable[..., tuple[int, str]]) -> Path:
     """A folder with a recipe, a run and what commands make of it, arrays, a table and a few images."""
     import numpy as np
+    import timm
+    import torch
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("ground")
     (folder / "base.yaml").write_text(RECIPE)
+    (folder / "weights.yaml").write_text(WEIGHTS)
+    torch.save(timm.create_model("test_resnet", num_classes=0).state_dict(), folder / "weights.pth")
     (folder / "study.yaml").write_text(STUDY)
     random = np.random.default_rng(0)
     for label in ("ant", "bee", "cat", "dog"):

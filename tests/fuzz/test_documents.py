@@ -29,6 +29,8 @@ READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "run/summary.json": (("compare", "run", "study/runs/small/seed-0"), ("eval", "run")),
     "run/evaluations/*.json": (("compare", "run", "study/runs/small/seed-0"), ("eval", "run")),
     "run/evaluations/*.npz": (("compare", "run", "study/runs/small/seed-0"), ("eval", "run")),
+    "begun/untouched/*.json": (("compare", "run", "begun"), ("train", "weights.yaml", "-o", "begun", "--resume")),
+    "begun/untouched/*.npz": (("compare", "run", "begun"), ("train", "weights.yaml", "-o", "begun", "--resume")),
     "run/embeddings/test/manifest.json": (("eval", "run/embeddings/test"), ("curvature", "run/embeddings/test")),
     "run/embeddings/test/embeddings.npy": (
         ("eval", "run/embeddings/test"),
@@ -128,4 +130,4 @@ def test_a_damaged_file_is_told_in_a_line(
 def written_by(words: tuple[str, ...]) -> set[str]:
     """What a command may change: its output, and what lies in the run that it evaluates."""
     outputs = {words[index + 1] for index, word in enumerate(words) if word == "-o"}
-    return outputs | ({"run", "study"} if words[0] in ("eval", "compare") else set()) | {"out"}
+    return outputs | ({"run", "begun", "study"} if words[0] in ("eval", "compare") else set()) | {"out"}

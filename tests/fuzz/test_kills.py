@@ -16,6 +16,8 @@ KILLED = 137
 WRITERS: dict[str, tuple[str, ...]] = {
     "train": ("train", "base.yaml", "-o", "new", "--resume"),
     "train over a run": ("train", "base.yaml", "-o", "run", "--overwrite", "--set", "seed=1"),
+    "train from weights": ("train", "weights.yaml", "-o", "new", "--resume"),
+    "train from weights over a run": ("train", "weights.yaml", "-o", "begun", "--overwrite", "--set", "seed=1"),
     "embed": ("embed", "run", "photos", "-o", "new"),
     "eval": ("eval", "run", "--set", "transform.size=20"),
     "data cache": ("data", "cache", "photos.yaml", "-o", "new"),
@@ -40,6 +42,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "export safetensors": ("export", "run", "--format", "safetensors", "-o", "new.safetensors"),
 }
 VARYING = {"seconds", "images_per_second", "waiting", "created", "created_at", "cost", "command", "modified"}
+VARYING |= {"training_seconds", "seconds_per_epoch", "peak_memory_bytes"}
 
 
 @pytest.mark.slow

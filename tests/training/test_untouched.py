@@ -1,0 +1,378 @@
+"""Untouched beside tuned: the features that training began with, by hand, once a run, and what comes of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from dmlkit.distributed.stopping import TrainingStoppedError
+from dmlkit.evaluation.significance import paired_comparison
+from dmlkit.evaluation.untouched import told_gain
+from dmlkit.recipe.file import read_recipe
+from dmlkit.run_folder.documents import EpochRow, Summary
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.curves import plot_curves
+from dmlkit.training.progress import Silent
+from dmlkit.training.summary import seconds_per_epoch
+from dmlkit.training.train import train
+from tests.conftest import TINY_RECIPE
+from tests.metrics import naive
+
+MODEL = "test_resnet"
+CPU = ("--device", "cpu", "--set", "training.workers=0")
+NAMES = {"recall@1": ("recall", 1), "recall@2": ("recall", 2), "map@r": ("map@r", 0)}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Weights that nobody downloaded: random, but of this file."""
+    torch.manual_seed(11)
+    torch.save(timm.create_model(MODEL, num_classes=0).state_dict(), tmp_path / "weights.pth")
+    return tmp_path / "weights.pth"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, weights: Path) -> Path:
+    text = TINY_RECIPE.replace(
+        "{name: small_cnn, width: 4}", f"{{name: timm, model: {MODEL}, weights: {weights}, pooling: {{name: avg}}}}"
+    )
+    (tmp_path / "recipe.yaml").write_text(text.replace("epochs: 3", "epochs: 2"))
+    return tmp_path / "recipe.yaml"
+
+
+def by_hand(network: torch.nn.Module, recipe: Path, split: str) -> dict[str, float]:
+    """timm's own network, pixels by hand, NumPy's cosine, metrics by loops."""
+    read = read_recipe(recipe)
+    images = read.dataset.build(split)  # pyright: ignore[reportArgumentType]
+    transform = read.transform.evaluation()
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (read.transform.mean, read.transform.std))
+    pixels = torch.stack([transform(images.image(index)) for index in range(len(images))])
+    with torch.no_grad():
+        maps = network.eval().forward_features((pixels / 255 - mean) / std)  # pyright: ignore[reportCallIssue]
+    features = maps.mean((2, 3)).double().numpy()
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    cosine, labels = (features @ features.T).round(6), images.labels.tolist()
+    values: dict[str, list[float]] = {name: [] for name in NAMES}
+    for query in range(len(labels)):
+        others = [item for item in range(len(labels)) if item != query]
+        scores, hits = [cosine[query, item] for item in others], [labels[item] == labels[query] for item in others]
+        for name, (kind, k) in NAMES.items():
+            values[name].append(naive.expected(scores, hits, kind, k))
+    return {name: float(np.mean(column)) for name, column in values.items()}
+
+
+def loaded(weights: Path) -> Any:
+    network = timm.create_model(MODEL, num_classes=0)
+    network.load_state_dict(torch.load(weights, weights_only=True))
+    return network
+
+
+def summary_of(run: Path) -> Summary:
+    return Summary.read(run / "summary.json")
+
+
+def test_a_run_tells_what_its_backbone_could_do_before_training(dmlkit, recipe: Path, weights: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    result = dmlkit("train", recipe, "-o", run, *CPU)
+    assert result.code == 0, result.err
+    untouched = summary_of(run).untouched
+    assert untouched
+    for split, figures in (("validation", untouched.validation), ("test", untouched.test)):
+        assert figures == pytest.approx(by_hand(loaded(weights), recipe, split), abs=1e-4)
+    chosen = summary_of(run).chosen.test
+    assert f"map@r on test: {chosen['map@r']:.3f} tuned, {untouched.test['map@r']:.3f} untouched: " in result.out
+    assert "GB of memory" in result.out
+
+
+def test_the_difference_is_that_of_the_queries(dmlkit, recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
+    assert dmlkit("eval", run, "--device", "cpu").code == 0
+    tuned, before = (np.load(run / path) for path in ("evaluations/test-best.npz", "untouched/test.npz"))
+    untouched = summary_of(run).untouched
+    assert untouched and set(untouched.difference) == set(NAMES)
+    for name, found in untouched.difference.items():
+        expected = paired_comparison(torch.from_numpy(before[name]), torch.from_numpy(tuned[name]))
+        assert found.model_dump() == expected.as_dict()
+        assert found.difference == pytest.approx((tuned[name] - before[name]).mean())
+
+
+def test_a_backbone_without_weights_has_no_untouched_figures(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    result = dmlkit("train", tiny_recipe, "-o", run, *CPU)
+    assert summary_of(run).untouched is None and not (run / "untouched").exists()
+    assert "untouched" not in result.out
+
+
+def test_without_validation_classes_the_test_classes_are_told(dmlkit, recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    result = dmlkit("train", recipe, "-o", run, *CPU, "--set", "dataset.validation_fraction=0")
+    untouched = summary_of(run).untouched
+    assert untouched and untouched.validation is None and "map@r on test: " in result.out
+    assert sorted(path.name for path in (run / "untouched").iterdir()) == ["test.json", "test.npz"]
+
+
+def test_a_metric_that_is_not_made_of_queries_has_no_interval(dmlkit, recipe: Path, tmp_path: Path):
+    words = ("--set", "metrics=[nmi, map@r]", "--set", "training.select_by=nmi")
+    result = dmlkit("train", recipe, "-o", tmp_path / "run", *CPU, *words)
+    assert result.code == 0 and ", without an interval" in result.out
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+def stop_before_training(monkeypatch: pytest.MonkeyPatch, dmlkit, *words: object):
+    """Train, but end where the first step would come."""
+
+    def end(*_: Any, **__: Any):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[train.__module__], "fit", end)
+        with pytest.raises(Killed):
+            dmlkit("train", *words)
+
+
+def test_a_run_that_goes_on_scores_nothing_again_and_ends_with_the_same_bits(
+    dmlkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    augmented = (*CPU, "--set", "transform={name: imagenet, size: 16, resize: 16}")
+    assert dmlkit("train", recipe, "-o", whole, *augmented).code == 0
+    stop_before_training(monkeypatch, dmlkit, recipe, "-o", killed, *augmented)
+    stamps = {path.name: path.stat().st_mtime_ns for path in (killed / "untouched").iterdir()}
+    assert len(stamps) == 4 and not (killed / "checkpoints" / "last.pt").exists()
+    for _ in range(2):  # the second time everything is done
+        assert dmlkit("train", recipe, "-o", killed, *augmented, "--resume").code == 0
+        assert {path.name: path.stat().st_mtime_ns for path in (killed / "untouched").iterdir()} == stamps
+        for kept, expected in zip(of_checkpoint(killed), of_checkpoint(whole), strict=True):
+            assert torch.equal(kept, expected)
+        assert summary_of(killed).untouched == summary_of(whole).untouched
+
+
+def of_checkpoint(run: Path) -> list[torch.Tensor]:
+    state = RunFolder(run).load_checkpoint("last")
+    return [*state["model"].values(), *state["objective"].values(), state["random"]["cpu"]]
+
+
+def test_scoring_leaves_training_as_it_is(dmlkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert dmlkit("train", recipe, "-o", tmp_path / "scored", *CPU).code == 0
+    monkeypatch.setattr(sys.modules[train.__module__], "score_untouched", lambda *_: {})
+    assert dmlkit("train", recipe, "-o", tmp_path / "bare", *CPU).code == 0
+    for scored, bare in zip(of_checkpoint(tmp_path / "scored"), of_checkpoint(tmp_path / "bare"), strict=True):
+        assert torch.equal(scored, bare)
+
+
+def test_other_weights_are_scored_again_before_the_first_checkpoint_and_never_after_it(
+    dmlkit, recipe: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = tmp_path / "run"
+    stop_before_training(monkeypatch, dmlkit, recipe, "-o", run, *CPU)
+    first = json.loads((run / "untouched" / "test.json").read_text())
+    torch.save({name: tensor + 0.01 for name, tensor in loaded(weights).state_dict().items()}, weights)
+    assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
+    second = json.loads((run / "untouched" / "test.json").read_text())
+    assert first["question"]["weights"] != second["question"]["weights"]
+    untouched = summary_of(run).untouched
+    assert untouched and untouched.test == pytest.approx(by_hand(loaded(weights), recipe, "test"), abs=1e-4)
+    torch.save({name: tensor + 0.02 for name, tensor in loaded(weights).state_dict().items()}, weights)
+    assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
+    assert summary_of(run).untouched == untouched
+
+
+@pytest.mark.parametrize(("name", "text"), [("test.json", "{}"), ("test.npz", ""), ("test.npz", "gone")])
+def test_damaged_figures_are_scored_again_and_left_out_of_comparisons(
+    dmlkit, recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, text: str
+):
+    run, other = tmp_path / "run", tmp_path / "other"
+    assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
+    assert dmlkit("train", recipe, "-o", other, *CPU, "--set", "seed=4").code == 0
+    before = summary_of(run)
+    path = run / "untouched" / name
+    path.unlink() if text == "gone" else path.write_text(text)
+    shown = dmlkit("compare", run, other, "--device", "cpu")
+    assert shown.code == 0 and "left out here" in " ".join(shown.out.split())
+    assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
+    assert f"{name}: " in caplog.text and "scored again" in caplog.text
+    assert summary_of(run) == before
+
+
+def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
+    before = (run / "untouched" / "test.json").read_text()
+    words = (*CPU, "--overwrite", "--set", "dataset.images_per_class=5")
+    assert dmlkit("train", recipe, "-o", run, *words).code == 0
+    after = json.loads((run / "untouched" / "test.json").read_text())
+    assert after["queries"] == 30 and json.loads(before)["queries"] == 36
+    assert dmlkit("train", tiny_recipe, "-o", run, *CPU, "--overwrite").code == 0
+    assert not (run / "untouched").exists() and not (run / ".new").exists()
+
+
+@pytest.mark.parametrize("weights_are", ["a file", "null"])
+def test_an_untrained_recipe_is_scored_as_its_run_is(
+    dmlkit, recipe: Path, weights: Path, tmp_path: Path, weights_are: str
+):
+    random = ("--set", "backbone.weights=null") if weights_are == "null" else ()
+    result = dmlkit("eval", recipe, "--untrained", "--json", "--device", "cpu", *random)
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    torch.manual_seed(3)
+    network = timm.create_model(MODEL, num_classes=0) if random else loaded(weights)
+    assert report["metrics"] == pytest.approx(by_hand(network, recipe, "test"), abs=1e-4)
+    assert any("a random network (seed 3)" in note for note in report["notes"]) == bool(random)
+    run = tmp_path / "run"
+    assert dmlkit("train", recipe, "-o", run, *CPU, *random).code == 0
+    of_run = json.loads(dmlkit("eval", run, "--untrained", "--json", "--device", "cpu").out)
+    assert {**of_run, "source": ""} == {**report, "source": ""} | {"question": of_run["question"]}
+    if not random:
+        stored = json.loads((run / "untouched" / "test.json").read_text())
+        assert stored["metrics"] == report["metrics"] and stored["question"]["weights"] == report["question"]["weights"]
+    shown = dmlkit("eval", recipe, "--untrained", "--device", "cpu", "--split", "validation", *random)
+    assert "validation split of glyphs, untrained timm test_resnet" in " ".join(shown.out.split())
+
+
+def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cut.yaml").write_text("loss: {")
+    cases: list[tuple[tuple[object, ...], str]] = [
+        ((recipe, "--checkpoint", "best"), "--checkpoint does not apply to --untrained"),
+        ((recipe, "--manifold", "sphere"), "--manifold does not apply to --untrained"),
+        (("--embeddings", "x.npy", "--labels", "y.npy"), "--embeddings does not apply to --untrained"),
+        ((), "needs a RECIPE or a RUN"),
+        ((tmp_path / "none.yaml",), "none.yaml: no such file"),
+        ((tmp_path / "cut.yaml",), "cut.yaml:1"),
+        ((tmp_path / "empty",), "no run here"),
+        ((recipe, "--set", "backbone.modl=x"), "unknown key"),
+        ((recipe, "--metric", "recal"), "'recal' is unknown"),
+        ((recipe, "--set", "backbone={name: timm, model: test_resnet, weights: no.pth}"), "no.pth: no such file"),
+    ]
+    weights.unlink()
+    cases.append(((run,), f"{run}/recipe.yaml:"))
+    cases.append(((run,), f"backbone.weights: {weights}: no such file; if it has moved, --set backbone.weights=PATH"))
+    for words, told in cases:
+        result = dmlkit("eval", *words, "--untrained")
+        assert result.code == 2 and result.err.count("\n") == 1 and told in result.err, (words, result.err)
+    result = dmlkit("eval", recipe)
+    assert result.code == 2 and "a recipe is scored by --untrained" in result.err
+
+
+def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):
+    first, second, fresh = tmp_path / "a" / "first", tmp_path / "a" / "second", tmp_path / "fresh"
+    assert dmlkit("train", recipe, "-o", first, *CPU).code == 0
+    assert dmlkit("train", recipe, "-o", second, *CPU, "--set", "seed=4").code == 0
+    assert dmlkit("train", tiny_recipe, "-o", fresh, *CPU).code == 0
+    runs = json.loads(dmlkit("compare", first, second, fresh, "--json", "--device", "cpu").out)["runs"]
+    for run, path in zip(runs, (first, second), strict=False):
+        untouched = summary_of(path).untouched
+        assert untouched and run["untouched"]["metrics"] == untouched.test
+        changes = {name: change.model_dump() for name, change in untouched.difference.items()}
+        assert run["difference_to_untouched"] == changes
+    assert "untouched" not in runs[2]
+    table = dmlkit("compare", first, second, "--markdown", "--device", "cpu")
+    names = [line.split(" | ")[1] for line in table.out.splitlines()[2:5]]
+    assert names == ["first", "second", "untouched"]
+    assert "first: map@r on test: " in table.err and "second: map@r on test: " in table.err
+    mixed = dmlkit("compare", first, fresh, "--markdown", "--device", "cpu").out
+    assert "| untouched (first) |" in mixed
+    other = dmlkit("compare", first, second, "--device", "cpu", "--set", "transform.size=20")
+    assert "untouched figures answer another question" in " ".join(other.out.split())
+
+
+@pytest.mark.parametrize(
+    ("interval", "tuned", "ends"),
+    [
+        ((0.081, 0.105), 0.420, "+0.093 (0.081 to 0.105)"),
+        ((-0.001, 0.105), 0.420, "+0.093 (-0.001 to 0.105): training did not pay here"),
+        ((0.0, 0.105), 0.420, "+0.093 (0.000 to 0.105): training did not pay here"),
+        ((-0.03, -0.01), 0.307, "-0.020 (-0.030 to -0.010): training did not pay here"),
+        (None, 0.420, "+0.093, without an interval"),
+        (None, 0.307, "-0.020, without an interval: training did not pay here"),
+    ],
+)
+def test_the_line_says_whether_training_paid(interval, tuned: float, ends: str):
+    line = told_gain("map@r", tuned, 0.327, interval)
+    assert line == f"map@r on test: {tuned:.3f} tuned, 0.327 untouched: {ends}"
+
+
+def row(epoch: int, seconds: float | None) -> EpochRow:
+    return EpochRow(
+        epoch=epoch,
+        loss=1.0,
+        lr=0.1,
+        images_per_second=1.0,
+        waiting=0.0,
+        seconds=9.0 * epoch,
+        validation={"map@r": 0.1 * epoch},
+        training_seconds=seconds,
+        peak_memory_bytes=epoch,
+    )
+
+
+def test_curves_have_a_dashed_line_for_what_training_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    plot_curves([row(1, 1.0), row(2, 1.0)], tmp_path / "c.png", untouched={"map@r": 0.15, "nmi": 0.9})
+    plot_curves([row(1, 1.0), row(2, 1.0)], tmp_path / "c.png")
+    found = [[(line.get_label(), line.get_linestyle()) for line in figure.axes[1].lines] for figure in drawn]
+    assert found == [[("map@r", "-"), ("map@r, untouched", "--")], [("map@r", "-")]]
+    assert list(drawn[0].axes[1].lines[1].get_ydata()) == [0.15, 0.15]
+
+
+def test_the_seconds_of_an_epoch_are_the_median_of_whole_ones():
+    assert seconds_per_epoch([row(1, 9.0), row(2, None), row(3, 2.0), row(4, 1.0)]) == 2.0
+    assert seconds_per_epoch([row(1, None)]) is None
+
+
+def test_a_run_tells_its_cost(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *CPU).code == 0
+    summary, rows = summary_of(tmp_path / "run"), RunFolder(tmp_path / "run").read_metrics()
+    assert summary.peak_memory_bytes == rows[-1].peak_memory_bytes and summary.peak_memory_bytes
+    assert 10**8 < summary.peak_memory_bytes < 10**11  # torch alone takes more than the one
+    assert summary.seconds_per_epoch == seconds_per_epoch(rows)
+    assert all(row.training_seconds is not None and row.training_seconds < row.seconds + 0.01 for row in rows)
+
+
+class Stopper(Silent):
+    """Asks the run to stop after the first step of its second epoch."""
+
+    def step(self, **told: Any) -> None:
+        if told["epoch"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_epoch_that_was_stopped_in_between_has_no_seconds_of_its_own(tiny_recipe: Path, tmp_path: Path):
+    sets = ("training.workers=0",)
+    with pytest.raises(TrainingStoppedError):
+        train(tiny_recipe, tmp_path / "run", overrides=sets, device="cpu", progress=Stopper())
+    summary = train(tiny_recipe, tmp_path / "run", overrides=sets, device="cpu", resume=True)
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    assert [row.training_seconds is None for row in rows] == [False, True, False]
+    assert summary.seconds_per_epoch == seconds_per_epoch([rows[0], rows[2]])
+
+
+@pytest.mark.slow
+def test_two_ranks_score_what_one_would(recipe: Path, weights: Path, tmp_path: Path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = ["-m", "dmlkit", "train", str(recipe), "-o", str(tmp_path / "run"), *CPU, "--set", "training.epochs=1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("map@r on test: ") == 1
+    untouched = summary_of(tmp_path / "run").untouched
+    assert untouched
+    for split, figures in (("validation", untouched.validation), ("test", untouched.test)):
+        assert figures == pytest.approx(by_hand(loaded(weights), recipe, split), abs=1e-4)
