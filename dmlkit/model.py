@@ -77,8 +77,9 @@ class EmbeddingModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
-        return next(chain(self.parameters(), self.buffers())).device
+        """Where it is; the CPU where it has no weights."""
+        tensor = next(chain(self.parameters(), self.buffers()), None)
+        return torch.device("cpu") if tensor is None else tensor.device
 
     @property
     def num_features(self) -> int | None:
@@ -110,6 +111,23 @@ class EmbeddingModel(nn.Module):
         """What the recipe's tuning leaves as it was in the beginning, by the names of the state dict."""
         frozen = {f"backbone.{name}" for name in self.backbone.frozen_names}
         return {name: tensor for name, tensor in self.state_dict().items() if name in frozen}
+
+
+class NoHead(Head):
+    """Features (B, F) as they are, to points of the manifold."""
+
+    def project(self, features: Tensor) -> Tensor:
+        return features
+
+
+def backbone_alone(model: EmbeddingModel, manifold: Manifold) -> EmbeddingModel:
+    """A model's features (B, F) as points, without its head; it shares normalization and backbone with the model.
+
+    Args:
+        model: whose backbone.
+        manifold: of F dimensions.
+    """
+    return EmbeddingModel(model.normalization, model.backbone, NoHead(manifold))
 
 
 def fingerprint(tensors: Mapping[str, Any]) -> str:

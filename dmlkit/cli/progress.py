@@ -79,6 +79,16 @@ class TrainingProgress:
         self.bar.update(self.task, completed=row.epoch, metrics=metrics)
         self.last = None  # validation is not training time
 
+    @contextmanager
+    def images(self, what: str, total: int) -> Generator["ImageBar"]:
+        """See `dmlkit.training.progress.Progress`."""
+        self.bar.stop()  # one bar at a time
+        started = perf_counter()
+        with image_progress(self.console, what, total) as advance:
+            yield advance
+        say(self.console, f"{what}: {total:,} images in {perf_counter() - started:.1f} s")
+        self.bar.start()
+
 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:

@@ -11,6 +11,7 @@ from dmlkit.cli.progress import format_metrics
 from dmlkit.files.escape import printable
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.duration import spoken_time
+from dmlkit.training.progress import Silent
 
 
 class RunsProgress:
@@ -73,7 +74,7 @@ class RunsProgress:
         return f"about {spoken_time(each * (self.epochs - self.epochs_behind - sum(self.training.values())))} left"
 
 
-class RunLine:
+class RunLine(Silent):
     """One run's share of a study's progress.
 
     Args:

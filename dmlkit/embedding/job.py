@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning_fabric import Fabric
@@ -20,7 +20,8 @@ from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import make_loader
-from dmlkit.loading.inputs import Draw, inputs_of
+from dmlkit.loading.inputs import Draw, Inputs, inputs_of
+from dmlkit.transforms.base import TransformConfig
 
 Compute = Callable[[list[int], Advance], None]
 """Computes parts, given by their numbers, and tells how many more images are done."""
@@ -43,6 +44,13 @@ class EmbedJob:
     labelled: bool
     output: Path
     skip_bad_images: bool
+    way_on: ClassVar[str] = (
+        "mend it, or leave such images out with --skip-bad-images, and give the command again: it goes on"
+    )
+
+    def inputs(self, transform: TransformConfig | None) -> Inputs:
+        """The samples as the model takes them."""
+        return inputs_of(self.dataset, transform, training=False)
 
     @property
     def parts(self) -> PartFolder:
@@ -70,10 +78,11 @@ class PartEmbedder:
     """
 
     def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Fabric, *, workers: int | None) -> None:
-        self.parts, self.paths, self.skip_bad_images = job.parts, job.dataset.paths, job.skip_bad_images
+        self.parts, self.paths = job.parts, job.dataset.paths
+        self.skip_bad_images, self.way_on = job.skip_bad_images, job.way_on
         self.model, self.device = trained.model, fabric.device
         trained.model.check_takes(job.dataset)
-        inputs = inputs_of(job.dataset, trained.recipe.transform, training=False)
+        inputs = job.inputs(trained.recipe.transform)
         self.batches = PartBatches(self.parts)
         self.loader = make_loader(inputs, self.batches, workers=workers, pin_memory=fabric.device.type == "cuda")
 
@@ -92,10 +101,7 @@ class PartEmbedder:
         faults: list[str] = []
         for batch in batches:
             if batch.faults and not self.skip_bad_images:
-                raise UserError(
-                    f"{batch.faults[0]}; mend it, or leave such images out with --skip-bad-images, and give the "
-                    "command again: it goes on"
-                )
+                raise UserError(f"{batch.faults[0]}; {self.way_on}")
             faults += batch.faults
             if len(batch.labels):
                 points.append(self.model(batch.inputs.to(self.device)).float().cpu())

@@ -2,7 +2,6 @@
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
@@ -10,19 +9,11 @@ from dmlkit.embedding.in_memory import Advance
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.heads.base import Head
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import Ties
-from dmlkit.model import EmbeddingModel
+from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.question import Question
-
-
-class NoHead(Head):
-    """Features (B, F) as they are, to points of their direction."""
-
-    def project(self, features: Tensor) -> Tensor:
-        return features
 
 
 def has_pretrained_weights(recipe: Recipe) -> bool:
@@ -41,7 +32,7 @@ def untouched_model(model: EmbeddingModel) -> EmbeddingModel:
         >>> points.shape[1] == model.backbone.num_features, torch.allclose(points.norm(dim=1), torch.ones(2))
         (True, True)
     """
-    return EmbeddingModel(model.normalization, model.backbone, NoHead(Sphere(model.backbone.num_features)))
+    return backbone_alone(model, Sphere(model.backbone.num_features))
 
 
 def untouched_question(model: EmbeddingModel, recipe: Recipe, split: Split, ties: Ties = "expected") -> Question:

@@ -44,6 +44,7 @@ class RunFolder:
     def _lie_in(self, folder: Path) -> None:
         self.checkpoints = folder / "checkpoints"
         self.untouched = folder / "untouched"
+        self.features = folder / "features"
         self.recipe_path = folder / "recipe.yaml"
         self.environment_path = folder / "environment.json"
         self.classes_path = folder / "classes.json"

@@ -8,9 +8,20 @@ MOVING = ".moving"  # the new one, while the old one is gone and the new one is 
 RUN_FILES = (
     *("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"),
     *(f"untouched/{split}.{suffix}" for split in ("validation", "test") for suffix in ("npz", "json")),
+    *(
+        f"features/{split}/{name}"
+        for split in ("train", "validation", "test")
+        for name in ("features.json", "embeddings.npy", "items.parquet", "manifest.json")
+    ),
+    *("features/*/parts/*.safetensors", "features/*/parts/job.json"),
     *("checkpoints/best.pt", "checkpoints/last.pt"),
 )
-RUN_FOLDERS = ("untouched", "checkpoints")
+RUN_FOLDERS = (
+    "untouched",
+    *(f"features/{split}" for split in ("train", "validation", "test")),
+    "features",
+    "checkpoints",
+)
 # What other commands write into a run by default, all of it made with the run's weights.
 EMBEDDING_FILES = (
     *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
@@ -38,7 +49,7 @@ def take_over(folder: Path) -> None:
         new.rename(moving)
     for name in RUN_FILES:  # the last checkpoint comes last: until then the run cannot be taken for a whole one
         if (moving / name).exists():
-            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (moving / name).replace(folder / name)
     remove_emptied(moving, [moving / name for name in RUN_FOLDERS])
 

@@ -23,7 +23,7 @@ from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.protocol import ProtocolName, run_once
-from dmlkit.training.progress import Progress
+from dmlkit.training.progress import Progress, Silent
 
 LOOK = 0.2  # seconds between two looks at the processes
 TELL = 0.5  # seconds between two steps that a process tells of
@@ -56,7 +56,7 @@ class _Worker:
 
 
 @dataclass
-class Told:
+class Told(Silent):
     """A run's progress in its process: passed on, steps not more often than `TELL`.
 
     Args:

@@ -1,7 +1,9 @@
 """What training tells while it runs."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
+from dmlkit.embedding.in_memory import Advance
 from dmlkit.run_folder.documents import EpochRow
 
 
@@ -23,6 +25,10 @@ class Progress(Protocol):
     def epoch(self, row: EpochRow) -> None:
         """After an epoch: its row of metrics.jsonl."""
 
+    def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
+        """Around what goes over images before the first epoch; gives what is told how many more are done."""
+        ...
+
 
 class Silent:
     """Tells nothing."""
@@ -32,3 +38,7 @@ class Silent:
 
     def epoch(self, row: EpochRow) -> None:
         """See `Progress`."""
+
+    def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
+        """See `Progress`."""
+        return nullcontext(lambda _: None)

@@ -6,43 +6,47 @@ from statistics import median
 from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists
 from dmlkit.embedding.trained import take_weights
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.stored import Figures
 from dmlkit.files.atomic import atomic_write
-from dmlkit.loading.cache import images_of_split
 from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
 from dmlkit.training.curves import plot_curves
 from dmlkit.training.experiment import Experiment
+from dmlkit.training.shown import Shown
 from dmlkit.training.untouched import held_against
 
 
 def summarize(
-    experiment: Experiment, run: RunFolder, fabric: Fabric, state: State, untouched: Mapping[Split, Figures]
+    experiment: Experiment,
+    shown: Shown,
+    run: RunFolder,
+    fabric: Fabric,
+    state: State,
+    untouched: Mapping[Split, Figures],
 ) -> Summary:
     """Score the last and the best checkpoint on the test classes and write ``summary.json`` and the curves.
 
     Args:
         experiment: trained to the end.
+        shown: what it was trained on.
         run: its folder.
         fabric: the ranks.
         state: at the end.
         untouched: figures of the backbone before training, where it began with weights.
     """
     rows = run.read_metrics()
-    test = images_of_split(experiment.recipe.dataset, "test")
-    tuned = evaluate_test(experiment, fabric, test, state)
+    tuned = evaluate_test(experiment, shown, fabric, state)
     last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned.scores.values)
     best = None
     if state.best is not None:
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
         take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))
-        tuned = evaluate_test(experiment, fabric, test, state)
+        tuned = evaluate_test(experiment, shown, fabric, state)
         best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=tuned.scores.values)
         experiment.model.load_state_dict(final)
     summary = Summary(
@@ -65,9 +69,9 @@ def summarize(
     return summary
 
 
-def evaluate_test(experiment: Experiment, fabric: Fabric, test: Dataset, state: State) -> Evaluation:
+def evaluate_test(experiment: Experiment, shown: Shown, fabric: Fabric, state: State) -> Evaluation:
     """The current weights on the test classes."""
-    evaluation = evaluate(fabric, experiment.model, test, experiment.recipe, split="test")
+    evaluation = evaluate(fabric, shown.model, shown.test, experiment.recipe, split="test")
     state.note_skipped(evaluation.faults)
     return evaluation
 

@@ -9,6 +9,7 @@ import torch
 from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.in_memory import ImageProgress
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
@@ -26,33 +27,41 @@ from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
 from dmlkit.training.experiment import Experiment, blank_input, faults_of, try_model
+from dmlkit.training.progress import Progress
+from dmlkit.training.shown import Shown
 
 
-def score_untouched(experiment: Experiment, run: RunFolder, fabric: Fabric) -> dict[Split, Figures]:
+def score_untouched(
+    experiment: Experiment, shown: Shown, run: RunFolder, fabric: Fabric, progress: Progress
+) -> dict[Split, Figures]:
     """The figures of the backbone with the weights that the recipe names, on validation and test classes.
 
     They are scored once: what the run holds already is read. Nothing where the recipe names no weights.
 
     Args:
         experiment: as assembled, not yet trained.
+        shown: its images, or their features.
         run: where the figures are kept.
         fabric: the device, and the ranks, which share the work.
+        progress: told of images.
 
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
     """
     recipe, model = experiment.recipe, experiment.model
     found: dict[Split, Figures] = {}
-    splits: tuple[Split, ...] = ("test",) if experiment.validation is None else ("validation", "test")
-    for split in splits if has_pretrained_weights(recipe) else ():
+    datasets: dict[Split, Dataset | None] = {"validation": shown.validation, "test": shown.test}
+    for split, dataset in datasets.items() if has_pretrained_weights(recipe) else ():
+        if dataset is None:
+            continue
         path, question = run.untouched / f"{split}.json", untouched_question(model, recipe, split)
         begun = run.checkpoint_path("last").exists()
         kept = fabric.broadcast(_kept(path, question, begun=begun) if fabric.is_global_zero else None)
         if kept is None:
-            dataset = images_of_split(recipe.dataset, split)
-            report, evaluation = evaluate_untouched(
-                fabric, model, dataset, recipe, question, source=f"{run.path}, untouched"
-            )
+            with progress.images(f"untouched backbone, {split}", len(dataset)) as advance:
+                report, evaluation = evaluate_untouched(
+                    fabric, shown.model, dataset, recipe, question, source=f"{run.path}, untouched", advance=advance
+                )
             if fabric.is_global_zero:
                 store(report, evaluation, path)
             kept = Figures(report, evaluation.scores.per_query)

@@ -1,0 +1,59 @@
+"""What a training step is shown: images, or the features of a backbone that does not train."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_fabric import Fabric
+from torch import nn
+
+from dmlkit.backbones.identity import Identity
+from dmlkit.backbones.tuning.none import NoTuningConfig
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.features import CachedFeatures, DrawnViews, cached_features
+from dmlkit.loading.cache import images_of_split
+from dmlkit.loading.inputs import Inputs, inputs_of
+from dmlkit.model import EmbeddingModel
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.experiment import Experiment
+from dmlkit.training.progress import Progress
+
+
+class Shown(NamedTuple):
+    """What a step is shown, and the model that takes it.
+
+    Args:
+        model: the experiment's, or its head behind cached features.
+        training: what it trains on.
+        validation: what it is validated on, where the recipe has validation classes.
+        test: what it is scored on in the end.
+    """
+
+    model: EmbeddingModel
+    training: Inputs
+    validation: Dataset | None
+    test: Dataset
+
+
+def show(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> Shown:
+    """What steps are shown. Features of a backbone that does not train are computed here, unless they are there.
+
+    Raises:
+        UserError: see `cached_features`.
+    """
+    recipe, model = experiment.recipe, experiment.model
+    tuning, test = recipe.backbone.tuning, images_of_split(recipe.dataset, "test")
+    if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
+        on_device = recipe.training.augment_on == "device" and fabric.device.type != "cpu"
+        inputs = inputs_of(experiment.train, recipe.transform, training=True, on_device=on_device)
+        return Shown(model, inputs, experiment.validation, test)
+    folder = run.features if tuning.cache is None else Path(tuning.cache)
+
+    def features(split: str, dataset: Dataset, views: int) -> CachedFeatures:
+        return cached_features(
+            dataset, recipe, model, fabric, folder / split, views=views, bar=progress.images, what=split
+        )
+
+    training = features("train", experiment.train, tuning.feature_views)
+    validation = experiment.validation and features("validation", experiment.validation, 0)
+    head = EmbeddingModel(nn.Identity(), Identity(model.backbone.num_features), model.head)
+    return Shown(head, DrawnViews(training), validation, features("test", test, 0))
