@@ -38,7 +38,7 @@ def start(
     from dmlkit.loading.survey import SAMPLE, survey
     from dmlkit.loading.target import dataset_at
     from dmlkit.recipe.file import parse_recipe
-    from dmlkit.recipe.start import Setting, is_starting_recipe, starting_recipe
+    from dmlkit.recipe.start import Photos, is_starting_recipe, starting_recipe
 
     output = output or Path(f"{photos.resolve().stem}.yaml")
     check_output(output, is_starting_recipe, sources=[photos])
@@ -48,7 +48,7 @@ def start(
     print_survey(found, str(photos), console)
     gpu = resolve_device(device)[0] != "cpu"
     backbone, at_hand = choose(gpu=gpu)
-    setting = Setting(
+    setting = Photos(
         config, found.images["train"], found.classes["train"], found.names_validation, backbone, at_hand, gpu
     )
     text = starting_recipe(setting)

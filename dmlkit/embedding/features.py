@@ -1,36 +1,35 @@
 """Features of a frozen backbone, computed once: by the engine that embeds, into a folder that runs may share."""
 
 import hashlib
-import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
 from pydantic import NonNegativeInt, PositiveInt
-from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.vector_file import VectorFile
 from dmlkit.embedding.embed import embed_job
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import TrainedModel
+from dmlkit.embedding.views import AugmentedViews, CachedFeatures, Views
 from dmlkit.errors import UserError
 from dmlkit.files.differences import differences
 from dmlkit.files.document import Document
-from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
+from dmlkit.loading.cache import sha256, stamp
+from dmlkit.loading.inputs import Inputs
 from dmlkit.manifolds.euclidean import EuclideanConfig
 from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
 
-DESCRIPTION = "features.json"
+DESCRIPTION, FEATURES = "features.json", "embeddings.npy"
 Bar = Callable[[str, int], AbstractContextManager[Advance]]
 """Shows what goes on, of how many images, and gives what is told of those that are done."""
 
@@ -54,46 +53,8 @@ class FeatureDescription(Document, frozen=True, strict=True, use_attribute_docst
     """The hash of their names."""
     files: str
     """The hash of the sizes of their files and of when these were changed."""
-
-
-class Views(Dataset):
-    """Each image of a dataset several times.
-
-    Args:
-        dataset: the images.
-        views: how many times.
-    """
-
-    def __init__(self, dataset: Dataset, views: int) -> None:
-        images = np.arange(len(dataset)).repeat(views)
-        super().__init__(
-            dataset.labels.repeat_interleave(views), dataset.class_names, PickedPaths(dataset.paths, images)
-        )
-        self.dataset, self.views = dataset, views
-        self.in_memory, self.resizing = dataset.in_memory, dataset.resizing
-
-    def key(self, index: int) -> str:
-        return f"{self.dataset.key(index // self.views)} view {index % self.views}"
-
-    def sample(self, index: int) -> Tensor:
-        return self.dataset.sample(index // self.views)
-
-
-class AugmentedViews(Inputs):
-    """Views, each augmented in its own way: by its number, so that they are the same whoever computes them.
-
-    Args:
-        views: of a dataset's images.
-        transform: the one for training is applied.
-    """
-
-    def __init__(self, views: Views, transform: TransformConfig) -> None:
-        super().__init__(views)
-        self.images = TransformedImages(views, transform, training=True)
-
-    def __getitem__(self, draw: Draw) -> Item:
-        index, _ = draw
-        return self.images[index, int(np.random.default_rng(index).integers(2**62))]
+    sha256: str | None = None
+    """Of the features; null until they are complete."""
 
 
 @dataclass(frozen=True)
@@ -106,52 +67,6 @@ class FeatureJob(EmbedJob):
         if isinstance(self.dataset, Views) and transform is not None:
             return AugmentedViews(self.dataset, transform)
         return super().inputs(transform)
-
-
-class CachedFeatures(Dataset):
-    """Features in place of a dataset's images.
-
-    Args:
-        dataset: the images.
-        vectors: V features of each image in turn, (N V, F).
-    """
-
-    in_memory = True
-
-    def __init__(self, dataset: Dataset, vectors: VectorFile) -> None:
-        super().__init__(
-            dataset.labels,
-            dataset.class_names,
-            dataset.paths,
-            query=dataset.query,
-            gallery=dataset.gallery,
-            super_classes=dataset.super_classes,
-        )
-        self.dataset, self.vectors = dataset, vectors
-        self.views = len(vectors) // len(dataset)
-        self.num_features = vectors.num_features
-
-    def key(self, index: int) -> str:
-        return self.dataset.key(index)
-
-    def sample(self, index: int) -> Tensor:
-        return self.view(index, 0)
-
-    def view(self, index: int, view: int) -> Tensor:
-        """Features (F,) of one view of image ``index``."""
-        return torch.from_numpy(self.vectors.row(index * self.views + view))
-
-
-class DrawnViews(Inputs):
-    """Cached features to train on: of each image the view that the draw's seed decides."""
-
-    def __init__(self, dataset: CachedFeatures) -> None:
-        super().__init__(dataset)
-        self.features = dataset
-
-    def __getitem__(self, draw: Draw) -> Item:
-        index, seed = draw
-        return Item(self.features.view(index, seed % self.features.views), int(self.features.labels[index]), index)
 
 
 def cached_features(
@@ -189,10 +104,10 @@ def cached_features(
         "last",
         0,
     )
+    description, is_whole = _description(dataset, recipe, features, views), False
     if fabric.is_global_zero:
-        _describe(folder, _description(dataset, recipe, features, views))
-    fabric.barrier()
-    if not (folder / "manifest.json").exists():
+        is_whole = _begin(folder, description)
+    if not fabric.broadcast(is_whole):
         job = FeatureJob(
             Views(dataset, views) if views else dataset,
             source=f"{recipe.dataset.name}:{what}",
@@ -200,10 +115,15 @@ def cached_features(
             output=folder,
             skip_bad_images=False,
         )
-        with bar(f"features of {what} images", len(job.dataset)) as advance, torch.random.fork_rng(devices=[]):
-            compute = PartEmbedder(job, trained, fabric, workers=recipe.training.workers)
-            embed_job(job, trained, fabric, compute, advance=advance, say=lambda _: None)
-    fabric.barrier()
+        if not fabric.broadcast(job.parts.is_finished()):  # a kill before the checksum leaves finished ones
+            with bar(f"features of {what} images", len(job.dataset)) as advance, torch.random.fork_rng(devices=[]):
+                compute = PartEmbedder(job, trained, fabric, workers=recipe.training.workers)
+                embed_job(job, trained, fabric, compute, advance=advance, say=lambda _: None)
+        while not job.parts.is_finished():  # a barrier would give up after 30 minutes, which others may need
+            sleep(0.5)
+        if fabric.is_global_zero:
+            whole = description.model_copy(update={"sha256": sha256(folder / FEATURES)})
+            whole.write(folder / DESCRIPTION)
     vectors = VectorFile(folder)
     expected = (len(dataset) * max(views, 1), features.backbone.num_features)
     if vectors.values.shape != expected:
@@ -215,9 +135,7 @@ def _description(dataset: Dataset, recipe: Recipe, model: EmbeddingModel, views:
     names, files = hashlib.sha256(), hashlib.sha256()
     for index in range(len(dataset)):
         names.update(dataset.key(index).encode() + b"\0")
-        with suppress(OSError):  # rendered images have no files, those of an image cache need none
-            status = os.stat(dataset.paths[index])  # noqa: PTH116 - Path costs 10 s for a million files
-            files.update(f"{status.st_size} {status.st_mtime_ns}\0".encode())
+        files.update(f"{stamp(dataset.paths[index])}\0".encode())
     return FeatureDescription(
         weights=model.fingerprint(),
         transform=recipe.transform.model_dump(mode="json") if recipe.transform else {},
@@ -229,23 +147,34 @@ def _description(dataset: Dataset, recipe: Recipe, model: EmbeddingModel, views:
     )
 
 
-def _describe(folder: Path, description: FeatureDescription) -> None:
+def _begin(folder: Path, description: FeatureDescription) -> bool:
     """Write down what features depend on before the first is computed; or make sure that those here are the same.
 
+    Returns:
+        Whether they are complete.
+
     Raises:
-        UserError: the folder holds something else, or other features.
+        UserError: the folder holds something else, or other features, or damaged ones.
     """
     path = folder / DESCRIPTION
-    if path.exists():
-        begun = FeatureDescription.read(path).plain()
-        changes = list(differences("", begun, description.plain()))
-        if changes:
+    if not path.exists():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(
-                f"{folder}: holds other features ({'; '.join(changes)}); undo that, name another folder as "
-                "backbone.tuning.cache, or remove this one"
+                f"{folder}: holds no features of dmlkit, and is not empty; choose another backbone.tuning.cache"
             )
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: is not empty and holds no features of dmlkit; choose another backbone.tuning.cache")
-    folder.mkdir(parents=True, exist_ok=True)
-    description.write(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        description.write(path)
+        return False
+    begun = FeatureDescription.read(path)
+    told, asked = ({**one.plain(), "sha256": None} for one in (begun, description))
+    changes = list(differences("", told, asked))
+    if changes:
+        raise UserError(
+            f"{folder}: holds other features ({'; '.join(changes)}); undo that, name another folder as "
+            "backbone.tuning.cache, or remove this one"
+        )
+    if begun.sha256 is not None and sha256(folder / FEATURES) != begun.sha256:
+        raise UserError(
+            f"{folder / FEATURES}: is damaged, its checksum is another; remove {folder}, and features are computed anew"
+        )
+    return begun.sha256 is not None

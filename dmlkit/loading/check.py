@@ -198,9 +198,7 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
             if item.note:
                 findings.notes.append(item.note)
         advance(len(batch))
-    findings.rows.append(
-        Finding(f"unreadable {listing.sample}s", "0", str(unreadable), "fault" if unreadable else "ok")
-    )
+    findings.rows.append(Finding("unreadable", "0", str(unreadable), "fault" if unreadable else "ok"))
     groups = [group for group in seen.values() if len(group) > 1]
     findings.rows += duplicate_rows(listing, images.paths, groups, findings, is_published=is_published)
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmlkit.backbones.pretrained.at_hand import Choice
+from dmlkit.backbones.pretrained.at_hand import Pretrained
 from dmlkit.datasets.base import DatasetConfig
 
 LEAST_VALIDATION = 10  # classes: fewer choose a checkpoint by chance
@@ -14,7 +14,7 @@ EPOCHS = 20  # where photos of 40 products stopped gaining with a head on frozen
 
 
 @dataclass(frozen=True)
-class Setting:
+class Photos:
     """What a first recipe depends on.
 
     Args:
@@ -31,12 +31,12 @@ class Setting:
     images: int
     classes: int
     names_validation: bool
-    backbone: Choice
+    backbone: Pretrained
     at_hand: bool
     gpu: bool
 
 
-def starting_recipe(setting: Setting) -> str:
+def starting_recipe(setting: Photos) -> str:
     """The text of a recipe, YAML with comments."""
     return "\n".join(
         [
@@ -66,7 +66,7 @@ def validation_fraction(classes: int) -> float:
     return round(min(MOST_VALIDATION, max(0.1, LEAST_VALIDATION / classes)), 3)
 
 
-def _dataset(setting: Setting) -> list[str]:
+def _dataset(setting: Photos) -> list[str]:
     dataset = setting.dataset
     place = {key: getattr(dataset, key) for key in ("root", "file") if getattr(dataset, key, None) is not None}
     lines = ["dataset:", f"  name: {dataset.name}"]
@@ -81,7 +81,7 @@ def _dataset(setting: Setting) -> list[str]:
     return lines
 
 
-def _backbone(setting: Setting) -> list[str]:
+def _backbone(setting: Photos) -> list[str]:
     choice = setting.backbone
     where = "its weights are on this machine" if setting.at_hand else f"downloads {choice.megabytes} MB at first"
     lines = [
@@ -109,7 +109,7 @@ def _backbone(setting: Setting) -> list[str]:
     ]
 
 
-def _training(setting: Setting) -> list[str]:
+def _training(setting: Photos) -> list[str]:
     rate, why = ("1e-4", "small, for all weights") if setting.gpu else ("3e-4", "larger, for the head alone")
     batch = min(120, max(8, setting.images // 4))
     return [

@@ -16,14 +16,14 @@ from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
 from dmlkit.training.curves import plot_curves
+from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment
-from dmlkit.training.shown import Shown
 from dmlkit.training.untouched import held_against
 
 
 def summarize(
     experiment: Experiment,
-    shown: Shown,
+    data: TrainingData,
     run: RunFolder,
     fabric: Fabric,
     state: State,
@@ -33,20 +33,20 @@ def summarize(
 
     Args:
         experiment: trained to the end.
-        shown: what it was trained on.
+        data: what it was trained on.
         run: its folder.
         fabric: the ranks.
         state: at the end.
         untouched: figures of the backbone before training, where it began with weights.
     """
     rows = run.read_metrics()
-    tuned = evaluate_test(experiment, shown, fabric, state)
+    tuned = evaluate_test(experiment, data, fabric, state)
     last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned.scores.values)
     best = None
     if state.best is not None:
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
         take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))
-        tuned = evaluate_test(experiment, shown, fabric, state)
+        tuned = evaluate_test(experiment, data, fabric, state)
         best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=tuned.scores.values)
         experiment.model.load_state_dict(final)
     summary = Summary(
@@ -69,9 +69,9 @@ def summarize(
     return summary
 
 
-def evaluate_test(experiment: Experiment, shown: Shown, fabric: Fabric, state: State) -> Evaluation:
+def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Fabric, state: State) -> Evaluation:
     """The current weights on the test classes."""
-    evaluation = evaluate(fabric, shown.model, shown.test, experiment.recipe, split="test")
+    evaluation = evaluate(fabric, data.model, data.test, experiment.recipe, split="test")
     state.note_skipped(evaluation.faults)
     return evaluation
 

@@ -22,11 +22,11 @@ from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State, restore, save, save_best
 from dmlkit.training.cost import forget_peak_memory, peak_memory
+from dmlkit.training.data import TrainingData, training_data
 from dmlkit.training.divergence import check_losses, check_weights, compute_loss
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import average_gradients, clip_gradients
 from dmlkit.training.progress import Pace, Progress, Silent
-from dmlkit.training.shown import Shown, show
 from dmlkit.training.summary import summarize
 from dmlkit.training.untouched import score_untouched
 
@@ -87,10 +87,10 @@ def _train(
         TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()
     try:
-        shown = show(experiment, run, fabric, progress)
-        untouched = score_untouched(experiment, shown, run, fabric, progress)
-        state = fit(experiment, shown, run, fabric, progress, resume=resume)
-        return summarize(experiment, shown, run, fabric, state, untouched)
+        data = training_data(experiment, run, fabric, progress)
+        untouched = score_untouched(experiment, data, run, fabric, progress)
+        state = fit(experiment, data, run, fabric, progress, resume=resume)
+        return summarize(experiment, data, run, fabric, state, untouched)
     except RuntimeError as error:
         if fabric.world_size == 1 or not lost_ranks(error):
             raise
@@ -102,7 +102,7 @@ def _train(
 
 
 def fit(
-    experiment: Experiment, shown: Shown, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool
+    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool
 ) -> State:
     """The loop. On return the last checkpoint holds the final weights.
 
@@ -119,13 +119,13 @@ def fit(
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
     pin_memory = fabric.device.type == "cuda"
-    loader = TimedBatches(make_loader(shown.training, batches, workers=settings.workers, pin_memory=pin_memory))
+    loader = TimedBatches(make_loader(data.training, batches, workers=settings.workers, pin_memory=pin_memory))
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
 
     state = restore(experiment, run, fabric) if resume else State()
     if fabric.is_global_zero:
         run.keep_metrics(state.epoch)
-    shown.model.train()
+    data.model.train()
     model: Any = None
     forget_peak_memory(fabric.device)
     with stop_signals() as stop_requested:
@@ -133,7 +133,7 @@ def fit(
             started = time.perf_counter()
             if experiment.model.backbone.set_epoch(state.epoch) or model is None:
                 # data-parallel training waits for a gradient of all that needed one when it was set up
-                model = fabric.setup_module(shown.model)
+                model = fabric.setup_module(data.model)
             batches.epoch, batches.start = state.epoch, state.step
             objective.loss.set_epoch(state.epoch)
             pending: list[Tensor] = []  # losses not looked at yet
@@ -145,7 +145,7 @@ def fit(
                 for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
                     group["lr"] = rate * factor
                 if len(batch.labels):
-                    embeddings = gather_rows(fabric, model(shown.training.on_device(batch, fabric.device)))
+                    embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)))
                     labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True))
                     loss = compute_loss(experiment, embeddings, labels, state, run)
                     optimizer.zero_grad()
@@ -173,7 +173,7 @@ def fit(
             refuse_nothing_read(batches.start + images_seen, state.skipped, "the training split")
             check_weights(experiment, state, run)
             pace = Pace(images_seen, time.perf_counter() - started, loader.seconds, is_whole=batches.start == 0)
-            finish_epoch(experiment, shown, run, fabric, state, progress, pace)
+            finish_epoch(experiment, data, run, fabric, state, progress, pace)
             state.seconds += time.perf_counter() - started
             save(experiment, run, fabric, state)
             if stop_requested(fabric) and state.epoch < settings.epochs:
@@ -183,7 +183,7 @@ def fit(
 
 def finish_epoch(
     experiment: Experiment,
-    shown: Shown,
+    data: TrainingData,
     run: RunFolder,
     fabric: Fabric,
     state: State,
@@ -196,8 +196,8 @@ def finish_epoch(
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
     metrics: dict[str, float] | None = None
     is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
-    if shown.validation is not None and is_due:
-        evaluation = evaluate(fabric, shown.model, shown.validation, experiment.recipe, split="validation")
+    if data.validation is not None and is_due:
+        evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
         state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
         score = metrics[settings.select_by]

@@ -26,13 +26,13 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
+from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment, blank_input, faults_of, try_model
 from dmlkit.training.progress import Progress
-from dmlkit.training.shown import Shown
 
 
 def score_untouched(
-    experiment: Experiment, shown: Shown, run: RunFolder, fabric: Fabric, progress: Progress
+    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress
 ) -> dict[Split, Figures]:
     """The figures of the backbone with the weights that the recipe names, on validation and test classes.
 
@@ -40,7 +40,7 @@ def score_untouched(
 
     Args:
         experiment: as assembled, not yet trained.
-        shown: its images, or their features.
+        data: its images, or their features.
         run: where the figures are kept.
         fabric: the device, and the ranks, which share the work.
         progress: told of images.
@@ -50,7 +50,7 @@ def score_untouched(
     """
     recipe, model = experiment.recipe, experiment.model
     found: dict[Split, Figures] = {}
-    datasets: dict[Split, Dataset | None] = {"validation": shown.validation, "test": shown.test}
+    datasets: dict[Split, Dataset | None] = {"validation": data.validation, "test": data.test}
     for split, dataset in datasets.items() if has_pretrained_weights(recipe) else ():
         if dataset is None:
             continue
@@ -60,7 +60,7 @@ def score_untouched(
         if kept is None:
             with progress.images(f"untouched backbone, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
-                    fabric, shown.model, dataset, recipe, question, source=f"{run.path}, untouched", advance=advance
+                    fabric, data.model, dataset, recipe, question, source=f"{run.path}, untouched", advance=advance
                 )
             if fabric.is_global_zero:
                 store(report, evaluation, path)
@@ -104,6 +104,8 @@ def phrase_of(recipe: Recipe) -> str:
         'untrained small_cnn, random weights'
     """
     backbone = recipe.backbone
+    if backbone.sample == "vector":
+        return "the vectors as they are"
     names = [backbone.name, *filter(None, [getattr(backbone, "model", None)])]
     weights = getattr(backbone, "weights", None)
     return f"untrained {' '.join(names)}, {f'weights {weights}' if weights else 'random weights'}"
@@ -155,7 +157,7 @@ def evaluate_untrained(
     report, evaluation = evaluate_untouched(
         fabric, model, dataset, recipe, question, source=str(path), advance=progress
     )
-    if not has_pretrained_weights(recipe):
+    if dataset.num_features is None and not has_pretrained_weights(recipe):
         note = f"backbone.weights is null: a random network (seed {recipe.seed}), the floor that training has to beat"
         report = report.model_copy(update={"notes": (*report.notes, note)})
     return report, evaluation, recipe

@@ -78,7 +78,7 @@ def test_every_fault_of_a_damaged_copy_is_listed(tmp_path: Path, monkeypatch: py
     assert len(report.faults) == 6
     (note,) = report.notes
     assert note.endswith("film.gif: animated, 2 frames; the first is taken")
-    assert found(report)["unreadable images"] == "3"
+    assert found(report)["unreadable"] == "3"
 
 
 def test_duplicates_of_a_benchmark_are_noted_only(tmp_path: Path):

@@ -54,7 +54,7 @@ def by_hand(network: torch.nn.Module, recipe: Path, split: str) -> dict[str, flo
     images = read.dataset.build(split)  # pyright: ignore[reportArgumentType]
     transform = read.transform.evaluation()
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (read.transform.mean, read.transform.std))
-    pixels = torch.stack([transform(images.image(index)) for index in range(len(images))])
+    pixels = torch.stack([transform(images.sample(index)) for index in range(len(images))])
     with torch.no_grad():
         maps = network.eval().forward_features((pixels / 255 - mean) / std)  # pyright: ignore[reportCallIssue]
     features = maps.mean((2, 3)).double().numpy()

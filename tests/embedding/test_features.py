@@ -1,0 +1,177 @@
+"""Features computed once: equal to those computed live, and never those of something else."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dmlkit.datasets.folder import FolderConfig
+from dmlkit.embedding.views import AugmentedViews, Views
+from dmlkit.loading.inputs import TransformedImages
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.transforms.imagenet import ImageNetConfig
+from tests.conftest import Result
+
+RECIPE = """\
+seed: 3
+dataset: {name: folder, root: photos, validation_fraction: 0.34}
+transform: {name: plain, size: 16}
+backbone: {name: small_cnn, width: 4, tuning: {name: none}}
+embedding_dim: 8
+loss: {name: proxy_anchor}
+sampler: {name: random, batch_size: 8}
+training: {epochs: 3, workers: 0}
+metrics: [recall@1, map@r]
+"""
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Photos of 12 classes in the working folder, with a recipe."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for label in range(12):
+        folder = tmp_path / "photos" / f"class{label:02}"
+        folder.mkdir(parents=True)
+        for number in range(5):
+            pixels = random.integers(0, 200, (20, 20, 3)) + 4 * label
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    return tmp_path / "photos"
+
+
+def weights_of(run: str) -> dict[str, torch.Tensor]:
+    state = torch.load(RunFolder(Path(run)).checkpoint_path("last"), weights_only=True)
+    return {**state["model"], **state["objective"]}
+
+
+def test_training_on_cached_features_equals_training_on_live_ones(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    """To the bit: plain does not augment, and all images are seen in batches of other sizes and neighbours."""
+    assert dmlkit("train", "r.yaml", "-o", "cached").code == 0
+    live = ("--set", "backbone.tuning.features=live")
+    assert dmlkit("train", "r.yaml", "-o", "live", *live).code == 0
+    cached, expected = weights_of("cached"), weights_of("live")
+    assert cached.keys() == expected.keys()
+    assert all(torch.equal(cached[name], expected[name]) for name in expected)
+    figures = [RunFolder(Path(run)).read_metrics()[-1].validation for run in ("cached", "live")]
+    assert figures[0] == pytest.approx(figures[1], abs=1e-6)
+
+
+def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    transform = ImageNetConfig(size=16, resize=18)
+    dataset = FolderConfig(root="photos", validation_fraction=0).build("train")
+    views = AugmentedViews(Views(dataset, 3), transform)
+    plain = TransformedImages(dataset, transform, training=True)
+    for index in (0, 7):
+        shown = [views[3 * index + view, 0] for view in range(3)]
+        seeds = [int(np.random.default_rng(3 * index + view).integers(2**62)) for view in range(3)]
+        for item, seed in zip(shown, seeds, strict=True):
+            assert torch.equal(item.input, plain[index, seed].input)  # pyright: ignore[reportArgumentType]
+            assert item.label == int(dataset.labels[index])
+        assert not torch.equal(shown[0].input, shown[1].input)  # pyright: ignore[reportArgumentType]
+    options = ("--set", "transform={name: imagenet, size: 16, resize: 18}", "--set", "backbone.tuning.feature_views=3")
+    assert dmlkit("train", "r.yaml", "-o", "views", *options).code == 0
+    features = np.load("views/features/train/embeddings.npy")
+    assert len(features) == 3 * 3 * 5  # 3 of the 6 training classes validate
+    assert not np.array_equal(features[0], features[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("seed=4", "weights: was"),
+        ("transform={name: plain, size: 12}", "transform.size: was 16, now 12"),
+        ("backbone.tuning.feature_views=2", "views: was 0, now 2"),
+        ("dataset.validation_fraction=0.5", "dataset.validation_fraction: was 0.34, now 0.5"),
+    ],
+)
+def test_features_of_something_else_are_refused(
+    photos: Path, dmlkit: Callable[..., Result], change: str, told: str
+) -> None:
+    cache = ("--set", "backbone.tuning.cache=cache")
+    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
+    before = {path: path.read_bytes() for path in Path("cache").rglob("*") if path.is_file()}
+    found = dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", change)
+    assert (found.code, told in found.err) == (2, True), found.err
+    assert "cache/train: holds other features" in found.err
+    assert before == {path: path.read_bytes() for path in Path("cache").rglob("*") if path.is_file()}
+
+
+def test_a_photo_that_has_changed_makes_features_stale(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    cache = ("--set", "backbone.tuning.cache=cache")
+    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
+    assert dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", "optimizer.lr=0.01").code == 0
+    shutil.copy(photos / "class00" / "1.png", photos / "class00" / "0.png")
+    found = dmlkit("train", "r.yaml", "-o", "three", *cache)
+    assert (found.code, "files: was" in found.err) == (2, True), found.err
+
+
+def test_features_cut_in_half_are_told(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    cache = ("--set", "backbone.tuning.cache=cache")
+    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
+    path = Path("cache/train/embeddings.npy")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = dmlkit("train", "r.yaml", "-o", "two", *cache)
+    assert (found.code, "cache/train/embeddings.npy" in found.err) == (2, True), found.err
+
+
+def test_a_folder_of_others_is_left_alone(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    (Path("mine") / "train").mkdir(parents=True)
+    (Path("mine") / "train" / "notes.txt").write_text("mine")
+    found = dmlkit("train", "r.yaml", "-o", "one", "--set", "backbone.tuning.cache=mine")
+    assert (found.code, "holds no features of dmlkit" in found.err) == (2, True), found.err
+    assert [path.name for path in (Path("mine") / "train").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["backbone.tuning={name: none, features: live, feature_views: 2}", "dataset.on_bad_image=skip"],
+)
+def test_what_cached_features_would_ignore_is_refused(photos: Path, dmlkit: Callable[..., Result], change: str) -> None:
+    found = dmlkit("train", "r.yaml", "-o", "one", "--set", change)
+    assert found.code == 2
+    assert not Path("one").exists()
+
+
+def test_a_photo_that_cannot_be_read_is_told_and_the_same_command_goes_on(
+    photos: Path, dmlkit: Callable[..., Result]
+) -> None:
+    path = photos / "class01" / "2.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60])
+    found = dmlkit("train", "r.yaml", "-o", "one")
+    assert (found.code, "class01/2.png" in found.err, "--resume" in found.err) == (2, True, True), found.err
+
+
+@pytest.mark.slow
+def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    """Each image is one part here: a kill falls between parts, and the same weights come out."""
+    code = (
+        "import sys, time; from dmlkit.embedding import parts; parts.BATCH_IMAGES = parts.PART_IMAGES = 1\n"
+        "write = parts.PartFolder.write\n"
+        "def slow(*a): write(*a); time.sleep(0.05)\n"
+        "parts.PartFolder.write = slow\n"
+        "sys.argv = ['dmlkit', 'train', 'r.yaml', '-o', 'killed', '--resume']\n"
+        "from dmlkit.cli.app import main; main()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
+        while process.poll() is None and len(list(Path("killed/features").glob("train/parts/part-*"))) < 5:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    kept = {path.name: path.read_bytes() for path in Path("killed/features/train/parts").glob("part-*")}
+    assert kept
+    assert not Path("killed/features/train/manifest.json").exists()
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+    assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
+    killed, whole = weights_of("killed"), weights_of("whole")
+    assert all(torch.allclose(killed[name], whole[name], atol=1e-6) for name in whole)
