@@ -162,9 +162,18 @@ def test_gradients_are_clipped_and_bf16_trains(dmlkit, tiny_recipe, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["training.epochs=1"],
+        ["training.epochs=2", "backbone.freeze_epochs=1", "backbone.tuning={name: lora, targets: all, rank: 2}"],
+    ],
+    ids=["full", "lora after a frozen epoch"],
+)
+def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe: Path, tmp_path: Path, changes: list[str]):
     for name in ("true", "false"):
-        sets = ["--set", f"training.compile={name}", "--set", "training.epochs=1", "--device", "cpu"]
+        sets = [word for change in (f"training.compile={name}", *changes) for word in ("--set", change)]
+        sets += ["--device", "cpu"]
         result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets)
         assert result.code == 0, result.err
     found, expected = weights(tmp_path / "true"), weights(tmp_path / "false")

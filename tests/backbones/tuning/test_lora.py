@@ -70,7 +70,7 @@ def test_an_adapted_layer_adds_b_a_x(layer: nn.Linear | nn.Conv2d):
     parametrize.register_parametrization(layer, "weight", update)
     x = torch.randn(4, 12) if isinstance(layer, nn.Linear) else torch.randn(4, 12, 5, 5)
     beside = copy.deepcopy(frozen)
-    beside.bias = None
+    beside.register_parameter("bias", None)
     beside.weight.data = torch.einsum("mr,rn->mn", update.up, update.down).reshape(beside.weight.shape)
     torch.testing.assert_close(layer(x), frozen(x) + alpha / rank * beside(x))
 
