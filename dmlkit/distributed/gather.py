@@ -17,11 +17,8 @@ class GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, fabric: Fabric, counts: list[int]) -> Tensor:
         """Gather the rows; what is sent has the length of the longest, since all ranks send as much."""
-        ctx.own, ctx.ranks = (
-            slice(sum(counts[: fabric.global_rank]), sum(counts[: fabric.global_rank + 1])),
-            len(counts),
-        )
-        longest = max(counts)
+        start, longest = sum(counts[: fabric.global_rank]), max(counts)
+        ctx.own, ctx.ranks = slice(start, start + len(rows)), len(counts)
         sent = torch.cat([rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])])
         gathered = rows.new_empty(len(counts) * longest, *rows.shape[1:])
         torch.distributed.all_gather_into_tensor(gathered, sent)
