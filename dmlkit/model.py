@@ -84,9 +84,9 @@ class EmbeddingModel(nn.Module):
         return digest.hexdigest()
 
 
-def build_model(recipe: Recipe) -> EmbeddingModel:
-    """The model that a recipe describes, with fresh weights."""
-    backbone = recipe.backbone.build()
+def build_model(recipe: Recipe, backbone: Backbone | None = None) -> EmbeddingModel:
+    """The model that a recipe describes, with fresh weights; around its backbone, if that was built before."""
+    backbone = backbone or recipe.backbone.build()
     head = recipe.head.build(backbone.num_features, recipe.manifold.build(recipe.embedding_dim))
     transform = recipe.transform
     normalization = Normalization(transform.mean, transform.std, transform.channels, transform.pixel_max)

@@ -80,7 +80,9 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
-        model = build_model(recipe)
+        backbone = recipe.backbone.build()
+    with faults_of(recipe, "embedding_dim"):
+        model = build_model(recipe, backbone)
     with faults_of(recipe, "transform", "size"):
         try_model(model, recipe.transform.size)
     if sampler.batch_size == ranks:  # one image on each rank
