@@ -41,13 +41,8 @@ lint: setup  ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-audit: setup  ## The licences of the installed packages, and known vulnerabilities of the pinned ones
-	@$(BIN)/python -c "from importlib.metadata import distributions as d; \
-	print(*sorted({f'{x.name} {x.version}: ' + (x.metadata['License-Expression'] or \
-	', '.join(c.split(' :: ')[-1] for c in x.metadata.get_all('Classifier', []) if c.startswith('License')) or \
-	(x.metadata['License'] or 'not told').splitlines()[0][:60]) for x in d()}), sep='\n')"
-	@$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off \
-	  || { echo 'audit: vulnerabilities, or not looked for: pip-audit is missing (pip install pip-audit) or reaches no database'; exit 1; }
+audit: setup  ## The licences of what is installed, and known vulnerabilities of the pinned versions
+	$(BIN)/python .ci/audit.py
 
 bench: setup  ## Measure side by side with peers; writes benchmarks/results
 	$(BIN)/python benchmarks/losses.py times && $(BIN)/python benchmarks/losses.py memory

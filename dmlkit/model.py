@@ -145,14 +145,15 @@ def fingerprint(tensors: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def build_model(recipe: Recipe, num_features: int | None = None) -> EmbeddingModel:
+def build_model(recipe: Recipe, num_features: int | None = None, *, backbone: Backbone | None = None) -> EmbeddingModel:
     """The model that a recipe describes, with fresh weights.
 
     Args:
         recipe: what to build.
         num_features: coordinates of the dataset's vectors; None where it has images.
+        backbone: of the recipe, if it was built before.
     """
-    backbone = recipe.backbone.build(num_features)
+    backbone = backbone or recipe.backbone.build(num_features)
     head = recipe.head.build(backbone.num_features, recipe.manifold.build(recipe.embedding_dim))
     normalization = nn.Identity()
     if transform := recipe.transform:

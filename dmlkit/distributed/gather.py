@@ -8,31 +8,47 @@ from torch import Tensor
 
 
 class GatherRows(torch.autograd.Function):
-    """The rows (B, D) of all ranks, in rank order: (ranks * B, D), with gradient.
+    """The rows of all ranks, in rank order, with gradient.
 
     Every rank computes the same loss of the same global batch, so the gradient of its own rows is complete
     already; it is multiplied by the number of ranks because data-parallel training averages over them.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, fabric: Fabric) -> Tensor:
-        """Gather the rows."""
-        ctx.rank, ctx.ranks, ctx.count = fabric.global_rank, fabric.world_size, len(rows)
-        gathered = rows.new_empty(ctx.ranks * ctx.count, *rows.shape[1:])
-        torch.distributed.all_gather_into_tensor(gathered, rows.contiguous())
-        return gathered
+    def forward(ctx: Any, rows: Tensor, fabric: Fabric, counts: list[int]) -> Tensor:
+        """Gather the rows; what is sent has the length of the longest, since all ranks send as much."""
+        start, longest = sum(counts[: fabric.global_rank]), max(counts)
+        ctx.own, ctx.ranks = slice(start, start + len(rows)), len(counts)
+        sent = torch.cat([rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])])
+        gathered = rows.new_empty(len(counts) * longest, *rows.shape[1:])
+        torch.distributed.all_gather_into_tensor(gathered, sent)
+        if min(counts) == longest:
+            return gathered
+        return torch.cat([own[:count] for own, count in zip(gathered.split(longest), counts, strict=True)])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """The own rows' share of the gradient."""
-        start = ctx.rank * ctx.count
-        return gradients[0][start : start + ctx.count] * ctx.ranks, None
+        return gradients[0][ctx.own] * ctx.ranks, None, None
 
 
-def gather_rows(fabric: Fabric, rows: Tensor) -> Tensor:
-    """The rows of all ranks with gradient; the rows themselves where there is one rank."""
+def gather_rows(fabric: Fabric, rows: Tensor, counts: list[int] | None = None) -> Tensor:
+    """The rows of all ranks with gradient; the rows themselves where there is one rank.
+
+    Args:
+        fabric: the ranks.
+        rows: (B, ...) of this one.
+        counts: B of each rank; None: all have as many.
+    """
     apply: Any = GatherRows.apply  # untyped in torch
-    return rows if fabric.world_size == 1 else apply(rows, fabric)
+    return rows if fabric.world_size == 1 else apply(rows, fabric, counts or [len(rows)] * fabric.world_size)
+
+
+def gather_counts(fabric: Fabric, count: int) -> list[int]:
+    """The count of each rank. On a GPU it waits for the steps before."""
+    if fabric.world_size == 1:
+        return [count]
+    return gather_rows(fabric, torch.tensor([count], device=fabric.device)).tolist()
 
 
 def gather_lists(fabric: Fabric, items: list[str]) -> list[str]:

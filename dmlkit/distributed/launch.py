@@ -5,12 +5,14 @@ import logging
 import os
 import re
 import sys
+from datetime import timedelta
 from threading import Timer
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from torch.distributed.rendezvous import rendezvous
 
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
@@ -18,6 +20,7 @@ from dmlkit.files.escape import excerpt
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 MEND_RANKS = "start ranks with torchrun, or unset it"
 TELL_AFTER = 10  # seconds without the other ranks
+PATIENCE = 300  # seconds for all ranks to come; they are started together, but may read Python from a slow disk
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -29,7 +32,7 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
         precision: ``fp32``, ``bf16`` or ``fp16``.
 
     Raises:
-        UserError: the device does not exist here.
+        UserError: the device does not exist here, or other ranks do not come.
     """
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     kind, index = resolve_device(device)
@@ -50,18 +53,38 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
         # named, so that Fabric looks for no other: within a job of Slurm it refuses some numbers of tasks
         plugins=TorchElasticEnvironment() if ranks > 1 else LightningEnvironment(),
     )
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    waiting = f"waiting for the other ranks: {ranks} are expected at {address}, for at most half an hour"
+    # until Fabric has joined them, for it holds the place where they meet
+    meeting = meet(ranks) if ranks > 1 else None
+    fabric.launch()
+    del meeting
+    return fabric
+
+
+def meet(ranks: int) -> object:
+    """Wait until all ranks have come; returns the place. Fabric would wait half an hour, as for any step of theirs.
+
+    Raises:
+        UserError: some have not come within `PATIENCE`.
+    """
+    variables = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    expected = " ".join(f"{name}={os.environ[name]}" for name in variables)
+    waiting = f"waiting for the other ranks, for at most {PATIENCE} seconds: {expected}"
     told = Timer(TELL_AFTER, logging.getLogger("dmlkit").warning, [waiting])
     told.daemon = True
     told.start()
+    patience = timedelta(seconds=PATIENCE)
     try:
-        fabric.launch()
+        store, rank, _ = next(rendezvous("env://", timeout=patience))
+        store.set(f"dmlkit/{rank}", "here")
+        store.wait([f"dmlkit/{other}" for other in range(ranks)], patience)
     except torch.distributed.DistError as error:
-        raise UserError(f"not all of {ranks} ranks have come to {address}: {error}") from error
+        raise UserError(
+            f"not all of {ranks} ranks have come within {PATIENCE} seconds ({expected}); start all of them with "
+            "torchrun, or unset WORLD_SIZE to run alone"
+        ) from error
     finally:
         told.cancel()
-    return fabric
+    return store
 
 
 def count_ranks() -> tuple[int, int]:

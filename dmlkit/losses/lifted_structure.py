@@ -1,13 +1,15 @@
 """Lifted-structure loss: each positive pair against all the negatives of both its ends."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
+from dmlkit.component import Requirement
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.pairs.pair_loss import make_pairs, masked_logsumexp
+from dmlkit.losses.pairs.pair_loss import NEEDS_PAIRS, make_pairs, masked_logsumexp
 from dmlkit.manifolds.base import Manifold
 
 
@@ -17,6 +19,9 @@ class LiftedStructureConfig(LossConfig, frozen=True):
     name: Literal["lifted_structure"] = "lifted_structure"
     margin: NonNegativeFloat = 1.0
     """alpha, a distance."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (NEEDS_PAIRS,)
 
     def build(self, manifold: Manifold, num_classes: int) -> "LiftedStructure":
         return LiftedStructure(manifold, margin=self.margin)

@@ -8,6 +8,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from dmlkit.distributed.gather import gather_lists
 from dmlkit.embedding.trained import FROZEN, take_weights
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import dump_recipe
@@ -42,6 +43,7 @@ def save_best(experiment: Experiment, run: RunFolder, fabric: Fabric, state: Sta
 def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> None:
     """Write the last checkpoint: everything that the rest of the run depends on, whatever the number of ranks."""
     weights, optimizer = _weights(experiment), _optimizer_state(experiment)
+    state.skipped = list(dict.fromkeys(gather_lists(fabric, state.skipped)))
     if fabric.is_global_zero:
         random = {"cpu": torch.get_rng_state()}
         if fabric.device.type == "cuda":

@@ -89,7 +89,9 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     blank = blank_input(recipe, train)
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
-        model = build_model(recipe, train.num_features)
+        backbone = recipe.backbone.build(train.num_features)
+    with faults_of(recipe, "embedding_dim"):
+        model = build_model(recipe, backbone=backbone)
     with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
         try_model(model, blank)
     if sampler.batch_size == ranks:  # one image on each rank

@@ -9,7 +9,7 @@ from typing import Any
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from dmlkit.distributed.gather import gather_rows
+from dmlkit.distributed.gather import gather_counts, gather_rows
 from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
@@ -144,9 +144,12 @@ def fit(
                 factor = recipe.schedule.factor(state.epoch + state.step / len(experiment.sampler), settings.epochs)
                 for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
                     group["lr"] = rate * factor
-                if len(batch.labels):
-                    embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)))
-                    labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True))
+                counts = [len(batch.labels)] * fabric.world_size
+                if recipe.dataset.on_bad_image == "skip":
+                    counts = gather_counts(fabric, len(batch.labels))
+                if all(counts):  # a rank without an image has no gradient to average: all leave the step out
+                    embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)), counts)
+                    labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)
                     loss = compute_loss(experiment, embeddings, labels, state, run)
                     optimizer.zero_grad()
                     fabric.backward(loss)

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from time import sleep
+from socket import socket
 
 import pytest
 
@@ -68,10 +68,18 @@ def test_a_job_of_slurm_with_several_tasks_is_one_process_t15(monkeypatch: pytes
     assert start_fabric("cpu").world_size == 1
 
 
-def test_a_wait_for_ranks_is_told_t16(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_wait_for_ranks_is_told_and_ends_t16(rank: str, monkeypatch: pytest.MonkeyPatch, caplog):
     monkeypatch.setattr(launch, "TELL_AFTER", 0.0)
-    monkeypatch.setattr(launch.Fabric, "launch", lambda self: sleep(0.3))
-    for name, value in COMPLETE.items():
+    monkeypatch.setattr(launch, "PATIENCE", 1)
+    with socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    alone = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": port}
+    for name, value in (COMPLETE | alone).items():
         monkeypatch.setenv(name, value)
-    start_fabric("cpu")
-    assert "waiting for the other ranks: 2 are expected at localhost:29500" in caplog.text
+    where = f"WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}"
+    told = f"not all of 2 ranks have come within 1 seconds ({where}); start all of them"
+    with pytest.raises(UserError, match=re.escape(told)):
+        start_fabric("cpu")
+    assert f"waiting for the other ranks, for at most 1 seconds: {where}" in caplog.text

@@ -8,8 +8,10 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
@@ -103,3 +105,33 @@ def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp
     assert_same_weights(tmp_path / "killed", tmp_path / "unbroken", atol=0)
     epochs = [row.epoch for row in RunFolder(tmp_path / "killed").read_metrics()]
     assert epochs == list(range(1, 31))
+
+
+@pytest.mark.slow
+def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path):
+    random = np.random.default_rng(0)
+    for label in ("ant", "bee", "cat", "dog"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for index in range(4):
+            pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{index}.png")
+    (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"broken")
+    recipe = tmp_path / "recipe.yaml"
+    dataset = f"{{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0, on_bad_image: skip}}"
+    text = RECIPE.format(loss="proxy_anchor").splitlines()
+    recipe.write_text("\n".join([f"dataset: {dataset}", *text[1:]]).replace("lr: 0.00001", "lr: 0.001"))
+    words = ("-m", "dmlkit", "train", str(recipe), "--device", "cpu", "--set")
+
+    def train(launcher: tuple[str, ...], batch_size: int, output: Path):
+        sampler = f"sampler={{name: random, batch_size: {batch_size}}}"
+        command = [sys.executable, *launcher, *words, sampler, "--output", str(output)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert "1 images could not be read" in run.stdout
+
+    train((), 4, tmp_path / "one")
+    train(TORCHRUN, 4, tmp_path / "two")
+    assert_same_weights(tmp_path / "two", tmp_path / "one")
+    train(TORCHRUN, 2, tmp_path / "alone")  # the rank that has the image alone
+    (skipped,) = RunFolder(tmp_path / "alone").load_checkpoint("last")["skipped"]
+    assert skipped.startswith(str(tmp_path / "photos" / "ant" / "0.png"))

@@ -24,7 +24,7 @@ embedding_dim: 6
 loss: {name: proxy_anchor}
 sampler: {name: random, batch_size: 6}
 training: {epochs: 1, workers: 0}
-metrics: [recall@1, map@r]
+metrics: [{name: recall, k: [1]}, {name: map_at_r}]
 """
 STUDY = """\
 claim: Margins matter.

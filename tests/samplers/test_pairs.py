@@ -11,7 +11,12 @@ from dmlkit.losses.pairs.pair_loss import PairLossConfig
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.samplers.base import SamplerConfig, pairs_among
 
-PAIR_LOSSES = sorted(name for name, variant in LossConfig.variants.items() if issubclass(variant, PairLossConfig))
+PAIR_LOSSES = sorted(
+    [
+        "lifted_structure",
+        *(name for name, variant in LossConfig.variants.items() if issubclass(variant, PairLossConfig)),
+    ]
+)
 RECIPE = "dataset: {{name: glyphs}}\nloss: {{name: {loss}}}\nsampler: {sampler}"
 BALANCED = "{{name: class_balanced, classes_per_batch: {}, images_per_class: {}}}"
 

@@ -248,7 +248,7 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (["embedding_dim=10000000000"], "needs more memory than there is here"),
+        (["embedding_dim=10000000000"], "embedding_dim: needs more memory than there is here"),
         (["backbone.width=1000000"], "backbone: needs more memory than there is here"),
         (["loss={name: cross_batch_memory, size: 100000000000}"], "loss: needs more memory than there is here"),
         (["transform.size=100000"], "transform.size: needs more memory than there is here"),

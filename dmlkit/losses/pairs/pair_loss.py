@@ -50,12 +50,18 @@ def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Ten
     return Pairs(rows, columns, labels, alike.fill_diagonal_(False), negative)
 
 
+NEEDS_PAIRS = Requirement(
+    "sampler.pairs",
+    ("of one class and of two",),
+    "it compares images with others of their class and with those of other classes",
+)
+
+
 class PairLossConfig(LossConfig, frozen=True, abstract=True):
     """A configuration of a `PairLoss`: a memory of embeddings may stand beside the batch."""
 
     def requirements(self) -> Iterable[Requirement]:
-        reason = "it compares images with others of their class and with those of other classes"
-        return (Requirement("sampler.pairs", ("of one class and of two",), reason),)
+        return (NEEDS_PAIRS,)
 
 
 class PairLoss(Loss):

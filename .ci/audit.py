@@ -1,0 +1,102 @@
+"""The licences of dmlkit and all that it installs, and known vulnerabilities of the pinned versions.
+
+Ends with 1 for a licence that is not permitted or a vulnerability that is known, else with 0: also where no database
+of vulnerabilities can be reached, which it says.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+EXTRAS = ("timm", "onnx", "tensorboard", "ray", "dev")  # what `make setup` installs
+PERMITTED = re.compile(
+    r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|CC0|BSL-1\.0|Boost|HPND|Unlicense|Public Domain"
+    r"|MPL|Mozilla|LGPL|Lesser General Public",  # copyleft that stays with the files, or with the library
+    re.IGNORECASE,
+)
+VENDORS = re.compile("nvidia-|cuda-")  # CUDA's libraries under NVIDIA's terms, which torch's wheels for GPUs bring
+
+
+def installed(name: str, extras: tuple[str, ...], seen: set[tuple[str, str]]) -> Iterator[Distribution]:
+    """A package and what it needs here, with these extras, each once."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return
+    if (name, "") not in seen:
+        yield found
+    wanted = [extra for extra in ("", *extras) if (name, extra) not in seen]
+    seen.update((name, extra) for extra in wanted)
+    for line in found.requires or ():
+        needed = Requirement(line)
+        if any(needed.marker is None or needed.marker.evaluate({"extra": extra}) for extra in wanted):
+            yield from installed(canonicalize_name(needed.name), tuple(needed.extras), seen)
+
+
+def licence_of(package: Distribution) -> str:
+    """The licence as the package tells it: an expression, else its classifiers, else the first line of its text."""
+    metadata = package.metadata
+    classifiers = [text.split(" :: ")[-1] for text in metadata.get_all("Classifier", []) if text.startswith("License")]
+    told = metadata["License-Expression"] or " AND ".join(classifiers) or metadata["License"] or "not told"
+    return told.strip().splitlines()[0][:80]
+
+
+def is_permitted(licence: str) -> bool:
+    """Whether one of the alternatives of a licence is permitted in all its parts."""
+    alternatives = (choice.split(" AND ") for choice in licence.split(" OR "))
+    return any(all(PERMITTED.search(part) for part in parts) for parts in alternatives)
+
+
+def check_licences() -> bool:
+    """Print the licence of each package; whether all are permitted."""
+    packages = {package.name: package for package in installed("dmlkit", EXTRAS, set())}
+    refused: list[str] = []
+    for name in sorted(packages, key=str.lower):
+        licence = licence_of(packages[name])
+        print(f"{name} {packages[name].version}: {licence}")
+        if not VENDORS.match(name) and not is_permitted(licence):
+            refused.append(f"{name} ({licence})")
+    for text in refused:
+        print(f"audit: not permitted: {text}; permitted are permissive licences, MPL and LGPL", file=sys.stderr)
+    return not refused
+
+
+def check_vulnerabilities() -> bool:
+    """Whether none is known of the versions in constraints.txt, as far as a database can be reached."""
+    options = ("--requirement", "constraints.txt", "--no-deps", "--disable-pip", "--progress-spinner", "off")
+    command = (sys.executable, "-m", "pip_audit", *options, "--format", "json", "--timeout", "30")
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "No module named pip_audit" in run.stderr:
+        print("audit: pip-audit is missing; run make setup", file=sys.stderr)
+        return False
+    try:
+        report = json.loads(run.stdout)
+    except ValueError:
+        reason = (run.stderr.strip().splitlines() or [f"it ended with {run.returncode}"])[-1][:200]
+        print(f"audit: vulnerabilities were not looked for, since pip-audit reached no database: {reason}")
+        return True
+    known = [package for package in report["dependencies"] if "vulns" in package]
+    skipped = [package["skip_reason"] for package in report["dependencies"] if "skip_reason" in package]
+    if skipped and not known:
+        print(f"audit: vulnerabilities were not looked for: no database knows a package; the first: {skipped[0][:200]}")
+        return True
+    for reason in skipped:
+        print(f"audit: not looked up: {reason[:200]}")
+    found = [package for package in known if package["vulns"]]
+    for package in found:
+        names = ", ".join(fault["id"] for fault in package["vulns"])
+        print(f"audit: {package['name']} {package['version']} is vulnerable: {names}", file=sys.stderr)
+    if not found:
+        print(f"audit: no vulnerability is known of {len(known)} pinned packages")
+    return not found
+
+
+if __name__ == "__main__":
+    results = [check_licences(), check_vulnerabilities()]
+    sys.exit(0 if all(results) else 1)
