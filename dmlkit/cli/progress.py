@@ -59,6 +59,10 @@ class TrainingProgress:
     ) -> None:
         self.bar.stop()
 
+    def untouched(self, split: str, images: int) -> None:
+        """See `dmlkit.training.progress.Progress`."""
+        say(self.console, f"the untouched backbone embeds {images:,} {split} images, to hold training against")
+
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         """See `dmlkit.training.progress.Progress`."""
         now = perf_counter()

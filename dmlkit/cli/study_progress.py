@@ -92,6 +92,9 @@ class RunLine:
         self.started = self.started or perf_counter()
         self.study.start_training(self.name)
 
+    def untouched(self, split: str, images: int) -> None:
+        """See `dmlkit.training.progress.Progress`."""
+
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         """See `dmlkit.training.progress.Progress`."""
         study = self.study

@@ -69,6 +69,9 @@ class Told:
     put: Callable[[Event], object]
     last: float = 0.0
 
+    def untouched(self, split: str, images: int) -> None:
+        """Nothing that a study shows."""
+
     def step(self, **told: Any) -> None:
         if perf_counter() - self.last > TELL:
             self.last = perf_counter()

@@ -17,6 +17,9 @@ class Pace(NamedTuple):
 class Progress(Protocol):
     """What training tells while it runs."""
 
+    def untouched(self, split: str, images: int) -> None:
+        """Before the first epoch, where the backbone is scored as it is: how many images of a split it will embed."""
+
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         """After a share ``progress`` of an epoch: the last loss, and the images since the last call."""
 
@@ -26,6 +29,9 @@ class Progress(Protocol):
 
 class Silent:
     """Tells nothing."""
+
+    def untouched(self, split: str, images: int) -> None:
+        """See `Progress`."""
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         """See `Progress`."""

@@ -86,7 +86,7 @@ def _train(
         TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()
     try:
-        untouched = score_untouched(experiment, run, fabric)
+        untouched = score_untouched(experiment, run, fabric, progress)
         state = fit(experiment, run, fabric, progress, resume=resume)
         return summarize(experiment, run, fabric, state, untouched)
     except RuntimeError as error:

@@ -26,9 +26,10 @@ from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
 from dmlkit.training.experiment import Experiment, faults_of, try_model
+from dmlkit.training.progress import Progress
 
 
-def score_untouched(experiment: Experiment, run: RunFolder, fabric: Fabric) -> dict[Split, Figures]:
+def score_untouched(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> dict[Split, Figures]:
     """The figures of the backbone with the weights that the recipe names, on validation and test classes.
 
     They are scored once: what the run holds already is read. Nothing where the recipe names no weights.
@@ -37,6 +38,7 @@ def score_untouched(experiment: Experiment, run: RunFolder, fabric: Fabric) -> d
         experiment: as assembled, not yet trained.
         run: where the figures are kept.
         fabric: the device, and the ranks, which share the work.
+        progress: told of images that are going to be embedded.
 
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
@@ -50,6 +52,7 @@ def score_untouched(experiment: Experiment, run: RunFolder, fabric: Fabric) -> d
         kept = fabric.broadcast(_kept(path, question, begun=begun) if fabric.is_global_zero else None)
         if kept is None:
             dataset = images_of_split(recipe.dataset, split)
+            progress.untouched(split, len(dataset))
             report, evaluation = evaluate_untouched(
                 fabric, model, dataset, recipe, question, source=f"{run.path}, untouched"
             )
