@@ -44,10 +44,10 @@ def gather_rows(fabric: Fabric, rows: Tensor, counts: list[int] | None = None) -
     return rows if fabric.world_size == 1 else apply(rows, fabric, counts or [len(rows)] * fabric.world_size)
 
 
-def gather_counts(fabric: Fabric, count: int) -> list[int]:
-    """The count of each rank. On a GPU it waits for the steps before."""
-    if fabric.world_size == 1:
-        return [count]
+def gather_counts(fabric: Fabric, count: int, *, differ: bool) -> list[int]:
+    """The count of each rank; only where they may differ they are asked, which on a GPU waits for the steps before."""
+    if fabric.world_size == 1 or not differ:
+        return [count] * fabric.world_size
     return gather_rows(fabric, torch.tensor([count], device=fabric.device)).tolist()
 
 

@@ -89,8 +89,7 @@ def _train(
     try:
         data = training_data(experiment, run, fabric, progress)
         untouched = score_untouched(experiment, data, run, fabric, progress)
-        state = fit(experiment, data, run, fabric, progress, resume=resume)
-        return summarize(experiment, data, run, fabric, state, untouched)
+        return summarize(experiment, data, run, fabric, fit(experiment, data, run, fabric, progress, resume), untouched)
     except RuntimeError as error:
         if fabric.world_size == 1 or not lost_ranks(error):
             raise
@@ -102,7 +101,7 @@ def _train(
 
 
 def fit(
-    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool
+    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress, resume: bool
 ) -> State:
     """The loop. On return the last checkpoint holds the final weights.
 
@@ -144,9 +143,7 @@ def fit(
                 factor = recipe.schedule.factor(state.epoch + state.step / len(experiment.sampler), settings.epochs)
                 for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
                     group["lr"] = rate * factor
-                counts = [len(batch.labels)] * fabric.world_size
-                if recipe.dataset.on_bad_image == "skip":
-                    counts = gather_counts(fabric, len(batch.labels))
+                counts = gather_counts(fabric, len(batch.labels), differ=recipe.dataset.on_bad_image == "skip")
                 if all(counts):  # a rank without an image has no gradient to average: all leave the step out
                     embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)), counts)
                     labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)

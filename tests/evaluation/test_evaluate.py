@@ -313,7 +313,7 @@ def test_compare_shows_what_any_run_has_and_names_as_they_are_w16(dmlkit, two_ru
         lines = result.out.replace("\\", "").splitlines()[2:]  # Markdown's brackets are escaped
         cells = [[cell.strip() for cell in line[1:-1].split(" |")] for line in lines]
         found = {(row[0], row[1]): row[2] for row in cells}
-        assert found["recall@1", str(names[1])] == found["ndcg@3", str(names[0])] == "-" and len(cells) == 6
+        assert found["recall@1", names[1].name] == found["ndcg@3", names[0].name] == "-" and len(cells) == 6
         assert all(value != "-" for (metric, _), value in found.items() if metric == "map@r")
         assert [row[4] != "" for row in cells if row[0] == "map@r"] == [False, True]
     result = dmlkit("compare", names[0], names[2], "--device", "cpu")

@@ -28,6 +28,7 @@ def test_the_documents_of_an_old_run_are_read(runs: Path):
     written = json.loads((runs / "whole" / "summary.json").read_text())
     summary = Summary.read(runs / "whole" / "summary.json")
     assert summary.best and summary.best.test == written["best"]["test"] and summary.last.epoch == 3
+    assert summary.untouched is None and summary.seconds_per_epoch is None and summary.peak_memory_bytes is None
     assert [row.epoch for row in RunFolder(runs / "whole").read_metrics()] == [1, 2, 3]
     assert len(TrainingClasses.read(runs / "whole" / "classes.json").training_classes) > 1
 

@@ -90,6 +90,7 @@ def test_a_run_tells_what_its_backbone_could_do_before_training(dmlkit, recipe: 
     chosen = summary_of(run).chosen.test
     assert f"map@r on test: {chosen['map@r']:.3f} tuned, {untouched.test['map@r']:.3f} untouched: " in result.out
     assert "GB of memory" in result.out
+    assert result.out.startswith("untouched backbone, validation: 18 images in ")
 
 
 def test_the_difference_is_that_of_the_queries(dmlkit, recipe: Path, tmp_path: Path):
