@@ -16,6 +16,7 @@ from dmlkit.cli import compare, data, embed, evaluate, export, geometry, protoco
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 
+MENDABLE = 2
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 MOST_LINES = 20  # of a message
 MOST_CHARACTERS = 2000  # of a line of it
@@ -75,7 +76,7 @@ def main() -> None:
             raise
         for line in lines_of(told(error)):
             typer.secho(f"error: {line}", fg="red", err=True)
-        raise SystemExit(2 if is_users(error) else DEFECT) from None
+        raise SystemExit(MENDABLE if is_users(error) else DEFECT) from None
 
 
 def is_users(error: Exception) -> bool:

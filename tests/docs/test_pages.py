@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
-from dmlkit.cli.app import app
+from dmlkit.cli.app import DEFECT, MENDABLE, app
+from dmlkit.cli.data import FAULTY
+from dmlkit.datasets.files.image import FORMATS, MAX_PIXELS
 from dmlkit.distributed.launch import OWN_STORE
+from dmlkit.distributed.stopping import STOPPED
+from dmlkit.files import document
 from dmlkit.losses.base import LossConfig
+from dmlkit.recipe import yaml_tree
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.study.file import MAX_RECIPES
 from tests.conftest import ROOT, TINY_RECIPE
 from tests.datasets import trees
 
@@ -154,3 +160,24 @@ def test_the_schema_explains_every_key(dmlkit):
     for name, part in {"Recipe": schema, **schema["$defs"]}.items():
         for key, described in part.get("properties", {}).items():
             assert key == "name" or described.get("description"), f"{name}.{key}"
+
+
+def test_the_exit_codes_are_those_of_the_command_line():
+    codes = re.findall(r"^\| (\d+) \|", page("commands"), re.MULTILINE)
+    assert [int(code) for code in codes] == [0, FAULTY, MENDABLE, DEFECT, STOPPED]
+
+
+def test_the_limits_of_security_are_those_of_the_code():
+    text = " ".join((ROOT / "SECURITY.md").read_text(encoding="utf-8").split())
+    formats = ", ".join({"WEBP": "WebP"}.get(name, name) for name in FORMATS[:-1])
+    limits = (
+        (f"images of {formats} and {FORMATS[-1]} alone", None),
+        ("at most {} pixels", MAX_PIXELS),
+        ("at most {} MB, ", yaml_tree.MAX_BYTES // 10**6),
+        ("MB, {} values", yaml_tree.MAX_NODES),
+        ("values and {} levels", yaml_tree.MAX_DEPTH),
+        ("at most {} recipes", MAX_RECIPES),
+        ("documents of at most {} MB", document.MAX_BYTES // 10**6),
+    )
+    for words, number in limits:
+        assert words.format(f"{number or 0:,}".replace(",", " ")) in text
