@@ -9,10 +9,9 @@ from dmlkit.metrics.open_set.split import OpenSet, class_mean
 
 
 class BaksConfig(MetricConfig, frozen=True):
-    """BAKS, the mean over known classes of the share of their queries that score at least the threshold and are
-    answered rightly.
+    """BAKS, the share of queries of known classes that are accepted and answered rightly, mean over the classes.
 
-    The threshold is given: one chosen on these images would flatter. `OpenSet` says what is searched.
+    Accepted is a score from the threshold on. It is given: one chosen on these images would flatter. `OpenSet` says what is searched.
     """
 
     name: Literal["baks"] = "baks"

@@ -88,17 +88,17 @@ class Ranking:
 
 
 def short(value: float) -> str:
-    """A number in the fewest characters.
+    """An integer as it is, another number in the fewest characters.
 
     Example:
-        >>> short(10), short(0.01), short(0.001), short(0.00025), short(-0.5)
-        ('10', '0.01', '1e-3', '2.5e-4', '-0.5')
+        >>> short(1000), short(10.0), short(0.01), short(0.001), short(0.00025), short(-0.5)
+        ('1000', '10', '0.01', '1e-3', '2.5e-4', '-0.5')
     """
-    plain = str(value)
-    mantissa, _, exponent = f"{Decimal(plain).normalize():e}".partition("e")
-    scientific = f"{mantissa}e{int(exponent)}"
-    fixed = f"{Decimal(plain):f}"
-    return min(fixed, scientific, key=len)
+    if isinstance(value, int):
+        return str(value)
+    exact = Decimal(str(value)).normalize()
+    mantissa, _, exponent = f"{exact:e}".partition("e")
+    return min(f"{exact:f}", f"{mantissa}e{int(exponent)}", key=len)
 
 
 def _prefix_sums(values: Tensor) -> Tensor:

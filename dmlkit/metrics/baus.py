@@ -9,7 +9,7 @@ from dmlkit.metrics.open_set.split import OpenSet, class_mean
 
 
 class BausConfig(MetricConfig, frozen=True):
-    """BAUS, the mean over unknown classes of the share of their queries that score less than the threshold.
+    """BAUS, the share of queries of unknown classes that score less than the threshold, mean over the classes.
 
     The threshold is given: one chosen on these images would flatter. `OpenSet` says what is searched.
     """

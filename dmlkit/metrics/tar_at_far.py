@@ -12,10 +12,10 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class TarAtFarConfig(MetricConfig, frozen=True):
-    """TAR@FAR, the share of the pairs of one class that score at least t, where t is the smallest threshold that at
-    most the share ``far`` of the pairs of different classes reaches.
+    """TAR@FAR, the share of the pairs of one class that are accepted where few of two classes are.
 
-    Nothing is interpolated: t is one of the scores. Pairs are those of `roc_auc`.
+    Accepted are the scores from t on, the smallest threshold that at most the share ``far`` of the pairs of different
+    classes reaches. Nothing is interpolated: t is one of the scores. Pairs are those of `roc_auc`.
     """
 
     name: Literal["tar_at_far"] = "tar_at_far"

@@ -53,10 +53,7 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
                 what = "variant" if choices is names else "figure"
                 yield ("expect", index, key), f"unknown {what} {name!r}; {suggest(name, choices)}"
         if expectation.metric in ERRORS:
-            yield (
-                ("expect", index, "metric"),
-                f"{expectation.metric} is an error; expected a figure of which more is better",
-            )
+            yield ("expect", index, "metric"), f"less of {expectation.metric} is better; expected the reverse"
         if expectation.better == expectation.than:
             yield ("expect", index), f"{expectation.better} cannot be better than itself"
 
