@@ -1,7 +1,9 @@
 """The metric interface: what a ranking and a set of points hold, and what a metric makes of them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from decimal import Decimal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +87,20 @@ class Ranking:
         return _prefix_sums(1 / torch.log2(ranks + 1))
 
 
+def short(value: float) -> str:
+    """An integer as it is, another number in the fewest characters.
+
+    Example:
+        >>> short(1000), short(10.0), short(0.01), short(0.001), short(0.00025), short(-0.5)
+        ('1000', '10', '0.01', '1e-3', '2.5e-4', '-0.5')
+    """
+    if isinstance(value, int):
+        return str(value)
+    exact = Decimal(str(value)).normalize()
+    mantissa, _, exponent = f"{exact:e}".partition("e")
+    return min(f"{exact:f}", f"{mantissa}e{int(exponent)}", key=len)
+
+
 def _prefix_sums(values: Tensor) -> Tensor:
     return torch.cat([values.new_zeros(1), values.cumsum(0)])
 
@@ -95,6 +111,25 @@ def _log_binomial(n: Tensor, k: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Targets:
+    """What points are compared with, where that is a gallery of its own.
+
+    Args:
+        embeddings: (M, D) points.
+        labels: (M,) int64.
+        ids: (M,) int64; an item with the id of a point is the point itself, and no pair with it.
+        point_labels: (N,) int64 of the points, numbered as ``labels``.
+        point_ids: (N,) int64 of the points, numbered as ``ids``.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    ids: Tensor
+    point_labels: Tensor
+    point_ids: Tensor
+
+
+@dataclass(frozen=True)
 class Points:
     """Labelled points on a manifold, for metrics that do not search.
 
@@ -102,20 +137,23 @@ class Points:
         embeddings: (N, D) points.
         labels: (N,) int64 in 0..C-1, every class present.
         manifold: the geometry.
+        targets: what the points are compared with; None: with each other.
         found: what several metrics need and one of them has computed, by what it is.
     """
 
     embeddings: Tensor
     labels: Tensor
     manifold: Manifold
-    found: dict[object, Tensor] = field(default_factory=lambda: {}, repr=False)
+    targets: Targets | None = None
+    found: dict[object, Any] = field(default_factory=lambda: {}, repr=False)
 
 
 class MetricConfig(ComponentConfig, frozen=True):
     """Root of the metric family. A member implements `per_query` (a search metric) or `of_points`."""
 
     key: ClassVar[str]
-    """How the metric is asked for and reported; ``@k`` stands for its cut-offs, e.g. ``recall@k``."""
+    """How the metric is asked for and reported; ``@k`` stands for its cut-offs, e.g. ``recall@k``, and ``@far=x`` for
+    the values of another option."""
     definition: ClassVar[str]
     """One line, printed beside the figure; R = positives of the query without itself."""
     searches: ClassVar[bool] = True
@@ -124,11 +162,19 @@ class MetricConfig(ComponentConfig, frozen=True):
     """Whether the best positive of each query says it all, so that the others need not be ranked."""
     to_r: ClassVar[bool] = False
     """Whether it looks at the first R items."""
+    smaller_is_better: ClassVar[bool] = False
+    """Whether it is an error, so that it can choose no checkpoint and support no claim."""
 
     @classmethod
     def names_known(cls) -> list[str]:
         """How members are asked for, ``@k`` standing for a cut-off."""
         return sorted(variant.key for variant in cls.variants.values())
+
+    @classmethod
+    def listed(cls) -> str | None:
+        """The option whose values stand in names, one each: ``k`` of ``recall@k``, ``far`` of ``tar@far=x``."""
+        option = cls.key.partition("@")[2].removesuffix("=x")
+        return option if option in cls.model_fields else None
 
     def cutoffs(self) -> tuple[int, ...]:
         """The k's it looks at."""
@@ -136,12 +182,27 @@ class MetricConfig(ComponentConfig, frozen=True):
 
     def names(self) -> tuple[str, ...]:
         """The keys of what `per_query` or `of_points` returns, those with a cut-off in the order of `cutoffs`."""
-        return tuple(self.key.replace("@k", f"@{k}") for k in self.cutoffs()) or (self.key,)
+        return self.asked()
+
+    def asked(self) -> tuple[str, ...]:
+        """The names that ask for it, as far as names can say it."""
+        option = self.listed()
+        if option is None:
+            return (self.key,)
+        return tuple(f"{self.key[:-1]}{short(value)}" for value in getattr(self, option))
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
         """Fractions by name, (Q,) float64; the metric is their mean."""
         raise NotImplementedError
 
     def of_points(self, points: Points) -> dict[str, float]:
-        """Figures by name."""
+        """Figures by name.
+
+        Raises:
+            ValueError: they are not defined for such points.
+        """
         raise NotImplementedError
+
+    def notes(self, points: Points) -> Iterable[str]:
+        """What a reader of `of_points` must know."""
+        return ()

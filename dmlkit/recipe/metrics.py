@@ -28,7 +28,8 @@ def spell_out(tree: Tree) -> None:
     for index, item in enumerate(items):
         entry = _mapping(item)
         if entry is not None and spelled and _is_more_of(spelled[-1], entry, items[index - 1]):
-            spelled[-1]["k"] += entry["k"]
+            option = MetricConfig.variants[entry["name"]].listed()
+            spelled[-1][option] += entry[option]
             continue
         for key, origin in tree.origins.items():
             if key[:2] == ("metrics", index):
@@ -51,9 +52,10 @@ def _mapping(item: Any) -> dict[str, Any] | None:
 
 def _is_more_of(last: Any, entry: dict[str, Any], item: Any) -> bool:
     """Whether a name goes on with the metric of the name before it."""
-    if not (isinstance(item, str) and isinstance(last, dict) and "k" in entry):
+    option = MetricConfig.variants[entry["name"]].listed()
+    if not (isinstance(item, str) and isinstance(last, dict) and option in entry):
         return False
-    return {**last, "k": None} == {**entry, "k": None}
+    return {**last, option: None} == {**entry, option: None}
 
 
 def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
@@ -66,10 +68,10 @@ def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
     """
     found: list[Any] = []
     for config in metrics:
-        options = {"k": config.cutoffs()} if config.cutoffs() else {}
+        option = config.listed()
+        options = {option: getattr(config, option)} if option else {}
         compat = getattr(config, "compat", None)
         plain = type(config)(**options, **({"compat": compat} if compat else {}))
-        keys = [config.key.replace("@k", f"@{k}") for k in config.cutoffs()] or [config.key]
-        names = [f"{key}:{compat}" if compat else key for key in keys]
+        names = [f"{name}:{compat}" if compat else name for name in config.asked()]
         found += names if plain == config else [config.model_dump(mode="json")]
     return found

@@ -178,6 +178,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
                 ("training", "select_by"),
                 f"got {self.training.select_by!r}, expected one of the recipe's metrics: {', '.join(names)}",
             )
+        if any(metric.smaller_is_better and self.training.select_by in metric.names() for metric in self.metrics):
+            yield ("training", "select_by"), f"less of {self.training.select_by} is better; expected the reverse"
 
     def _figures_given_twice(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         seen: set[str] = set()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.recipe.faults import shown, suggest
 from dmlkit.recipe.yaml_tree import Key, Tree
@@ -11,6 +12,8 @@ from dmlkit.study.methods import Method
 
 Fault = tuple[Key, str]
 NAME = re.compile(r"\w[\w.,=+-]*")  # of a variant: also the name of a folder
+ERRORS = {variant.key for variant in MetricConfig.variants.values() if variant.smaller_is_better}
+"""Figures of which less is better."""
 NAME_BYTES = 255  # that a file system takes for a folder's name
 
 
@@ -49,6 +52,8 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
             if name not in choices:
                 what = "variant" if choices is names else "figure"
                 yield ("expect", index, key), f"unknown {what} {name!r}; {suggest(name, choices)}"
+        if expectation.metric in ERRORS:
+            yield ("expect", index, "metric"), f"less of {expectation.metric} is better; expected the reverse"
         if expectation.better == expectation.than:
             yield ("expect", index), f"{expectation.better} cannot be better than itself"
 
@@ -61,7 +66,9 @@ def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
             yield ("metrics", index), f"{name!r}: the Reality Check reports {', '.join(FIGURES['reality_check'])}"
         elif config.protocol == "official":
             try:
-                metric_configs([name])
+                (metric,) = metric_configs([name])
+                if name not in metric.names():
+                    yield ("metrics", index), f"{name!r} is reported as {', '.join(metric.names())}; write it so"
             except ValueError as error:
                 yield ("metrics", index), str(error).removeprefix("metrics: ")
 

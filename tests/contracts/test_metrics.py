@@ -8,7 +8,8 @@ from dmlkit.metrics.base import MetricConfig
 
 VARIANTS = sorted(MetricConfig.variants)
 SEARCHING = [name for name in VARIANTS if MetricConfig.variants[name].searches]
-CLUSTERING = ["nmi", "ami", "f1"]
+CLUSTERING = ["nmi", "ami", "ari", "f1"]
+PAIRS = ["eer", "roc_auc", "tar_at_far"]
 
 
 def embeddings(noise: float, count: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,9 +20,15 @@ def embeddings(noise: float, count: int = 120) -> tuple[torch.Tensor, torch.Tens
     ), labels
 
 
+def config_of(name: str) -> MetricConfig:
+    """The metric as it comes; a threshold has no default."""
+    variant = MetricConfig.variants[name]
+    return variant(threshold=(0.5,)) if variant.listed() == "threshold" else variant()
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_it_says_what_it_is(name):
-    config = MetricConfig.variants[name]()
+    config = config_of(name)
     assert config.definition
     assert config.key.split("@")[0] in config.names()[0] or len(config.names()) > 1
     assert len(set(config.names())) == len(config.names())
@@ -30,21 +37,19 @@ def test_it_says_what_it_is(name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_it_returns_its_names_by_config_and_by_name(name):
-    config = MetricConfig.variants[name]()
+    config = config_of(name)
     points, labels = embeddings(1.0)
     values = retrieval_metrics(points, labels, metrics=[config])
     assert tuple(values) == config.names()
     assert all(isinstance(value, float) for value in values.values())
-    assert retrieval_metrics(points, labels, metrics=[name]) == values
-    if config.cutoffs():
-        assert retrieval_metrics(points, labels, metrics=list(config.names())) == values
-    else:
-        assert retrieval_metrics(points, labels, metrics=[config.key]) == values
+    if config.listed() != "threshold":
+        assert retrieval_metrics(points, labels, metrics=[name]) == values
+    assert retrieval_metrics(points, labels, metrics=list(config.asked())) == values
 
 
 @pytest.mark.parametrize("name", [*SEARCHING, *CLUSTERING])
 def test_perfect_embeddings_score_one_and_random_ones_less(name):
-    config = MetricConfig.variants[name]()
+    config = config_of(name)
     points, labels = embeddings(0.0, count=1000)  # 99 positives: precision@10 can be 1
     perfect = retrieval_metrics(points, labels, metrics=[config])
     if name in SEARCHING or retrieval_metrics(points, labels, metrics=["nmi"])["nmi"] > 0.999:
@@ -56,7 +61,7 @@ def test_perfect_embeddings_score_one_and_random_ones_less(name):
 
 @pytest.mark.parametrize("name", SEARCHING)
 def test_values_of_queries_are_fractions_and_their_mean_is_the_metric(name):
-    config = MetricConfig.variants[name]()
+    config = config_of(name)
     points, labels = embeddings(1.5)
     scores = score_retrieval(points, labels, metrics=[config])
     for key in config.names():
@@ -67,9 +72,9 @@ def test_values_of_queries_are_fractions_and_their_mean_is_the_metric(name):
         assert scores.values[key] == pytest.approx(values.mean().item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", SEARCHING)
+@pytest.mark.parametrize("name", [*SEARCHING, *PAIRS])
 def test_the_order_of_images_does_not_matter(name):
-    config = MetricConfig.variants[name]()
+    config = config_of(name)
     points, labels = embeddings(1.5)
     order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
     values = retrieval_metrics(points, labels, metrics=[config])
@@ -78,7 +83,7 @@ def test_the_order_of_images_does_not_matter(name):
 
 @pytest.mark.parametrize("name", SEARCHING)
 def test_pessimistic_is_never_above_expected(name):
-    config = MetricConfig.variants[name]()
+    config = config_of(name)
     points, labels = embeddings(1.5)
     points = points[torch.arange(120) // 4]  # four labels share each point
     expected = score_retrieval(points, labels, metrics=[config]).per_query
@@ -92,7 +97,7 @@ def test_a_closer_positive_never_lowers_it(name):
     """Swap a query's best positive to the front of a hit list: no metric may fall."""
     from dmlkit.metrics import metrics_from_hits
 
-    config = MetricConfig.variants[name]()
+    config = config_of(name)
     generator = torch.Generator().manual_seed(2)
     hits = torch.rand(40, 60, generator=generator) < 0.2
     hits[:, 30] = True

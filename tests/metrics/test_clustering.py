@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans, kmeans_plusplus
-from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score, normalized_mutual_info_score
 
 from dmlkit.metrics.ami import adjusted_information
+from dmlkit.metrics.ari import adjusted_rand
 from dmlkit.metrics.clustering.contingency import Contingency
 from dmlkit.metrics.clustering.kmeans import KMeansOptions, kmeans
 from dmlkit.metrics.clustering.seeding import kmeans_plus_plus
@@ -26,6 +27,7 @@ def test_information_against_scikit_learn(items):
     labels, clusters = (np.array(column) for column in zip(*items, strict=True))
     table = Contingency.of(torch.from_numpy(labels), torch.from_numpy(clusters))
     assert normalized_information(table) == pytest.approx(normalized_mutual_info_score(labels, clusters), abs=1e-9)
+    assert adjusted_rand(table) == pytest.approx(adjusted_rand_score(labels, clusters), abs=1e-12)
     theirs = adjusted_mutual_info_score(labels, clusters)
     if len(set(labels)) > 1 or len(set(clusters)) > 1:
         assert adjusted_information(table) == pytest.approx(theirs, abs=1e-7)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.errors import UserError
-from dmlkit.recipe.file import dump_recipe, parse_recipe, read_recipe, schema
+from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe, schema
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import parse_yaml
 
@@ -147,6 +147,16 @@ def test_rules_across_parts_name_the_part_with_the_need():
         "r.yaml:5: training.select_by: got 'recall@3', expected one of the recipe's metrics: "
         "recall@1, recall@2, recall@4, recall@8, map@r"
     ]
+    assert faults(GOOD + "training: {select_by: eer}\nmetrics: [eer]\n") == [
+        "r.yaml:5: training.select_by: less of eer is better; expected the reverse"
+    ]
+
+
+def test_names_with_a_number_are_read_and_written_as_they_are():
+    names = "[eer, tar@far=1e-3, tar@far=0.05, ari]"
+    recipe = parse_recipe(f"{GOOD}training: {{select_by: tar@far=1e-3}}\nmetrics: {names}\n", "r.yaml")
+    assert [metric.names() for metric in recipe.metrics] == [("eer",), ("tar@far=1e-3", "tar@far=0.05"), ("ari",)]
+    assert plain(recipe)["metrics"] == ["eer", "tar@far=1e-3", "tar@far=0.05", "ari"]
 
 
 @pytest.mark.parametrize(

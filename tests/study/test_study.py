@@ -518,6 +518,8 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("small: {}", f"{'s' * 300}: {{}}", "is no name for a folder of at most 255 bytes in letters"),
         ("than: small", "than: large", "study.yaml:12: expect.0: large cannot be better than itself"),
         ("paper:", "protocol: reality_check\npaper:", "metrics.0: 'recall@1': the Reality Check reports separated"),
+        ("[recall@1, ndcg@3]", "[recall@1, tar@far=0.001]", "metrics.1: 'tar@far=0.001' is reported as tar@far=1e-3;"),
+        ("metric: recall@1", "metric: eer", "expect.0.metric: less of eer is better; expected the reverse"),
         ("[recall@1, ndcg@3]", "[recall@1, recall@1]", "study.yaml:7: metrics.1: 'recall@1' is given twice"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Metrics by the names that reports use: ``recall@1``, ``map@r``, ``map@10:pml``."""
+"""Metrics by the names that reports use: ``recall@1``, ``map@r``, ``map@10:pml``, ``tar@far=1e-3``."""
 
 import re
 from collections.abc import Sequence
@@ -38,9 +38,19 @@ def _config(text: str) -> MetricConfig:
         if int(cut) < 1:
             raise ValueError(f"metrics: {text!r}: k must be at least 1, got {cut}")
         options["k"] = (int(cut),)
+    option, is_option, value = cut.partition("=")
+    if variant is None and is_option:
+        variant = by_key.get(f"{head}@{option}=x")
+        try:
+            options[option] = (float(value),)
+        except ValueError:
+            raise ValueError(f"metrics: {text[:50]!r}: expected a number after '='") from None
     if variant is None:
         raise ValueError(f"metrics: {text!r} is unknown; expected one of {', '.join(sorted(by_key))}")
     try:
         return variant(**options)
     except ValidationError as error:
-        raise ValueError(f"metrics: {text!r}: {error.errors()[0]['msg']}") from None
+        first = error.errors()[0]
+        if first["type"] == "missing":
+            raise ValueError(f"metrics: {text!r}: expected {variant.key}, with a number for x") from None
+        raise ValueError(f"metrics: {text!r}: {first['msg']}") from None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.distributed.queries import gather_interleaved, share_of
 from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.base import MetricConfig, Points, Targets
 from dmlkit.metrics.ranking.inputs import (
     Array,
     as_embeddings,
@@ -80,7 +80,7 @@ def retrieval_metrics(
         gallery_labels: (M,).
         manifold: the geometry whose similarity ranks the neighbours; None normalises and takes the cosine.
         metrics: configs or names, e.g. ``["recall@1", "map@r", "ndcg@10", "nmi"]``; all share one search.
-            Those that do not search (nmi, ami, f1, diagnostics) describe ``embeddings``.
+            Those that do not search describe ``embeddings`` (nmi, ami, f1, diagnostics), or all pairs (eer, roc_auc).
         ids: (N,) integers or strings that tell the queries apart; only with ``gallery_ids``.
         gallery_ids: (M,).
         ties: ``"expected"`` or ``"pessimistic"``.
@@ -150,7 +150,8 @@ def score_retrieval(
         manifold = default_manifold(points)
         points = as_points(points, manifold, "embeddings")
         items = None if items is None else as_points(items, manifold, "gallery")
-    described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold)
+    targets = None if items is None else Targets(items, keys[1], names[1], keys[0], names[0])
+    described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
     vectors = search_vectors(manifold, points, items)
     search, positives = build_search(vectors, keys if items is not None else (keys[0], keys[0]), names)
     return _score(search, positives, described, configs, ties, group)
@@ -182,6 +183,7 @@ def _score(
     for config in configs:
         if not config.searches:
             values |= config.of_points(points)
+            notes = (*notes, *config.notes(points))
     return Scores(
         values=values,
         definitions={name: config.definition for config in configs for name in config.names()},

@@ -1,0 +1,1 @@
+"""Open-set recognition: which queries are of classes that the gallery does not have?"""

@@ -1,0 +1,188 @@
+"""Which points make pairs, and the similarity of all of them, block by block in bounded memory."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import local
+
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds.base import Manifold
+from dmlkit.metrics.base import Points
+from dmlkit.metrics.ranking.lookup import Lookup
+from dmlkit.metrics.ranking.products import inner_products_into
+from dmlkit.metrics.ranking.search import repeated_rows
+
+BLOCK_ENTRIES = 2**24  # scores a thread holds: 64 MB; 277 rows of 60 502, whose product is as fast as of any more
+ALL_ENTRIES = 2**26  # of all threads together
+DISTANCE_ENTRIES = 2**21  # where a score needs some temporaries in float64: 16 MB each
+
+Use = Callable[[Tensor, slice, slice], None]
+"""Takes the scores (n, m) of some rows and columns; those that are no negative pair are -inf. Called by several
+threads, each with memory of its own that it may write to."""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Pairs of rows and columns, both sorted by class.
+
+    Without a gallery every point is both, and each unordered pair counts once: row i is paired with the columns after
+    i. With one every row is paired with every column but itself. Scores are similarities of the manifold in float32.
+
+    Args:
+        rows, columns: (N, D'), (M, D') points, or vectors whose inner product is the similarity.
+        row_labels, column_labels: (N,), (M,) int64, ascending.
+        row_order: (N,) int64, where each row stood before it was sorted.
+        start, end: (N,) int64, the columns of each row's class.
+        unordered: whether rows and columns are the same points.
+        own: the columns that are the row itself, with a gallery.
+        manifold: whose similarity is computed; None: the inner product.
+        exact: compute in float64 and round. Distances cancel near zero, and of repeated points, which must tie, a
+            float32 product rounds equal entries differently.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    row_labels: Tensor
+    column_labels: Tensor
+    row_order: Tensor
+    start: Tensor
+    end: Tensor
+    unordered: bool
+    own: Lookup | None
+    manifold: Manifold | None
+    exact: bool
+
+    @classmethod
+    def of(cls, points: Points) -> "Pairing":
+        """All pairs of points, or of points and their gallery."""
+        sides, targets = [points.embeddings], points.targets
+        labels = [points.labels]
+        if targets is not None:
+            sides.append(targets.embeddings)
+            labels = [targets.point_labels, targets.labels]
+        manifold = points.manifold
+        is_distance = manifold.similarity_name in ("negative_distance", "negative_squared_distance")
+        if not is_distance:
+            sides = [manifold.product_vectors(side) for side in sides]
+        is_double = sides[0].dtype == torch.float64
+        exact = is_distance or is_double or any(len(repeated_rows(side.contiguous())[0]) > 0 for side in sides)
+        device = points.embeddings.device
+        orders = [side.to(device).argsort(stable=True) for side in labels]
+        ordered = [side.to(device)[order] for side, order in zip(labels, orders, strict=True)]
+        vectors = [side[order].contiguous() for side, order in zip(sides, orders, strict=True)]
+        own = None
+        if targets is not None:
+            ids = targets.point_ids.to(device)[orders[0]], targets.ids.to(device)[orders[1]]
+            own = Lookup.of(*ids)
+        return cls(
+            vectors[0],
+            vectors[-1],
+            ordered[0],
+            ordered[-1],
+            orders[0],
+            torch.searchsorted(ordered[-1], ordered[0]),
+            torch.searchsorted(ordered[-1], ordered[0], right=True),
+            targets is None,
+            own,
+            manifold if is_distance else None,
+            exact,
+        )
+
+    @property
+    def same(self) -> int:
+        """How many pairs are of one class."""
+        paired = int((self.end - self.start).sum())
+        return (paired - len(self.rows)) // 2 if self.unordered else paired - self._own(same=True)
+
+    @property
+    def different(self) -> int:
+        """How many pairs are of two classes."""
+        paired = int((len(self.columns) - (self.end - self.start)).sum())
+        return paired // 2 if self.unordered else paired - self._own(same=False)
+
+    def _own(self, *, same: bool) -> int:
+        if self.own is None:
+            return 0
+        total = 0
+        for rows in torch.arange(len(self.rows), device=self.rows.device).split(2**14):
+            columns, present = self.own.columns(rows)
+            is_same = self.column_labels[columns] == self.row_labels[rows, None]
+            total += int((present & (is_same == same)).sum())
+        return total
+
+    def scores(self, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
+        """The similarity of some rows (n, D') and columns (m, D'), in float32: (n, m)."""
+        if self.exact:
+            x, y = rows.double(), columns.double()
+            return (x @ y.T if self.manifold is None else self.manifold.similarity(x, y)).float()
+        return inner_products_into(rows, columns, rows.new_empty(len(rows), len(columns)) if out is None else out)
+
+    def same_scores(self) -> Iterator[Tensor]:
+        """The scores of all pairs of one class, some at a time: (n,) each."""
+        from threadpoolctl import threadpool_limits
+
+        sizes = self.row_labels.unique_consecutive(return_counts=True)[1]
+        lasts = sizes.cumsum(0)
+        with threadpool_limits(1):  # the products are small: with 2 threads they take 20 times as long
+            for first, last in zip((lasts - sizes).tolist(), lasts.tolist(), strict=True):
+                start, end = int(self.start[first]), int(self.end[first])
+                step = max(1, DISTANCE_ENTRIES // max(1, end - start))
+                for low in range(first, last, step):
+                    yield self._same(slice(low, min(low + step, last)), start, end)
+
+    def _same(self, rows: slice, start: int, end: int) -> Tensor:
+        scores = self.scores(self.rows[rows], self.columns[start:end])
+        kept = torch.ones_like(scores, dtype=torch.bool)
+        if self.unordered:
+            kept = kept.triu(rows.start - start + 1)
+        elif self.own is not None:
+            columns, present = self.own.columns(torch.arange(rows.start, rows.stop, device=scores.device))
+            present &= (columns >= start) & (columns < end)
+            kept[present.nonzero()[:, 0], columns[present] - start] = False
+        return scores[kept]
+
+    def each_block(self, use: Use) -> None:
+        """Have all scores of pairs of different classes looked at, on a CPU by as many threads as torch uses."""
+        if self.manifold is not None or self.rows.device.type != "cpu":
+            for rows, columns in self._blocks(DISTANCE_ENTRIES if self.manifold is not None else BLOCK_ENTRIES):
+                use(self._different(rows, columns, None), rows, columns)
+            return
+        from threadpoolctl import threadpool_limits
+
+        threads, memory = torch.get_num_threads(), local()
+        entries = min(BLOCK_ENTRIES, ALL_ENTRIES // threads) // (2 if self.exact else 1)
+
+        @torch.no_grad()
+        def work(block: tuple[slice, slice]) -> None:
+            rows, columns = block
+            shape = rows.stop - rows.start, columns.stop - columns.start
+            if not hasattr(memory, "scores"):
+                memory.scores = torch.empty(max(entries, len(self.columns)))
+            use(self._different(*block, memory.scores[: shape[0] * shape[1]].view(shape)), *block)
+
+        # every thread makes its own products: a threaded BLAS would spin on the cores that the sorting needs
+        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(work, self._blocks(entries)):
+                pass
+
+    def _blocks(self, entries: int) -> Iterator[tuple[slice, slice]]:
+        """Rows, and the columns that they may be paired with."""
+        low = 0
+        while low < len(self.rows):
+            columns = slice(low if self.unordered else 0, len(self.columns))
+            high = min(low + max(1, entries // (columns.stop - columns.start)), len(self.rows))
+            yield slice(low, high), columns
+            low = high
+
+    def _different(self, rows: slice, columns: slice, out: Tensor | None) -> Tensor:
+        scores = self.scores(self.rows[rows], self.columns[columns], out)
+        first = columns.start
+        starts = torch.zeros_like(self.start[rows]) if self.unordered else self.start[rows]
+        for row, start, end in zip(scores, starts.tolist(), (self.end[rows] - first).tolist(), strict=True):
+            row[start:end] = -torch.inf
+        if self.own is not None:
+            hidden, present = self.own.columns(torch.arange(rows.start, rows.stop, device=scores.device))
+            scores[present.nonzero()[:, 0], hidden[present]] = -torch.inf
+        return scores
