@@ -21,7 +21,10 @@ MOST_SHOWN = 10  # queries in the terminal
     "embeddings/new -k 5 --html page.html"
 )
 def search(
-    source: Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help="Where to search: a folder that embed wrote.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="EMBEDDINGS|GALLERY", help="Where to search: what embed or gallery create wrote."),
+    ],
     queries: Annotated[
         Path,
         typer.Argument(metavar="IMAGES|EMBEDDINGS", help="An image, a folder of images, or one that embed wrote."),
@@ -29,7 +32,10 @@ def search(
     k: Annotated[int, typer.Option("-k", help="How many neighbours of each.")] = 10,
     run: Annotated[
         Path | None,
-        typer.Option(help="Run that embeds images; by default the one that the embeddings lie in.", show_default=False),
+        typer.Option(
+            help="Run that embeds images; by default the one that EMBEDDINGS lie in, or the gallery's.",
+            show_default=False,
+        ),
     ] = None,
     csv: Annotated[Path | None, typer.Option(help="CSV file to write all neighbours to.", show_default=False)] = None,
     html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
@@ -84,8 +90,8 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
 
 def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "Console") -> None:
     """The page of a search, and how many pictures it lacks."""
-    from dmlkit.cli.console import counted, say
-    from dmlkit.embedding.questions.page import MOST, Picture, Shelf, write_page
+    from dmlkit.cli.console import counted
+    from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
     shelves = (
         Shelf(
@@ -101,10 +107,15 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
         f"{counted(len(answers.queries), 'query', 'queries')}, the {answers.k} nearest of each by "
         f"{answers.searched.manifest.similarity.replace('_', ' ')}, nearest first"
     ]
-    gone = write_page(path, title, notes, shelves)
-    say(console, f"wrote {path}" + (f": the first {MOST} queries" if len(answers.queries) > MOST else ""))
+    tell_page(path, write_page(path, title, notes, shelves), len(answers.queries), console)
+
+
+def tell_page(path: Path, gone: int, queries: int, console: "Console") -> None:
+    """Where a page is, and what it lacks."""
+    from dmlkit.cli.console import counted, say
+    from dmlkit.embedding.questions.page import MOST
+
+    say(console, f"wrote {path}" + (f": the first {MOST} queries" if queries > MOST else ""))
     if gone:
-        say(
-            console,
-            f"note: {counted(gone, 'picture is a placeholder', 'pictures are placeholders')}: no image is where it was",
-        )
+        told = counted(gone, "picture is a placeholder", "pictures are placeholders")
+        say(console, f"note: {told}: no image is where it was")

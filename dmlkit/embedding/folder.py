@@ -15,6 +15,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import refuse_what_is_no_file
 from dmlkit.manifolds.base import Manifold
+from dmlkit.run_folder.folder import RunFolder
 
 BLOCK = 65_536  # rows handled at once: 128 MB at 512 dimensions
 
@@ -39,6 +40,12 @@ class EmbeddingFolder:
         _check_geometry(path / "manifest.json", self.manifest, self.manifold())
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)
+
+    @property
+    def run(self) -> Path | None:
+        """The run that the embeddings lie in, in ``RUN/embeddings/``."""
+        above = self.path.resolve().parent
+        return above.parent if above.name == "embeddings" and RunFolder(above.parent).holds_run() else None
 
     def manifold(self) -> Manifold:
         """The geometry of the points."""

@@ -1,5 +1,6 @@
 """What can be searched: points on a disk with what is known of their images."""
 
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -24,6 +25,16 @@ class Searchable(StoredPoints, Protocol):
     @property
     def manifest(self) -> Description:
         """Of the model that embedded it."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        ...
+
+    @property
+    def run(self) -> Path | None:
+        """The run whose model embeds images for it, where that is known."""
         ...
 
     def manifold(self) -> Manifold:

@@ -13,10 +13,12 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.images import ImageList, dataset_of
 from dmlkit.embedding.in_memory import Embeddings, ImageProgress, embed_dataset
-from dmlkit.embedding.manifest import Description, describe
+from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.same_model import check_same_model
+from dmlkit.embedding.searchable import Searchable
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
@@ -49,8 +51,7 @@ class Queries:
 
 def queries_of(
     queries: Path,
-    ours: Description,
-    where: Path,
+    searched: Searchable,
     *,
     run: Path | None,
     device: str,
@@ -60,9 +61,8 @@ def queries_of(
 
     Args:
         queries: one of these.
-        ours: of the embeddings that are searched.
-        where: they are.
-        run: embeds images.
+        searched: what they are for.
+        run: embeds images; by default that of ``searched``.
         device: where, see `start_fabric`.
         progress: told of images.
 
@@ -73,38 +73,39 @@ def queries_of(
         if run is not None:
             raise UserError(f"--run {run}: {queries} holds embeddings, which need no run; leave it out")
         folder = EmbeddingFolder(queries)
-        check_same_model(folder.manifest, str(queries), ours, str(where))
+        check_same_model(folder.manifest, str(queries), searched.manifest, str(searched.path))
         folder.check_finite()
         return Queries(folder.points, folder.items["path"].to_pylist(), folder.manifest.skipped)
+    if holds_gallery(queries):
+        raise UserError(f"{queries}: is a gallery; search with an image, a folder of images, or embeddings")
     if not queries.exists():
         raise UserError(f"{queries}: no such file or folder; expected an image, a folder of images, or embeddings")
     fabric = start_fabric(device)
-    trained = model_for(ours, where, run, fabric)
+    trained = model_for(searched, run, fabric)
     dataset = ImageList([str(queries)]) if queries.is_file() else dataset_of(queries, "test", trained.recipe)[0]
     found = embed_images(trained, fabric, dataset, str(queries), progress)
     paths = [dataset.paths[int(index)] for index in found.indices]
     return Queries(found.points.numpy(), paths, tuple(found.faults))
 
 
-def model_for(ours: Description, where: Path, run: Path | None, fabric: Fabric) -> TrainedModel:
+def model_for(searched: Searchable, run: Path | None, fabric: Fabric) -> TrainedModel:
     """The model that made embeddings.
 
     Args:
-        ours: of the embeddings.
-        where: they are; a run that they lie in is theirs.
-        run: that the user names.
+        searched: the embeddings.
+        run: that the user names; by default the embeddings' own.
         fabric: a device.
 
     Raises:
         UserError: no run is known, or its weights are others.
     """
+    run = run or searched.run
     if run is None:
-        above = where.resolve().parent
-        if above.name != "embeddings" or not RunFolder(above.parent).holds_run():
-            raise UserError(f"{where}: lies in no run; name the run that embeds images like these with --run RUN")
-        run = above.parent
-    trained = load_model(RunFolder(run), fabric, ours.model.checkpoint)
-    check_same_model(describe(trained), str(run), ours, str(where))
+        raise UserError(
+            f"{searched.path}: its run is not known, or has moved; name the run that embeds images with --run RUN"
+        )
+    trained = load_model(RunFolder(run), fabric, searched.manifest.model.checkpoint)
+    check_same_model(describe(trained), str(run), searched.manifest, str(searched.path))
     return trained
 
 

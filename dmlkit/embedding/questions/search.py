@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.in_memory import ImageProgress
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.queries import Queries, queries_of
@@ -25,10 +27,10 @@ def search(
     """The k nearest of each query, exactly, in bounded memory.
 
     Args:
-        source: a folder of embeddings.
+        source: a folder of embeddings, or a gallery.
         queries: an image, a folder of images, or a folder of embeddings.
         k: neighbours of a query; all, where there are fewer.
-        run: embeds images; by default the run that ``source`` lies in.
+        run: embeds images; by default the run of ``source``.
         device: where images are embedded, see `start_fabric`.
         progress: told of images.
 
@@ -37,12 +39,24 @@ def search(
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbour")
-    searched = EmbeddingFolder(source)
+    searched = searchable_at(source)
+    return nearest(searched, queries_of(queries, searched, run=run, device=device, progress=progress), k)
+
+
+def searchable_at(source: Path) -> Searchable:
+    """A gallery or a folder of embeddings.
+
+    Raises:
+        UserError: it is neither, or holds nothing.
+    """
+    if holds_gallery(source):
+        searched = GalleryFolder(source)
+    else:
+        searched = EmbeddingFolder(source)
+        searched.check_finite()
     if len(searched) == 0:
         raise UserError(f"{source}: holds no embeddings to search in")
-    searched.check_finite()
-    asked = queries_of(queries, searched.manifest, source, run=run, device=device, progress=progress)
-    return nearest(searched, asked, k)
+    return searched
 
 
 def nearest(searched: Searchable, asked: Queries, k: int) -> Answers:

@@ -182,7 +182,7 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: 
     refused(dmlkit("search", source, tmp_path / "none"), "no such file or folder; expected an image")
     refused(dmlkit("search", tmp_path / "none", source), "manifest.json: missing")
     refused(dmlkit("search", source, source, "--run", place / "run"), "holds embeddings, which need no run")
-    refused(dmlkit("search", source, place / "new"), "name the run that embeds images like these with --run RUN")
+    refused(dmlkit("search", source, place / "new"), "name the run that embeds images with --run RUN")
     refused(dmlkit("search", source, place / "new", "--run", tmp_path), "no run here")
     refused(dmlkit("search", source, place / "new", "--run", place / "run"), "embeddings of 4 dimensions, but")
     empty = embeddings_at(tmp_path / "empty", POINTS[:0])
