@@ -11,7 +11,7 @@ setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dmlkit needs Python 3.11 or later; set PYTHON, e.g. make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[timm,lite,onnx,tensorboard,ray,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[timm,lite,onnx,tensorboard,ray,gallery,dev]'
 	@touch $@
 
 demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores

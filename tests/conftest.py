@@ -3,14 +3,11 @@ import os
 # One thread: the tests are small, and two processes that share cores slow each other ten-fold otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -26,15 +23,6 @@ optimizer: {name: adamw, lr: 0.003, lr_multipliers: {loss: 10}}
 training: {epochs: 3}
 metrics: [{name: recall, k: [1, 2]}, {name: map_at_r}]
 """
-
-
-def function_of_docs(page: str, name: str) -> Callable[..., Any]:
-    """A NumPy function that a page of docs/ gives its readers."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    (code,) = re.findall(rf"^def {name}.*?(?=^\S)", text, re.DOTALL | re.MULTILINE)
-    scope: dict[str, Any] = {"np": np}
-    exec(code, scope)
-    return scope[name]
 
 
 @dataclass

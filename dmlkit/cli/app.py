@@ -12,7 +12,22 @@ import typer
 from typer.core import TyperGroup
 
 from dmlkit import __version__
-from dmlkit.cli import compare, data, embed, evaluate, export, geometry, protocol, recipes, start, study, train
+from dmlkit.cli import (
+    compare,
+    data,
+    embed,
+    evaluate,
+    export,
+    gallery,
+    geometry,
+    identify,
+    protocol,
+    recipes,
+    search,
+    start,
+    study,
+    train,
+)
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 
@@ -58,7 +73,22 @@ app = typer.Typer(
     "[bold]train[/] a recipe, [bold]eval[/] it on unseen classes, [bold]embed[/] images, [bold]export[/] the result.",
     epilog="Start with:  dmlkit train recipes/glyphs/proxy_anchor.yaml --output runs/demo",
 )
-for group in (start, train, evaluate, compare, protocol, embed, export, data, geometry, study, recipes):
+for group in (
+    start,
+    train,
+    evaluate,
+    compare,
+    protocol,
+    embed,
+    search,
+    gallery,
+    identify,
+    export,
+    data,
+    geometry,
+    study,
+    recipes,
+):
     app.add_typer(group.app)
 
 

@@ -18,6 +18,7 @@ WORD = 12  # characters: columns of text become no narrower
 TEXT_COLUMNS = (
     *("run", "of", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "figure", "verdict"),
+    *("label", "path"),
 )
 
 

@@ -1,6 +1,20 @@
-"""From a run's model and images to points, in memory or in a folder, and the search in them."""
+"""From a run's model and images to points, in memory or in a folder, and the search in them.
 
-from dmlkit.embedding.run import embed
-from dmlkit.embedding.trained import load_model
+Importing this package imports nothing heavy, so that programs without torch get at `index_vectors`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dmlkit.embedding.run import embed
+    from dmlkit.embedding.trained import load_model
 
 __all__ = ["embed", "load_model"]
+HOMES = {"embed": "dmlkit.embedding.run", "load_model": "dmlkit.embedding.trained"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(HOMES[name]), name)

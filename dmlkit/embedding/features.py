@@ -14,7 +14,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.vector_file import VectorFile
-from dmlkit.embedding.embed import embed_job
+from dmlkit.embedding.engine import embed_job
 from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import TrainedModel
@@ -118,7 +118,7 @@ def cached_features(
         if not fabric.broadcast(job.parts.is_finished()):  # a kill before the checksum leaves finished ones
             with bar(f"features of {what} images", len(job.dataset)) as advance, torch.random.fork_rng(devices=[]):
                 compute = PartEmbedder(job, trained, fabric, workers=recipe.training.workers)
-                embed_job(job, trained, fabric, compute, advance=advance, say=lambda _: None)
+                embed_job(job, trained, fabric, compute, advance=advance, say=lambda text: None)
         while not job.parts.is_finished():  # a barrier would give up after 30 minutes, which others may need
             sleep(0.5)
         if fabric.is_global_zero:

@@ -1,5 +1,6 @@
 """A folder of embeddings that `dmlkit embed` wrote."""
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,10 +10,12 @@ import torch
 
 from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.manifest import Manifest
+from dmlkit.embedding.searchable import GalleryItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import refuse_what_is_no_file
 from dmlkit.manifolds.base import Manifold
+from dmlkit.run_folder.folder import RunFolder
 
 BLOCK = 65_536  # rows handled at once: 128 MB at 512 dimensions
 
@@ -38,14 +41,36 @@ class EmbeddingFolder:
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)
 
+    @property
+    def run(self) -> Path | None:
+        """The run that the embeddings lie in, in ``RUN/embeddings/``."""
+        above = self.path.resolve().parent
+        return above.parent if above.name == "embeddings" and RunFolder(above.parent).holds_run() else None
+
     def manifold(self) -> Manifold:
         """The geometry of the points."""
         return self.manifest.manifold.build(self.manifest.features)
 
-    def blocks(self) -> Iterator[torch.Tensor]:
-        """The points, a bounded number of rows at a time."""
-        for start in range(0, len(self.points), BLOCK):
-            yield torch.from_numpy(np.array(self.points[start : start + BLOCK]))
+    def __len__(self) -> int:
+        """How many embeddings there are."""
+        return len(self.points)
+
+    def blocks(self, rows: int = BLOCK) -> Iterator[torch.Tensor]:
+        """The points, at most ``rows`` rows at a time."""
+        for start in range(0, len(self.points), rows):
+            yield torch.from_numpy(np.array(self.points[start : start + rows]))
+            if hasattr(mmap, "MADV_DONTNEED"):  # else what was read counts as memory of the process
+                mapped: Any = self.points.base
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def points_at(self, rows: torch.Tensor) -> torch.Tensor:
+        """The points (M, D) of rows (M,)."""
+        return torch.from_numpy(self.points[rows.numpy()])
+
+    def items_at(self, rows: torch.Tensor) -> list[GalleryItem]:
+        """What is known of the images of rows (M,)."""
+        names = ["id", "label", "path"]
+        return [GalleryItem(**row) for row in self.items.select(names).take(rows.numpy()).to_pylist()]
 
     def check_finite(self) -> None:
         """Make sure that every point has a place.

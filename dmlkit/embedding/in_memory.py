@@ -1,4 +1,4 @@
-"""Embeddings in memory. Into files: `dmlkit.embedding.embed`."""
+"""Embeddings in memory. Into files: `dmlkit.embedding.run`."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol

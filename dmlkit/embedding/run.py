@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.embed import Engine, choose_engine, embed_job
+from dmlkit.embedding.engine import Engine, choose_engine, embed_job
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import ImageProgress
 from dmlkit.embedding.job import EmbedJob, PartEmbedder

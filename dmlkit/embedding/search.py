@@ -1,10 +1,12 @@
-"""Exact nearest neighbours on every manifold through one FAISS inner-product index.
+"""Exact nearest neighbours on every manifold by inner products, of points in memory or in blocks from a disk.
 
-The index orders the gallery by float32 products, which round. Here the short list that it gives is long enough,
-provably, and re-ranked by the stable similarity in float64.
+Float32 products order the gallery, and round. Here the short list that they give is long enough, provably, and
+re-ranked by the stable similarity in float64.
 """
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from dmlkit.manifolds.base import Manifold
 
 MARGIN = 16  # candidates beyond k: enough at the first try for all but near-duplicates, 3 % of the search's time
+BLOCK_ROWS = 16_384  # of stored points in memory at once: 200 MB at 512 dimensions, with their vectors in float64
 CANDIDATE_ELEMENTS = 2**18  # float64 coordinates re-ranked at once: 2 MB stay in cache, 4 times as fast as 8 MB
 
 
@@ -22,14 +25,77 @@ class Neighbors(NamedTuple):
     indices: Tensor  # (Q, k) int64, rows of the gallery
 
 
-class Gallery:
-    r"""Points of a manifold, ready to be searched.
+class _ExactSearch(ABC):
+    r"""The search that all galleries share.
 
     A float32 product of n terms is off by at most :math:`\rho B`, with :math:`\rho = (n + 4) 2^{-24}`, rounded inputs
     included, and :math:`B \ge \sum_i |q_i g_i|` (Higham 2002, eq. 3.5). Three more coordinates on either side add
-    :math:`\rho B` to each product, so that the index orders by an upper bound: a point left out of the short list
+    :math:`\rho B` to each product, so that the products order by an upper bound: a point left out of the short list
     has a similarity of at most the list's last bound. The list is complete where its k-th best exact similarity is at
     least that bound, and is doubled where it is not.
+    """
+
+    def __init__(self, manifold: Manifold) -> None:
+        self.manifold = manifold
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def short_list(self, bounded: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """The largest products of query vectors (Q, D' + 3), largest first, and their rows: (Q, length) each."""
+
+    @abstractmethod
+    def points_at(self, rows: Tensor) -> Tensor:
+        """The points (M, D) of rows (M,)."""
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """The k most similar gallery points of each query (Q, D).
+
+        Raises:
+            ValueError: the queries are not points of this manifold, or k is not in 1..N.
+        """
+        _check_points("queries", queries, self.manifold)
+        size = len(self)
+        if not 1 <= k <= size:
+            raise ValueError(f"Gallery.search: k must be from 1 to {size}, the size of the gallery, got {k}")
+        vectors = self.manifold.index_vectors(queries.double(), "query")
+        rounding = 1.01 * (vectors.shape[1] + 3 + 4) * 2.0**-24
+        bounded = torch.cat([vectors, rounding * _magnitudes(vectors)], dim=1).float()
+        similarities = torch.empty(len(queries), k, dtype=torch.float64)
+        indices = torch.empty(len(queries), k, dtype=torch.int64)
+        open_queries = torch.arange(len(queries))
+        length = min(k + MARGIN, size)
+        while len(open_queries):
+            bounds, candidates = self.short_list(bounded[open_queries], length)
+            best = self._rank(queries[open_queries], candidates, k)
+            similarities[open_queries], indices[open_queries] = best
+            last = self.manifold.index_vectors(self.points_at(best.indices[:, -1]).double(), "gallery")
+            exact = (vectors[open_queries] * last).sum(1)
+            open_queries = open_queries[(exact < bounds[:, -1]) & (length < size)]
+            length = min(2 * length, size)
+        return Neighbors(similarities.to(queries.dtype), indices)
+
+    def _rank(self, queries: Tensor, candidates: Tensor, k: int) -> Neighbors:
+        """The best k of candidates (Q, L) by the stable similarity, in float64."""
+        candidates = candidates.sort(dim=1).values
+        width = min(candidates.shape[1], max(1, CANDIDATE_ELEMENTS // queries.shape[1]))
+        height = max(1, CANDIDATE_ELEMENTS // (width * queries.shape[1]))
+        similarity = torch.empty(candidates.shape, dtype=torch.float64)
+        for row in range(0, len(queries), height):
+            query = queries[row : row + height, None].double()
+            for column in range(0, candidates.shape[1], width):
+                block = (slice(row, row + height), slice(column, column + width))
+                ids = candidates[block]
+                points = self.points_at(ids.flatten()).unflatten(0, ids.shape)
+                similarity[block] = self.manifold.paired_similarity(query, points.double())
+        order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+        return Neighbors(similarity.gather(1, order), candidates.gather(1, order))
+
+
+class Gallery(_ExactSearch):
+    """Points of a manifold in memory, ready to be searched again and again: their vectors are kept beside them.
 
     Args:
         manifold: the geometry; its similarity is the order.
@@ -49,58 +115,82 @@ class Gallery:
     def __init__(self, manifold: Manifold, points: Tensor) -> None:
         import faiss
 
+        super().__init__(manifold)
         _check_points("points", points, manifold)
         if len(points) == 0:
             raise ValueError("Gallery: expected at least one point, got none")
-        self.manifold = manifold
         self.points = points.detach()
-        vectors = manifold.index_vectors(self.points.double(), "gallery").detach()
-        self.index = faiss.IndexFlatIP(vectors.shape[1] + 3)
-        self.index.add(torch.cat([vectors, _magnitudes(vectors)], dim=1).float().numpy())
+        vectors = _bounded_vectors(manifold, self.points)
+        self.index = faiss.IndexFlatIP(vectors.shape[1])
+        self.index.add(vectors.numpy())
 
-    @torch.no_grad()
-    def search(self, queries: Tensor, k: int) -> Neighbors:
-        """The k most similar gallery points of each query (Q, D).
+    def __len__(self) -> int:
+        return len(self.points)
 
-        Raises:
-            ValueError: the queries are not points of this manifold, or k is not in 1..N.
-        """
-        _check_points("queries", queries, self.manifold)
-        size = len(self.points)
-        if not 1 <= k <= size:
-            raise ValueError(f"Gallery.search: k must be from 1 to {size}, the size of the gallery, got {k}")
-        vectors = self.manifold.index_vectors(queries.double(), "query")
-        rounding = 1.01 * (self.index.d + 4) * 2.0**-24
-        bounded = torch.cat([vectors, rounding * _magnitudes(vectors)], dim=1).float()
-        similarities = torch.empty(len(queries), k, dtype=torch.float64)
-        indices = torch.empty(len(queries), k, dtype=torch.int64)
-        open_queries = torch.arange(len(queries))
-        length = min(k + MARGIN, size)
-        while len(open_queries):
-            bounds, candidates = map(torch.from_numpy, self.index.search(bounded[open_queries].numpy(), length))
-            best = self._rank(queries[open_queries], candidates, k)
-            similarities[open_queries], indices[open_queries] = best
-            last = self.manifold.index_vectors(self.points[best.indices[:, -1]].double(), "gallery")
-            exact = (vectors[open_queries] * last).sum(1)
-            open_queries = open_queries[(exact < bounds[:, -1]) & (length < size)]
-            length = min(2 * length, size)
-        return Neighbors(similarities.to(self.points.dtype), indices)
+    def short_list(self, bounded: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        bounds, rows = self.index.search(bounded.numpy(), length)
+        return torch.from_numpy(bounds), torch.from_numpy(rows)
 
-    def _rank(self, queries: Tensor, candidates: Tensor, k: int) -> Neighbors:
-        """The best k of candidates (Q, L) by the stable similarity, in float64."""
-        candidates = candidates.sort(dim=1).values
-        width = min(candidates.shape[1], max(1, CANDIDATE_ELEMENTS // queries.shape[1]))
-        height = max(1, CANDIDATE_ELEMENTS // (width * queries.shape[1]))
-        similarity = torch.empty(candidates.shape, dtype=torch.float64)
-        for row in range(0, len(queries), height):
-            query = queries[row : row + height, None].double()
-            for column in range(0, candidates.shape[1], width):
-                block = (slice(row, row + height), slice(column, column + width))
-                ids = candidates[block]
-                points = self.points.index_select(0, ids.flatten()).unflatten(0, ids.shape)
-                similarity[block] = self.manifold.paired_similarity(query, points.double())
-        order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-        return Neighbors(similarity.gather(1, order), candidates.gather(1, order))
+    def points_at(self, rows: Tensor) -> Tensor:
+        return self.points.index_select(0, rows)
+
+
+class StoredPoints(Protocol):
+    """Points on a disk, more than memory may hold."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+    def blocks(self, rows: int) -> Iterator[Tensor]:
+        """All of them in order, at most ``rows`` rows (n, D) at a time."""
+        ...
+
+    def points_at(self, rows: Tensor) -> Tensor:
+        """The points (M, D) of rows (M,)."""
+        ...
+
+
+class StoredGallery(_ExactSearch):
+    """Points on a disk: every search reads them once, or again for near-duplicates, and keeps one block in memory.
+
+    Args:
+        manifold: the geometry; its similarity is the order.
+        stored: at least one point.
+    """
+
+    def __init__(self, manifold: Manifold, stored: StoredPoints) -> None:
+        super().__init__(manifold)
+        self.stored = stored
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def short_list(self, bounded: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        import faiss
+
+        bounds, rows, start = torch.empty(len(bounded), 0), torch.empty(len(bounded), 0, dtype=torch.int64), 0
+        product: Any = faiss.METRIC_INNER_PRODUCT
+        for block in self.stored.blocks(BLOCK_ROWS):
+            _check_points("points", block, self.manifold)
+            vectors = _bounded_vectors(self.manifold, block).numpy()
+            found = faiss.knn(bounded.numpy(), vectors, min(length, len(block)), metric=product)
+            bounds = torch.cat([bounds, torch.from_numpy(found[0])], dim=1)
+            rows = torch.cat([rows, torch.from_numpy(found[1]) + start], dim=1)
+            # stable: of equal bounds the earlier row stays
+            bounds, order = bounds.sort(dim=1, descending=True, stable=True)
+            bounds, rows = bounds[:, :length], rows.gather(1, order[:, :length])
+            start += len(block)
+        return bounds, rows
+
+    def points_at(self, rows: Tensor) -> Tensor:
+        return self.stored.points_at(rows)
+
+
+def _bounded_vectors(manifold: Manifold, points: Tensor) -> Tensor:
+    """The float32 vectors (N, D' + 3) of points (N, D) of a gallery."""
+    vectors = manifold.index_vectors(points.double(), "gallery").detach()
+    return torch.cat([vectors, _magnitudes(vectors)], dim=1).float()
 
 
 def _magnitudes(vectors: Tensor) -> Tensor:

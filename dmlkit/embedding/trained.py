@@ -1,4 +1,4 @@
-"""The model of a run, what it can embed, and embeddings in memory. Into files: `dmlkit.embedding.embed`."""
+"""The model of a run, what it can embed, and embeddings in memory. Into files: `dmlkit.embedding.run`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

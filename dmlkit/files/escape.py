@@ -1,6 +1,7 @@
 """Text from outside, shown and never obeyed: one escape for each kind of reader."""
 
 import re
+from html import escape
 
 EXCERPT = 200  # characters of a value that a message shows
 # Control characters, marks that turn the direction of writing, other ends of lines, and bytes that are no text.
@@ -52,6 +53,16 @@ def markdown(text: str) -> str:
         \<img src=x\> a\|b \[c\](d) snake_case
     """
     return MARKDOWN.sub(r"\\\g<0>", printable(text))
+
+
+def html(text: str) -> str:
+    """Text for an element or a quoted attribute of HTML, where it is no mark.
+
+    Example:
+        >>> html('<img src=x onerror="alert(1)">')
+        '&lt;img src=x onerror=&quot;alert(1)&quot;&gt;'
+    """
+    return escape(printable(text))
 
 
 def latex(text: str) -> str:

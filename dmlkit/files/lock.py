@@ -13,12 +13,13 @@ PATIENCE = 8  # seconds: loader processes see after at most 5 that kill -9 took 
 
 
 @contextmanager
-def sole_writer(folder: Path, *, what: str) -> Generator[None]:
+def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Generator[None]:
     """Hold a folder, which is made if it is missing; other processes that want to are refused meanwhile.
 
     Args:
         folder: of which files are about to be written.
         what: goes on in it, for the error of the others: "a training".
+        patience: seconds to wait for another process that holds it.
 
     Raises:
         UserError: another process holds the folder.
@@ -37,7 +38,7 @@ def sole_writer(folder: Path, *, what: str) -> Generator[None]:
     path = folder / LOCK
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=PATIENCE)
+        lock.acquire(timeout=patience)
     except Timeout:
         raise UserError(
             f"{folder}: {what} is going on in this folder in another process; wait for it, or choose another --output"

@@ -126,7 +126,7 @@ class Manifold(nn.Module, ABC):
 
     @abstractmethod
     def index_form(self) -> dict[str, Any]:
-        """How `index_vectors` are made, by name and with parameters; docs/geometry.md has each form in NumPy."""
+        """How `index_vectors` are made, by name and with parameters; in NumPy by `dmlkit.embedding.index_vectors`."""
 
     def learned_options(self) -> dict[str, float]:
         """Options of the config that training has changed, with their present values."""

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from safetensors.torch import save
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.embed import embed_job
+from dmlkit.embedding.engine import embed_job
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.job import EmbedJob, PartEmbedder

@@ -1,10 +1,13 @@
 """Search is exact: the neighbours are those of a brute-force search in float64."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.search import Gallery
+from dmlkit.embedding import search
+from dmlkit.embedding.search import Gallery, StoredGallery
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 
@@ -63,6 +66,57 @@ def test_equally_near_points_come_in_the_order_of_the_gallery():
     found = Gallery(Euclidean(3), gallery).search(torch.ones(2, 3), k=5)
     assert found.indices.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert torch.allclose(found.similarities, torch.full((2, 5), -(3**0.5)))
+
+
+SPACES: dict[str, Manifold] = {
+    "ball": Poincare(6, clip_radius=None),
+    "sheet": Lorentz(6, clip_radius=None),
+    "flat": Euclidean(6),
+    "dot": Euclidean(6, similarity="dot"),
+    "sphere": Sphere(6),
+}
+
+
+class Pieces:
+    """Points that are read some rows at a time."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def blocks(self, rows: int) -> Iterator[Tensor]:
+        yield from self.points.split(rows)
+
+    def points_at(self, rows: Tensor) -> Tensor:
+        return self.points[rows]
+
+
+@pytest.mark.parametrize("rows", [7, 300, 5_000])
+@pytest.mark.parametrize(
+    "manifold",
+    [
+        Poincare(6, clip_radius=None),
+        Lorentz(6, clip_radius=None),
+        Euclidean(6),
+        Euclidean(6, similarity="dot"),
+        Sphere(6),
+    ],
+    ids=["ball", "sheet", "flat", "dot", "sphere"],
+)
+def test_a_search_in_blocks_is_the_search_in_memory(manifold: Manifold, rows: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(search, "BLOCK_ROWS", rows)
+    gallery = manifold.from_features(spread(2_000, 6, seed=0))
+    gallery = torch.cat([gallery, gallery[:50]])  # twins in far blocks: the earlier one comes first
+    queries = torch.cat([manifold.from_features(spread(40, 6, seed=1)), gallery[:10]])
+    found, expected = (
+        one.search(queries, k=9) for one in (StoredGallery(manifold, Pieces(gallery)), Gallery(manifold, gallery))
+    )
+    assert torch.equal(found.indices, expected.indices) and torch.equal(found.similarities, expected.similarities)
+    exact = manifold.paired_similarity(queries.double()[:, None], gallery.double())
+    assert torch.equal(found.indices, exact.argsort(dim=1, descending=True, stable=True)[:, :9])
+    assert len(StoredGallery(manifold, Pieces(gallery[:3])).search(queries, k=3).indices) == 50
 
 
 def test_a_learned_curvature_is_searched():

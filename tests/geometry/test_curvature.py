@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.errors import UserError
 from dmlkit.geometry.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.manifolds import Euclidean, Poincare
-from tests.conftest import TINY_RECIPE, function_of_docs
+from tests.conftest import TINY_RECIPE
 
 
 def test_delta_equals_the_triple_loop():
@@ -98,10 +99,7 @@ def check_manifest(embeddings, dmlkit):
     manifest = json.loads((embeddings / "manifest.json").read_text())
     assert manifest["manifold"]["curvature"] not in (-0.5, -1.0)  # learned
     points = np.load(embeddings / "embeddings.npy").astype(np.float64)
-    index_vector = function_of_docs("geometry.md", "index_vector")
-    query, gallery = (
-        np.stack([index_vector(x, manifest["index"], side) for x in points]) for side in ("query", "gallery")
-    )
+    query, gallery = (index_vectors(points, manifest["index"], side) for side in ("query", "gallery"))
     ball = Poincare(2, curvature=manifest["manifold"]["curvature"]).double()
     distance = ball.paired_distance(torch.from_numpy(points)[:, None], torch.from_numpy(points)).numpy()
     np.testing.assert_allclose(

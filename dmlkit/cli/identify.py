@@ -1,0 +1,94 @@
+"""``dmlkit identify``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dmlkit.cli.options import Debug, Device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.embedding.questions.identify import Identified
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example:  dmlkit identify galleries/birds photos/ -o answers.csv --threshold 0.6")
+def identify(
+    gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Folder that gallery create wrote.")],
+    images: Annotated[
+        Path,
+        typer.Argument(metavar="IMAGES|EMBEDDINGS", help="An image, a folder of images, or one that embed wrote."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.", show_default=False)],
+    by: Annotated[
+        Literal["nearest", "vote", "mean"],
+        typer.Option(help="What decides: the nearest picture, most of the -k nearest, or the nearest class mean."),
+    ] = "nearest",
+    k: Annotated[int, typer.Option("-k", help="Pictures that vote.")] = 5,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Similarity below which an image is unknown; by default the gallery's, if it has one.",
+            show_default=False,
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
+    run: Annotated[Path | None, typer.Option(help="The gallery's run, if it has moved.", show_default=False)] = None,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Say which label of a gallery images have, or that they are unknown."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.progress import image_progress
+    from dmlkit.embedding.gallery.images import UNKNOWN
+    from dmlkit.embedding.questions.identify import ANSWER_COLUMNS
+    from dmlkit.embedding.questions.identify import identify as identify_images
+    from dmlkit.embedding.questions.page import check_page
+    from dmlkit.embedding.questions.table import check_table
+
+    check_table(output, ANSWER_COLUMNS, option="--output")
+    if html is not None:
+        check_page(html, option="--html")
+    console = Console()
+    with image_progress(console, "embedding") as progress:
+        found = identify_images(
+            gallery, images, by=by, k=k, threshold=threshold, run=run, device=device, progress=progress
+        )
+    found.write(output)
+    unknown = sum(answer.label == UNKNOWN for answer in found.answers)
+    say(console, f"{counted(len(found.answers), 'image', 'images')}, {unknown} unknown: wrote {output}")
+    if found.threshold is None:
+        say(console, "note: no threshold, so none is unknown; give one with --threshold")
+    skipped = found.neighbors.skipped
+    if skipped:
+        say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
+    if html is not None:
+        write_answers_page(found, html, f"{images} in {gallery}", console)
+
+
+def write_answers_page(found: "Identified", path: Path, title: str, console: "Console") -> None:
+    """The page of the answers, and how many pictures it lacks."""
+    from dmlkit.cli.search import tell_page
+    from dmlkit.embedding.questions.page import Picture, Shelf, write_page
+
+    shelves = (
+        Shelf(
+            Picture(path, [answer.label, f"score {answer.score:.4f}", f"margin {_number(answer.margin)}"]),
+            [
+                Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
+                for rank, similarity, item in neighbors
+            ],
+        )
+        for answer, (path, neighbors) in zip(found.answers, found.neighbors.neighbors(), strict=True)
+    )
+    notes = [f"{len(found.answers)} images; unknown below a score of {_number(found.threshold)}"]
+    tell_page(path, write_page(path, title, notes, shelves), len(found.answers), console)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"

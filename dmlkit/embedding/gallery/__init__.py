@@ -1,0 +1,1 @@
+"""A gallery: a folder of labelled embeddings that grows, shrinks and remembers its versions, kept by LanceDB."""

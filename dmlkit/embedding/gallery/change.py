@@ -1,0 +1,119 @@
+"""Change a gallery, each time in one commit: readers see it before or after, and two writers take turns."""
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.gallery.folder import is_any, open_table, present
+from dmlkit.embedding.gallery.images import images_of
+from dmlkit.embedding.gallery.incoming import Incoming
+from dmlkit.embedding.gallery.manifest import read_gallery_manifest
+from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.manifest import describe
+from dmlkit.embedding.same_model import check_same_model
+from dmlkit.embedding.trained import load_model
+from dmlkit.errors import UserError
+from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import writing
+from dmlkit.run_folder.folder import RunFolder
+
+PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery for one commit alone
+
+
+def add_images(
+    path: Path,
+    images: Path,
+    *,
+    label: str | None = None,
+    run: Path | None = None,
+    device: str = "auto",
+    progress: ImageProgress | None = None,
+) -> Incoming:
+    """Add images to a gallery; a picture that is there already is told and left as it is.
+
+    Args:
+        path: the gallery.
+        images: see `images_of`.
+        label: of all images.
+        run: where the gallery's run is now, if it has moved.
+        device: see `start_fabric`.
+        progress: told of images.
+
+    Raises:
+        UserError: there is no gallery, or no image, or the run's model is another.
+    """
+    manifest = read_gallery_manifest(path)
+    incoming = Incoming.of(images_of(images, label))
+    incoming.drop(present(open_table(path), list(incoming.new)))
+    fabric = start_fabric(device)
+    where = run or Path(manifest.run)
+    trained = load_model(RunFolder(where), fabric, manifest.model.checkpoint)
+    check_same_model(describe(trained), str(where), manifest, str(path))
+    with incoming.embedded(manifest, trained, fabric, path, progress) as rows, _changing(path) as table:
+        incoming.drop(present(table, list(incoming.new)))  # what another process has added meanwhile
+        if incoming.new:
+            table.add(rows.reader(incoming.new))
+    incoming.added = len(incoming.new)
+    return incoming
+
+
+def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str] = ()) -> int:
+    """Take images out of a gallery: those with one of the labels, ids or paths.
+
+    Returns:
+        How many.
+
+    Raises:
+        UserError: nothing is named, or one of the names is of no image; then none is removed.
+    """
+    absolute = [os.path.abspath(name) for name in paths]  # noqa: PTH100 - as they were added, links not followed
+    named = [("label", list(labels)), ("id", list(ids)), ("path", absolute)]
+    if not any(values for _, values in named):
+        raise UserError("remove: name what to take out by --label, --id or --path")
+    read_gallery_manifest(path)
+    with _changing(path) as table:
+        for column, values in named:
+            for value in values:
+                if table.count_rows(is_any(column, [value])) == 0:
+                    raise UserError(f"--{column} {value}: no image of {path} has this {column}; nothing was removed")
+        condition = " OR ".join(is_any(column, values) for column, values in named if values)
+        return table.delete(condition).num_deleted_rows
+
+
+def restore_version(path: Path, version: int) -> int:
+    """Make a gallery what it was at a version; that is a new version, so it can be taken back.
+
+    Returns:
+        How many images it has.
+
+    Raises:
+        UserError: there is no such version.
+    """
+    read_gallery_manifest(path)
+    with _changing(path) as table:
+        versions = [found["version"] for found in table.list_versions()]
+        if version not in versions:
+            raise UserError(f"{path}: has no version {version}; dmlkit gallery history {path} lists them")
+        table.restore(version)
+        return table.count_rows()
+
+
+def compact_gallery(path: Path) -> None:
+    """Put small files together, and drop files that belong to no version of the last 7 days; no image changes.
+
+    Raises:
+        UserError: there is no gallery, or its folder cannot be written.
+    """
+    read_gallery_manifest(path)
+    with _changing(path) as table:
+        table.optimize()
+
+
+@contextmanager
+def _changing(path: Path) -> Generator[Any]:
+    """The table of a gallery, for one writer at a time."""
+    with sole_writer(path, what="a change of a gallery", patience=PATIENCE), writing(path, RuntimeError):
+        yield open_table(path)

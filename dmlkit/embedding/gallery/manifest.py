@@ -1,0 +1,75 @@
+"""What stands in the folder of a gallery beside its table."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import FiniteFloat
+
+from dmlkit.embedding.manifest import Description
+from dmlkit.errors import UserError
+
+MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
+TABLE_FOLDER = f"{TABLE}.lance"
+
+
+class GalleryManifest(Description, frozen=True, strict=True, use_attribute_docstrings=True):
+    """``gallery.json``: the model that all embeddings of a gallery are of, and how it was created."""
+
+    kind: ClassVar[str] = "manifest of a gallery"
+    version: ClassVar[int] = 1
+    older: ClassVar[dict[int, tuple[str, ...]]] = {}
+
+    run: str
+    """The run whose model embeds images, where it was."""
+    thumbnails: bool
+    """Small pictures are kept in the rows."""
+    threshold: FiniteFloat | None
+    """The similarity below which an image is of no label of the gallery."""
+
+
+class GalleryVersion(NamedTuple):
+    """A state of a gallery that can be restored."""
+
+    number: int
+    time: datetime
+    images: int
+
+
+def holds_gallery(path: Path) -> bool:
+    """Whether a folder is a gallery."""
+    return (path / MANIFEST).exists()
+
+
+def read_gallery_manifest(path: Path) -> GalleryManifest:
+    """The manifest of a gallery.
+
+    Raises:
+        UserError: there is none, or its creation was stopped, or it is damaged.
+    """
+    if not holds_gallery(path):
+        stopped = (path / CREATING).exists()
+        told = (
+            "the creation of this gallery was stopped; give the same command again"
+            if stopped
+            else ("no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote")
+        )
+        raise UserError(f"{path}: {told}")
+    return GalleryManifest.read(path / MANIFEST)
+
+
+def lancedb() -> Any:
+    """The package that keeps galleries.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    import warnings
+
+    # loader processes are forked after it is imported; they decode images and never call it
+    warnings.filterwarnings("ignore", message="lancedb fork support")
+    try:
+        import lancedb as package
+    except ImportError:
+        raise UserError("galleries need LanceDB; install it with: pip install 'dmlkit[gallery]'") from None
+    return package

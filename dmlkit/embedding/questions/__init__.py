@@ -1,0 +1,1 @@
+"""What people ask of embeddings: what is like this, and which of mine is it."""

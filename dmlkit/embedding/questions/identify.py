@@ -1,0 +1,145 @@
+"""Which label of a gallery images have, or none of them: what ``dmlkit identify`` does."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.images import UNKNOWN
+from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.questions.answers import Answers, Neighbor
+from dmlkit.embedding.questions.queries import Queries, queries_of
+from dmlkit.embedding.questions.search import nearest
+from dmlkit.embedding.questions.table import write_table
+from dmlkit.embedding.search import Gallery, StoredGallery
+from dmlkit.errors import UserError
+from dmlkit.manifolds.numerics.frechet import frechet_mean
+
+Decision = Literal["nearest", "vote", "mean"]
+NEAREST = 3  # pictures told of each answer
+FIRST = 16  # neighbours in which another label is looked for at first
+ANSWER_COLUMNS = ("path", "label", "score", "margin", *(f"nearest_{rank}" for rank in range(1, NEAREST + 1)))
+
+
+class Answer(NamedTuple):
+    """What one image is taken for."""
+
+    label: str  # UNKNOWN where the score is below the threshold
+    score: float  # similarity of the label's nearest picture, or of its mean
+    margin: float | None  # the score less that of the best other label; None where there is no other
+
+
+@dataclass(frozen=True)
+class Identified:
+    """Answers with the pictures that are nearest."""
+
+    answers: list[Answer]
+    neighbors: Answers
+    threshold: float | None
+
+    def write(self, path: Path) -> None:
+        """Write the answers as a CSV table."""
+        rows = zip(self.answers, self.neighbors.neighbors(), strict=True)
+        write_table(path, ANSWER_COLUMNS, (_cells(answer, *found) for answer, found in rows))
+
+
+def identify(
+    gallery: Path,
+    images: Path,
+    *,
+    by: Decision = "nearest",
+    k: int = 5,
+    threshold: float | None = None,
+    run: Path | None = None,
+    device: str = "auto",
+    progress: ImageProgress | None = None,
+) -> Identified:
+    """The label of each image, or that it has none of the gallery's.
+
+    Args:
+        gallery: its folder.
+        images: an image, a folder of images, or a folder of embeddings.
+        by: ``nearest`` takes the label of the nearest picture; ``vote`` the one that most of the k nearest have, of
+            equally many that of the nearest; ``mean`` that of the nearest Fréchet mean of a label's pictures.
+        k: pictures that vote.
+        threshold: a label whose score is lower is `UNKNOWN`; by default the gallery's, if it has one.
+        run: embeds images; by default the gallery's.
+        device: see `start_fabric`.
+        progress: told of images.
+
+    Raises:
+        UserError: the gallery is empty, or holds a picture without a label, or the images are of another model.
+    """
+    if k < 1:
+        raise UserError(f"-k {k}: expected at least 1 neighbour")
+    searched = GalleryFolder(gallery)
+    labels = searched.labels()
+    if not labels:
+        raise UserError(f"{gallery}: this gallery is empty; add images to it with dmlkit gallery add")
+    if None in labels:
+        raise UserError(
+            f"{gallery}: {labels.count(None)} of its images have no label, so nothing can be taken for them; remove "
+            "them, and add them with --label"
+        )
+    names, codes = np.unique(np.array(labels, dtype=object), return_inverse=True)
+    asked = queries_of(images, searched, run=run, device=device, progress=progress)
+    stored = StoredGallery(searched.manifold(), searched)
+    decided = _by_mean(searched, codes, asked) if by == "mean" else _by_pictures(stored, codes, asked, k, by)
+    floor = searched.manifest.threshold if threshold is None else threshold
+    answers = [
+        Answer(UNKNOWN if floor is not None and score < floor else str(names[code]), score, margin)
+        for code, score, margin in decided
+    ]
+    return Identified(answers, nearest(searched, asked, NEAREST), floor)
+
+
+Decided = tuple[int, float, float | None]
+"""The code of a label, its score and its margin."""
+
+
+def _by_pictures(stored: StoredGallery, codes: np.ndarray, asked: Queries, k: int, by: Decision) -> Iterator[Decided]:
+    """Look among more and more neighbours, until there is one of another label."""
+    labels, voters = len(np.unique(codes)), k if by == "vote" else 1
+    for block in asked.blocks():
+        decided: dict[int, Decided] = {}
+        remaining, length = list(range(len(block))), min(max(FIRST, voters), len(codes))
+        while remaining:
+            found = stored.search(block[remaining], length)
+            for query, similarities, rows in zip(remaining, found.similarities, found.indices, strict=True):
+                near = codes[rows.numpy()]
+                if len(np.unique(near)) > 1 or labels == 1 or length == len(codes):
+                    decided[query] = _vote(near.tolist(), (similarities + 0.0).tolist(), voters)
+            remaining = [query for query in remaining if query not in decided]
+            length = min(2 * length, len(codes))
+        yield from (decided[query] for query in range(len(block)))
+
+
+def _vote(near: list[int], similarities: list[float], voters: int) -> Decided:
+    """The label of most voters, of equally many that of the nearest, with its score and margin."""
+    winner = Counter(near[:voters]).most_common(1)[0][0]  # in the order in which they come first
+    others = [similarity for code, similarity in zip(near, similarities, strict=True) if code != winner]
+    score = similarities[near.index(winner)]
+    return winner, score, score - others[0] if others else None
+
+
+def _by_mean(searched: GalleryFolder, codes: np.ndarray, asked: Queries) -> Iterator[Decided]:
+    manifold = searched.manifold()
+    order = torch.from_numpy(np.argsort(codes, kind="stable"))
+    groups = order.split(np.bincount(codes).tolist())
+    means = torch.stack([frechet_mean(manifold, searched.points_at(rows)) for rows in groups])
+    gallery = Gallery(manifold, means.float())
+    for block in asked.blocks():
+        found = gallery.search(block, min(2, len(means)))
+        for scores, best in zip((found.similarities + 0.0).tolist(), found.indices.tolist(), strict=True):
+            yield best[0], scores[0], scores[0] - scores[1] if len(scores) > 1 else None
+
+
+def _cells(answer: Answer, path: str, neighbors: list[Neighbor]) -> list[str]:
+    near = [neighbor.item.path for neighbor in neighbors]
+    margin = "" if answer.margin is None else f"{answer.margin:.9g}"
+    return [path, answer.label, f"{answer.score:.9g}", margin, *near, *[""] * (NEAREST - len(near))]

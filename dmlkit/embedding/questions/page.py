@@ -1,0 +1,117 @@
+"""Queries and what was found for them as one HTML file that needs nothing else: pictures are in it, small."""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.datasets.files.thumbnail import thumbnail
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import html
+from dmlkit.files.outputs import check_output, head_of, writing
+
+MOST = 200  # queries of a page: with 10 neighbours each 2 200 pictures, about 10 MB
+GENERATOR = '<meta name="generator" content="dmlkit">'
+STYLE = """
+:root { color-scheme: light dark; font: 15px/1.4 system-ui, sans-serif; }
+body { margin: 0 auto; padding: 1rem; max-width: 75rem; }
+h1 { font-size: 1.3rem; overflow-wrap: anywhere; }
+section { border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); padding: 1rem 0; }
+section, .found { display: flex; flex-wrap: wrap; gap: .75rem; align-items: flex-start; }
+.found { flex: 1 1 16rem; }
+figure { margin: 0; width: 7.5rem; }
+.asked img, .asked .gone { outline: 3px solid Highlight; outline-offset: 2px; }
+img, .gone { display: flex; width: 7.5rem; height: 7.5rem; object-fit: contain; align-items: center;
+  justify-content: center; background: color-mix(in srgb, currentColor 8%, transparent); }
+figcaption { font-size: .8rem; overflow-wrap: anywhere; padding-top: .25rem; }
+figcaption span { display: block; }
+.name { opacity: .7; }
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page.
+
+    Args:
+        path: of the image.
+        lines: said of it, beside the path.
+        stored: a JPEG of it, where there is one; else the file is read.
+    """
+
+    path: str
+    lines: Sequence[str] = ()
+    stored: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """One row of a page: a query and what was found for it."""
+
+    asked: Picture
+    found: Sequence[Picture]
+
+
+def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[Shelf]) -> int:
+    """Write a page, all or nothing; it runs no script and loads nothing.
+
+    Args:
+        path: the file.
+        title: of the page.
+        notes: lines below the title.
+        shelves: rows, of which the first `MOST` are shown.
+
+    Returns:
+        How many pictures are placeholders, since their images are not where they were.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    gone = 0
+    with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.write(_head(title))
+        file.writelines(f"<p>{html(note)}</p>\n" for note in notes)
+        for number, shelf in enumerate(shelves):
+            if number == MOST:
+                file.write(f"<p>The page ends here, after the first {MOST} queries.</p>\n")
+                break
+            figures = [_figure(picture) for picture in (shelf.asked, *shelf.found)]
+            gone += sum("<img" not in figure for figure in figures)
+            file.write(f'<section><div class="asked">{figures[0]}</div>\n<div class="found">')
+            file.write("\n".join(figures[1:]) + "</div></section>\n")
+        file.write("</body>\n</html>\n")
+    return gone
+
+
+def check_page(path: Path, *, option: str) -> None:
+    """Make sure that a page may be written.
+
+    Raises:
+        UserError: something else is there.
+    """
+    check_output(path, lambda file: GENERATOR.encode() in head_of(file), option=option)
+
+
+def _head(title: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{GENERATOR}\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n"
+    )
+
+
+def _figure(picture: Picture) -> str:
+    name = html(picture.path)
+    shown = '<div class="gone">no picture</div>'
+    try:
+        small = base64.b64encode(picture.stored or thumbnail(picture.path)).decode()
+        shown = f'<img loading="lazy" alt="{name}" title="{name}" src="data:image/jpeg;base64,{small}">'
+    except BadImageError:
+        pass
+    lines = "".join(f"<span>{html(line)}</span>" for line in picture.lines)
+    return f'<figure>{shown}<figcaption>{lines}<span class="name">{name}</span></figcaption></figure>'

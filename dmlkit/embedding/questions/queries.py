@@ -1,0 +1,131 @@
+"""What to search with: an image, a folder of images, or embeddings."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.finite import first_non_finite
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.manifest import holds_gallery
+from dmlkit.embedding.images import ImageList, dataset_of
+from dmlkit.embedding.in_memory import Embeddings, ImageProgress, embed_dataset
+from dmlkit.embedding.manifest import describe
+from dmlkit.embedding.same_model import check_same_model
+from dmlkit.embedding.searchable import Searchable
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
+from dmlkit.files.arrays import Values
+from dmlkit.loading.faults import refuse_nothing_read
+from dmlkit.run_folder.folder import RunFolder
+
+QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
+BATCH = 128  # images; for so few the start of loader processes takes longer than the images
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Points to search with.
+
+    Args:
+        points: (Q, D) float32, perhaps mapped into memory.
+        paths: Q names.
+        skipped: one message per image that could not be read.
+    """
+
+    points: Values
+    paths: Sequence[str]
+    skipped: tuple[str, ...] = ()
+
+    def blocks(self) -> Iterator[Tensor]:
+        """The points, a bounded number of rows (n, D) at a time."""
+        for start in range(0, len(self.points), QUERY_ROWS):
+            yield torch.from_numpy(np.array(self.points[start : start + QUERY_ROWS]))
+
+
+def queries_of(
+    queries: Path,
+    searched: Searchable,
+    *,
+    run: Path | None,
+    device: str,
+    progress: ImageProgress | None,
+) -> Queries:
+    """The points of an image, of a folder of images, or of a folder of embeddings.
+
+    Args:
+        queries: one of these.
+        searched: what they are for.
+        run: embeds images; by default that of ``searched``.
+        device: where, see `start_fabric`.
+        progress: told of images.
+
+    Raises:
+        UserError: there is nothing to read, or it is not of the same model, or no run is named for images.
+    """
+    if (queries / "manifest.json").exists():
+        if run is not None:
+            raise UserError(f"--run {run}: {queries} holds embeddings, which need no run; leave it out")
+        folder = EmbeddingFolder(queries)
+        check_same_model(folder.manifest, str(queries), searched.manifest, str(searched.path))
+        folder.check_finite()
+        return Queries(folder.points, folder.items["path"].to_pylist(), folder.manifest.skipped)
+    if holds_gallery(queries):
+        raise UserError(f"{queries}: is a gallery; search with an image, a folder of images, or embeddings")
+    if not queries.exists():
+        raise UserError(f"{queries}: no such file or folder; expected an image, a folder of images, or embeddings")
+    fabric = start_fabric(device)
+    trained = model_for(searched, run, fabric)
+    dataset = ImageList([str(queries)]) if queries.is_file() else dataset_of(queries, "test", trained.recipe)[0]
+    found = embed_images(trained, fabric, dataset, str(queries), progress)
+    paths = [dataset.paths[int(index)] for index in found.indices]
+    return Queries(found.points.numpy(), paths, tuple(found.faults))
+
+
+def model_for(searched: Searchable, run: Path | None, fabric: Fabric) -> TrainedModel:
+    """The model that made embeddings.
+
+    Args:
+        searched: the embeddings.
+        run: that the user names; by default the embeddings' own.
+        fabric: a device.
+
+    Raises:
+        UserError: no run is known, or its weights are others.
+    """
+    run = run or searched.run
+    if run is None:
+        raise UserError(
+            f"{searched.path}: its run is not known, or has moved; name the run that embeds images with --run RUN"
+        )
+    trained = load_model(RunFolder(run), fabric, searched.manifest.model.checkpoint)
+    check_same_model(describe(trained), str(run), searched.manifest, str(searched.path))
+    return trained
+
+
+def embed_images(
+    trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, progress: ImageProgress | None = None
+) -> Embeddings:
+    """Embed images; those that cannot be read are told, unless they are all.
+
+    Raises:
+        UserError: no image could be read, or an embedding is not finite.
+    """
+    if progress:
+        progress.expect(len(dataset))
+    workers = 0 if len(dataset) <= BATCH else trained.recipe.training.workers
+    found = embed_dataset(fabric, trained.model, dataset, trained.recipe.transform, workers=workers, advance=progress)
+    refuse_nothing_read(len(found.points), found.faults, source)
+    row = first_non_finite(found.points)
+    if row is not None:
+        raise UserError(
+            f"{dataset.paths[int(found.indices[row])]}: its embedding has nan or inf; the weights are of a training "
+            "that diverged: use another --checkpoint or run"
+        )
+    return found

@@ -1,0 +1,69 @@
+"""Find what is like some images: what ``dmlkit search`` does."""
+
+from pathlib import Path
+
+import torch
+
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.manifest import holds_gallery
+from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.questions.queries import Queries, queries_of
+from dmlkit.embedding.search import StoredGallery
+from dmlkit.embedding.searchable import Searchable
+from dmlkit.errors import UserError
+
+
+def search(
+    source: Path,
+    queries: Path,
+    *,
+    k: int = 10,
+    run: Path | None = None,
+    device: str = "auto",
+    progress: ImageProgress | None = None,
+) -> Answers:
+    """The k nearest of each query, exactly, in bounded memory.
+
+    Args:
+        source: a folder of embeddings, or a gallery.
+        queries: an image, a folder of images, or a folder of embeddings.
+        k: neighbours of a query; all, where there are fewer.
+        run: embeds images; by default the run of ``source``.
+        device: where images are embedded, see `start_fabric`.
+        progress: told of images.
+
+    Raises:
+        UserError: k is below 1, there is nothing to search in or with, or the queries are of another model.
+    """
+    if k < 1:
+        raise UserError(f"-k {k}: expected at least 1 neighbour")
+    searched = searchable_at(source)
+    return nearest(searched, queries_of(queries, searched, run=run, device=device, progress=progress), k)
+
+
+def searchable_at(source: Path) -> Searchable:
+    """A gallery or a folder of embeddings.
+
+    Raises:
+        UserError: it is neither, or holds nothing.
+    """
+    if holds_gallery(source):
+        searched = GalleryFolder(source)
+    else:
+        searched = EmbeddingFolder(source)
+        searched.check_finite()
+    if len(searched) == 0:
+        raise UserError(f"{source}: holds no embeddings to search in")
+    return searched
+
+
+def nearest(searched: Searchable, asked: Queries, k: int) -> Answers:
+    """The k nearest of each query; all, where there are fewer."""
+    gallery = StoredGallery(searched.manifold(), searched)
+    k = min(k, len(searched))
+    found = [gallery.search(block, k) for block in asked.blocks()]
+    similarities = torch.cat([torch.empty(0, k), *(one.similarities for one in found)])
+    rows = torch.cat([torch.empty(0, k, dtype=torch.int64), *(one.indices for one in found)])
+    return Answers(searched, asked.paths, similarities, rows, asked.skipped)

@@ -1,0 +1,34 @@
+"""Whether two descriptions are of one model: only then do their embeddings compare."""
+
+from dmlkit.embedding.manifest import Description
+from dmlkit.errors import UserError
+from dmlkit.files.differences import differences
+
+
+def check_same_model(theirs: Description, whose: str, ours: Description, where: str) -> None:
+    """Refuse embeddings of another model.
+
+    Args:
+        theirs: of what comes.
+        whose: names it, for errors.
+        ours: of what is there.
+        where: names that.
+
+    Raises:
+        UserError: width, geometry, weights or preprocessing differ.
+    """
+    mend = f"embed with the model of {where}"
+    if (theirs.dim, theirs.features) != (ours.dim, ours.features):
+        raise UserError(f"{whose}: embeddings of {theirs.dim} dimensions, but {where} has {ours.dim}; {mend}")
+    for name, one, other in (
+        ("manifold", theirs.manifold, ours.manifold),
+        ("preprocessing", theirs.preprocessing, ours.preprocessing),
+    ):
+        changes = list(differences(name, other.model_dump(mode="json"), one.model_dump(mode="json")))
+        if changes:
+            raise UserError(f"{whose}: embeddings of another model ({'; '.join(changes)}); {mend}")
+    if theirs.model.fingerprint != ours.model.fingerprint:
+        raise UserError(
+            f"{whose}: embeddings of another model (fingerprint {theirs.model.fingerprint[:12]}, "
+            f"{where} has {ours.model.fingerprint[:12]}); {mend}"
+        )

@@ -1,0 +1,248 @@
+"""`dmlkit gallery`: what is put in is there, once; what goes is gone; any order of changes equals a fresh build."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.folder import GalleryFolder, is_any
+from dmlkit.embedding.gallery.images import LabelledImage
+from dmlkit.embedding.index_vectors import index_vectors
+from dmlkit.embedding.search import Gallery
+from dmlkit.errors import UserError
+from tests.conftest import Result
+from tests.datasets import trees
+from tests.embedding.gallery.conftest import BIRDS
+
+Cli = Callable[..., Result]
+
+
+def rows_of(path: Path) -> dict[str, tuple[Any, ...]]:
+    """What a gallery holds, by id, without the times."""
+    table = GalleryFolder(path).table.to_arrow().to_pylist()
+    assert len({row["id"] for row in table}) == len(table)
+    return {row["id"]: (row["label"], row["path"], row["point"], row["vector"], row["thumbnail"]) for row in table}
+
+
+def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery = tmp_path / "birds"
+    result = dmlkit("gallery", "create", place / "run", place / "photos", "-o", gallery, "--device", "cpu")
+    assert result.code == 0 and f"12 images added to {gallery}" in result.out, result.err
+    assert dmlkit("embed", place / "run", place / "photos", "-o", tmp_path / "e", "--device", "cpu").code == 0
+    folder, found = EmbeddingFolder(tmp_path / "e"), GalleryFolder(gallery)
+    assert [item.path for item in found.items_at(torch.arange(12))] == folder.items["path"].to_pylist()
+    assert [item.label for item in found.items_at(torch.arange(12))] == [name for name in BIRDS for _ in range(3)]
+    points = torch.from_numpy(np.array(folder.points))
+    assert torch.equal(torch.cat(list(found.blocks(5))), points)
+    assert torch.equal(found.points_at(torch.tensor([7, 0, 7])), points[[7, 0, 7]])
+    stored = np.array([row[3] for row in rows_of(gallery).values()], dtype=np.float32)
+    manifest = json.loads((gallery / "gallery.json").read_text())
+    np.testing.assert_allclose(stored, index_vectors(points.numpy(), manifest["index"], "gallery"), rtol=1e-6)
+    assert manifest["model"]["fingerprint"] == folder.manifest.model.fingerprint
+
+    searched = dmlkit("search", gallery, tmp_path / "e", "-k", 4, "--json")
+    expected = Gallery(found.manifold(), points).search(points, k=4)
+    told = json.loads(searched.out)["queries"]
+    paths = folder.items["path"].to_pylist()
+    assert [[one["path"] for one in query["neighbors"]] for query in told] == [
+        [paths[row] for row in rows] for rows in expected.indices.tolist()
+    ]
+    by_image = json.loads(dmlkit("search", gallery, place / "photos", "-k", 4, "--json", "--device", "cpu").out)
+    assert by_image["queries"] == told  # the gallery knows its run
+
+
+def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery, more = tmp_path / "birds", tmp_path / "more"
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
+    before = GalleryFolder(gallery).version
+    result = dmlkit("gallery", "add", gallery, place / "photos" / "crow", "--device", "cpu", "--label", "raven")
+    assert "0 images added" in result.out and "3 images there already, and not added again" in result.out
+    assert "with the label 'crow', which it keeps; here it has 'raven'" in result.out
+    assert GalleryFolder(gallery).version == before
+    trees.photo(more / "new.jpg", 99)
+    shutil.copy(more / "new.jpg", more / "twin.jpg")
+    (more / "broken.jpg").write_bytes(b"none")
+    (more / "half.jpg").write_bytes((more / "new.jpg").read_bytes()[:300])
+    result = dmlkit("gallery", "add", gallery, more, "--device", "cpu")
+    assert result.code == 0, result.err
+    assert "1 image added" in result.out and f"twin.jpg: the same picture as {more}/new.jpg" in result.out
+    assert "2 images left out: they could not be read" in result.out and "broken.jpg: cannot read" in result.out
+    assert GalleryFolder(gallery).label_counts() == {"crow": 3, None: 1}
+
+
+def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: Path):
+    photos = place / "photos"
+    table = tmp_path / "birds.csv"
+    lines = [
+        f"{photos}/crow/0.jpg,raven,0,0,20,20",
+        f"{photos}/crow/0.jpg,rook,5,5,30,30",
+        f"{photos}/dove/0.jpg,dove,,,,",
+    ]
+    table.write_text("\n".join(["path,label,x1,y1,x2,y2", *lines]))
+
+    gallery = tmp_path / "birds"
+    with pytest.raises(UserError, match="leaves the root"):
+        create_gallery(place / "run", table, gallery, device="cpu")
+    table = photos.parent / "birds.csv"
+    table.write_text("\n".join(["path,label,x1,y1,x2,y2", *(line.replace(f"{photos}", "photos") for line in lines)]))
+    create_gallery(place / "run", table, gallery, device="cpu", thumbnails=True)
+    table.unlink()
+    assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1}
+    assert all(row[4].startswith(b"\xff\xd8") for row in rows_of(gallery).values())
+    add_images(gallery, photos / "gull" / "1.jpg", device="cpu")
+    add_images(gallery, photos / "gull" / "2.jpg", label="gull's", device="cpu")
+    assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1, None: 1, "gull's": 1}
+    assert remove_images(gallery, labels=["gull's"]) == 1
+    for split in ("train", "test"):
+        shutil.copytree(photos, tmp_path / "halves" / split)
+    create_gallery(place / "run", tmp_path / "halves", tmp_path / "split", device="cpu")
+    assert GalleryFolder(tmp_path / "split").label_counts() == dict.fromkeys(BIRDS, 3)
+
+
+def test_an_id_is_of_what_a_file_holds_and_the_box(tmp_path: Path):
+    first = trees.photo(tmp_path / "1.jpg", 1)
+    second = shutil.copy(first, tmp_path / "2.jpg")
+    other = trees.photo(tmp_path / "3.jpg", 3)
+    ids = [LabelledImage(str(path), None).id() for path in (first, second, other)]
+    assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 32
+    assert ids[0] == __import__("hashlib").sha256(first.read_bytes()).hexdigest()[:32]
+    boxed = [LabelledImage(str(first), None, box).id() for box in ((0, 0, 5, 5), (0.0, 0.0, 5.0, 5.0), (0, 0, 5, 6))]
+    assert boxed[0] == boxed[1] != boxed[2] and ids[0] not in boxed
+
+
+def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery = tmp_path / "birds"
+    assert dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "-0.5").code == 0
+    for name in BIRDS[:3]:
+        add_images(gallery, place / "photos" / name, label=name, device="cpu")
+    whole = rows_of(gallery)
+    assert remove_images(gallery, labels=["crow"], paths=[str(place / "photos" / "dove" / "1.jpg")]) == 4
+    versions = json.loads(dmlkit("gallery", "history", gallery, "--json").out)
+    assert [one["images"] for one in versions] == [0, 3, 6, 9, 5]
+    shown = dmlkit("gallery", "history", gallery).out
+    assert "+3" in shown and "-4" in shown
+    result = dmlkit("gallery", "restore", gallery, versions[-2]["version"])
+    assert result.code == 0 and "9 images" in result.out and rows_of(gallery) == whole
+    files = len(list((gallery / "images.lance" / "data").iterdir()))
+    assert dmlkit("gallery", "compact", gallery).code == 0
+    found = GalleryFolder(gallery)
+    assert rows_of(gallery) == whole and files == 3 and found.table.stats()["fragment_stats"]["num_fragments"] == 1
+    restore_version(gallery, versions[1]["version"])
+    assert GalleryFolder(gallery).label_counts() == {"crow": 3}
+    info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
+    assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
+    shown = dmlkit("gallery", "info", gallery).out
+    assert "3 images of 1 labels, 0 without one" in shown and "threshold: -0.5" in shown
+
+
+def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):
+    gallery = tmp_path / "birds"
+    create_gallery(place / "run", place / "photos", gallery, device="cpu")
+    reader = GalleryFolder(gallery)
+    before = torch.cat(list(reader.blocks(4)))
+    remove_images(gallery, labels=["crow"])
+    add_images(gallery, trees.photo(tmp_path / "new.jpg", 98), device="cpu")
+    compact_gallery(gallery)
+    assert len(reader) == 12 and torch.equal(torch.cat(list(reader.blocks(4))), before)
+    assert reader.items_at(torch.tensor([0]))[0].label == "crow" and len(GalleryFolder(gallery)) == 10
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(changes=st.lists(st.tuples(st.sampled_from(["add", "remove", "compact"]), st.sampled_from(BIRDS)), max_size=6))
+def test_any_changes_equal_a_fresh_build(
+    changes: list[tuple[str, str]], place: Path, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = tmp_path_factory.mktemp("changes")
+    gallery, fresh, held = folder / "gallery", folder / "fresh", set[str]()
+    create_gallery(place / "run", None, gallery, device="cpu")
+    for change, name in changes:
+        if change == "compact":
+            compact_gallery(gallery)
+        elif change == "add":
+            incoming = add_images(gallery, place / "photos" / name, label=name, device="cpu")
+            assert incoming.added == (0 if name in held else 3)
+            held.add(name)
+        elif name in held:
+            assert remove_images(gallery, labels=[name]) == 3
+            held.remove(name)
+        else:
+            with pytest.raises(UserError, match="has this label; nothing was removed"):
+                remove_images(gallery, labels=[name])
+    create_gallery(place / "run", None, fresh, device="cpu")
+    for name in sorted(held):
+        add_images(fresh, place / "photos" / name, label=name, device="cpu")
+    assert rows_of(gallery) == rows_of(fresh)
+
+
+def refused(result: Result, *told: str) -> None:
+    assert result.code == 2, result.out
+    (line,) = result.err.strip().splitlines()
+    assert line.startswith("error: ") and all(part in line for part in told), line
+
+
+def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery, photos = tmp_path / "birds", place / "photos"
+    refused(dmlkit("gallery", "create", place / "run", "-o", gallery, "--label", "x"), "--label x: is of IMAGES")
+    refused(dmlkit("gallery", "create", place / "none", photos, "-o", gallery), "no run here")
+    refused(dmlkit("gallery", "create", place / "run", tmp_path / "none", "-o", gallery), "no such file or folder")
+    (tmp_path / "bad.jpg").write_bytes(b"none")
+    refused(dmlkit("gallery", "create", place / "run", tmp_path / "bad.jpg", "-o", gallery), "none of 1 images could")
+    (tmp_path / "nothing").mkdir()
+    refused(dmlkit("gallery", "create", place / "run", tmp_path / "nothing", "-o", gallery), "no images found")
+    for label in ("", " ", "unknown"):
+        refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label), "names no class")
+    refused(dmlkit("gallery", "create", place / "run", photos, "-o", photos), "is not empty and no gallery")
+    refused(dmlkit("gallery", "create", place / "run", photos, "-o", tmp_path / "bad.jpg"), "is a file")
+    assert not gallery.exists()
+    create_gallery(place / "run", None, gallery, device="cpu")
+    refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery), "is a gallery already")
+    refused(dmlkit("search", gallery, photos), "holds no embeddings to search in")
+    refused(dmlkit("identify", gallery, photos, "-o", tmp_path / "a.csv"), "this gallery is empty")
+    refused(dmlkit("gallery", "add", gallery, photos, "--run", place / "other"), "of another model (fingerprint")
+    create_gallery(place / "run", photos / "crow", tmp_path / "crows", label="crow", device="cpu")
+    before = rows_of(tmp_path / "crows")
+    crows = ("gallery", "remove", tmp_path / "crows")
+    refused(dmlkit(*crows), "name what to take out by --label, --id or --path")
+    refused(dmlkit(*crows, "--label", "crow", "--label", "dove"), "--label dove: no image of", "nothing was removed")
+    refused(dmlkit(*crows, "--id", "0' OR '1'='1"), "no image of")
+    refused(dmlkit(*crows, "--path", "none.jpg"), "no image of")
+    assert rows_of(tmp_path / "crows") == before
+    refused(dmlkit("gallery", "restore", tmp_path / "crows", 7), "has no version 7; dmlkit gallery history")
+    for words in (("info",), ("history",), ("compact",), ("restore", 1), ("remove", "--label", "x"), ("add", photos)):
+        refused(dmlkit("gallery", words[0], tmp_path / "nothing", *words[1:]), "no gallery here")
+    assert not list((tmp_path / "nothing").iterdir())
+    refused(dmlkit("search", tmp_path / "crows", gallery), "is a gallery; search with an image")
+
+
+def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery = tmp_path / "birds"
+    create_gallery(place / "run", place / "photos", gallery, device="cpu")
+    path = gallery / "gallery.json"
+    text = path.read_text()
+    path.write_text(text.replace('"format": 1', '"format": 9').replace('"dmlkit": "', '"dmlkit": "9.'))
+    refused(dmlkit("gallery", "info", gallery), "a manifest of a gallery of format 9, written by dmlkit 9.")
+    path.write_text(text.replace('"thumbnails": false', '"thumbnails": "no"'))
+    refused(dmlkit("search", gallery, gallery / "x.jpg"), "thumbnails: input should be a valid boolean")
+    path.write_text(text)
+    shutil.rmtree(gallery / "images.lance" / "_versions")
+    refused(dmlkit("gallery", "info", gallery), f"{gallery}: cannot read this gallery: ")
+    shutil.rmtree(gallery / "images.lance")
+    refused(dmlkit("gallery", "info", gallery), f"{gallery}: cannot read this gallery: ")
+
+
+def test_a_condition_takes_any_text():
+    assert is_any("id", ["a'b", "c"]) == "id IN ('a''b', 'c')"
