@@ -48,7 +48,7 @@ def embed_job(
     compute: Compute,
     *,
     advance: Advance,
-    say: Callable[[str], None],
+    say: Callable[[str], None] = lambda _: None,
 ) -> Manifest | None:
     """Embed images into ``embeddings.npy``, ``items.parquet`` and ``manifest.json``, in bounded memory.
 

@@ -118,7 +118,7 @@ def cached_features(
         if not fabric.broadcast(job.parts.is_finished()):  # a kill before the checksum leaves finished ones
             with bar(f"features of {what} images", len(job.dataset)) as advance, torch.random.fork_rng(devices=[]):
                 compute = PartEmbedder(job, trained, fabric, workers=recipe.training.workers)
-                embed_job(job, trained, fabric, compute, advance=advance, say=lambda text: None)
+                embed_job(job, trained, fabric, compute, advance=advance)
         while not job.parts.is_finished():  # a barrier would give up after 30 minutes, which others may need
             sleep(0.5)
         if fabric.is_global_zero:

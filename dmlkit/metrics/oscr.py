@@ -12,8 +12,9 @@ class OscrConfig(MetricConfig, frozen=True):
     """OSCR, the area under the rate of right answers over the false accept rate (Dhamija et al., NeurIPS 2018).
 
     The threshold goes over all scores. A known query counts at a threshold where its answer is right and its score
-    reaches it; an unknown one is accepted where its score does. So the area is the share of pairs of a known and an unknown query in which the known one is
-    answered rightly and scores higher; equal scores half. `OpenSet` says what is searched.
+    reaches it; an unknown one is accepted where its score does. So the area is the share of pairs of a known and an
+    unknown query in which the known one is answered rightly and scores higher; equal scores half. `OpenSet` says what
+    is searched.
     """
 
     name: Literal["oscr"] = "oscr"
