@@ -15,7 +15,7 @@ PUBLISHED |= {"convnext_t": (224, 256), "megadescriptor_t": (224, 224)}
 
 def test_every_network_is_there_frozen_and_full():
     assert {path.stem for path in RECIPES} == {
-        f"{how}_{network}" for how in ("frozen", "full") for network in PUBLISHED
+        f"{how}_{network}" for how in ("frozen", "head_views", "lora", "full") for network in PUBLISHED
     }
 
 
@@ -27,8 +27,10 @@ def test_they_read_without_network_and_without_photos(path, monkeypatch: pytest.
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.chdir(tmp_path)
     recipe = read_recipe(path, ["dataset.root=elsewhere"])
-    how, _, network = path.stem.partition("_")
+    how = next(how for how in ("frozen", "head_views", "lora", "full") if path.stem.startswith(how))
+    network = path.stem.removeprefix(f"{how}_")
     assert (recipe.transform.size, recipe.transform.resizing.side) == PUBLISHED[network]
     assert timm.is_model(recipe.backbone.architecture or recipe.backbone.model)
-    assert (recipe.backbone.freeze_epochs >= recipe.training.epochs) == (how == "frozen")
+    tuning = {"frozen": "none", "head_views": "none", "lora": "lora", "full": "full"}
+    assert recipe.backbone.tuning.name == tuning[how]
     assert recipe.dataset.root == "elsewhere"
