@@ -32,7 +32,7 @@ def trained_names(backbone: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("tuning", sorted(TUNED))
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", sorted(set(BACKBONES) - {"identity"}))  # which has no weights
 def test_only_what_is_tuned_has_gradients_and_moves(name: str, tuning: str):
     backbone = built(name, tuning)
     head = nn.Linear(backbone.num_features, 2)

@@ -136,5 +136,5 @@ def test_a_run_is_the_same_within_rounding(dmlkit, tiny_recipe: Path, tmp_path: 
 class ForcedOnDevice(TransformedImages):
     def __init__(self, dataset: Dataset, transform: TransformConfig, *, training: bool, on_device: bool) -> None:
         assert not on_device
-        super().__init__(dataset, transform, training=training, on_device=True)
-        assert isinstance(self.windows, WindowTransform)
+        super().__init__(dataset, transform, training=training, on_device=training)
+        assert isinstance(self.windows, WindowTransform) == training
