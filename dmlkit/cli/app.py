@@ -12,7 +12,20 @@ import typer
 from typer.core import TyperGroup
 
 from dmlkit import __version__
-from dmlkit.cli import compare, data, embed, evaluate, export, geometry, protocol, recipes, study, train
+from dmlkit.cli import (
+    calibrate,
+    compare,
+    data,
+    embed,
+    evaluate,
+    export,
+    geometry,
+    protocol,
+    recipes,
+    study,
+    train,
+    verify,
+)
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 
@@ -57,7 +70,7 @@ app = typer.Typer(
     "[bold]train[/] a recipe, [bold]eval[/] it on unseen classes, [bold]embed[/] images, [bold]export[/] the result.",
     epilog="Start with:  dmlkit train recipes/glyphs/proxy_anchor.yaml --output runs/demo",
 )
-for group in (train, evaluate, compare, protocol, embed, export, data, geometry, study, recipes):
+for group in (train, evaluate, compare, protocol, calibrate, verify, embed, export, data, geometry, study, recipes):
     app.add_typer(group.app)
 
 

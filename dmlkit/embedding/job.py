@@ -20,6 +20,7 @@ from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import Draw, TransformedImages, make_loader
+from dmlkit.run_folder.threshold import Threshold
 
 Compute = Callable[[list[int], Advance], None]
 """Computes parts, given by their numbers, and tells how many more images are done."""
@@ -35,6 +36,7 @@ class EmbedJob:
         labelled: the dataset's labels mean something; otherwise the label column is null.
         output: a folder that all processes reach, without embeddings as yet.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
+        threshold: of the model, for the manifest; the parts do not depend on it.
     """
 
     dataset: Dataset
@@ -42,6 +44,7 @@ class EmbedJob:
     labelled: bool
     output: Path
     skip_bad_images: bool
+    threshold: Threshold | None = None
 
     @property
     def parts(self) -> PartFolder:

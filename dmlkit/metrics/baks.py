@@ -11,7 +11,8 @@ from dmlkit.metrics.open_set.split import OpenSet, class_mean
 class BaksConfig(MetricConfig, frozen=True):
     """BAKS, the share of queries of known classes that are accepted and answered rightly, mean over the classes.
 
-    Accepted is a score from the threshold on. It is given: one chosen on these images would flatter. `OpenSet` says what is searched.
+    Accepted is a score from the threshold on. It is given: one chosen on these images would flatter. `OpenSet` says
+    what is searched.
     """
 
     name: Literal["baks"] = "baks"
