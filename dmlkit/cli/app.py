@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from dmlkit import __version__
 from dmlkit.cli import (
+    calibrate,
     compare,
     data,
     embed,
@@ -27,6 +28,7 @@ from dmlkit.cli import (
     start,
     study,
     train,
+    verify,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
@@ -79,6 +81,8 @@ for group in (
     evaluate,
     compare,
     protocol,
+    calibrate,
+    verify,
     embed,
     search,
     gallery,

@@ -87,7 +87,14 @@ def embed_job(
         if not fabric.is_global_zero:
             return None
         _wait(parts, missing, description["dim"], fabric, skip_bad_images=skip)
-        return write_embeddings(parts, job.dataset, describe(trained), source=job.source, labelled=job.labelled)
+        return write_embeddings(
+            parts,
+            job.dataset,
+            describe(trained),
+            source=job.source,
+            labelled=job.labelled,
+            threshold=job.threshold,
+        )
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
             raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; it is whole") from None

@@ -11,10 +11,17 @@ from dmlkit.embedding.manifest import Description, Manifest
 from dmlkit.embedding.parts import PartFolder
 from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.faults import refuse_nothing_read
+from dmlkit.run_folder.threshold import Threshold
 
 
 def write_embeddings(
-    parts: PartFolder, dataset: Dataset, description: Description, *, source: str, labelled: bool
+    parts: PartFolder,
+    dataset: Dataset,
+    description: Description,
+    *,
+    source: str,
+    labelled: bool,
+    threshold: Threshold | None = None,
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json`` from all parts, one in memory at a time.
 
@@ -26,6 +33,7 @@ def write_embeddings(
         description: of the model.
         source: what the images are.
         labelled: the dataset's labels mean something; otherwise the label column is null.
+        threshold: of the model, if it was calibrated.
 
     Returns:
         The manifest.
@@ -46,7 +54,7 @@ def write_embeddings(
             refuse_nothing_read(count, faults, source)
         _write_header(file, count, description.dim)
     _write_items(output / "items.parquet", parts, dataset, labelled=labelled)
-    manifest = Manifest(**dict(description), source=source, count=count, skipped=tuple(faults))
+    manifest = Manifest(**dict(description), source=source, count=count, skipped=tuple(faults), threshold=threshold)
     manifest.write(output / "manifest.json", scratch=parts.path)
     return manifest
 

@@ -21,6 +21,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Draw, Inputs, inputs_of
+from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import TransformConfig
 
 Compute = Callable[[list[int], Advance], None]
@@ -37,6 +38,7 @@ class EmbedJob:
         labelled: the dataset's labels mean something; otherwise the label column is null.
         output: a folder that all processes reach, without embeddings as yet.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
+        threshold: of the model, for the manifest; the parts do not depend on it.
     """
 
     dataset: Dataset
@@ -44,6 +46,7 @@ class EmbedJob:
     labelled: bool
     output: Path
     skip_bad_images: bool
+    threshold: Threshold | None = None
     way_on: ClassVar[str] = (
         "mend it, or leave such images out with --skip-bad-images, and give the command again: it goes on"
     )

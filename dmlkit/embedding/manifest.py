@@ -9,6 +9,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.files.document import Document
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.run_folder.folder import CheckpointName
+from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import Channels, PositiveChannels
 
 
@@ -68,8 +69,8 @@ class Description(Document, frozen=True, strict=True, use_attribute_docstrings=T
     """What anyone needs to use the embeddings of a model: its geometry, its fingerprint and its preprocessing."""
 
     kind: ClassVar[str] = "description of a model"
-    version: ClassVar[int] = 2  # 1 had NumPy expressions as text, which invited eval, in the index
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",)}
+    version: ClassVar[int] = 3  # 1 had NumPy expressions as text, which invited eval, in the index; 2 no threshold
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: ()}
 
     dim: PositiveInt
     """Coordinates of an embedding."""
@@ -100,6 +101,8 @@ class Manifest(Description, frozen=True, strict=True, use_attribute_docstrings=T
     """Rows of the embeddings."""
     skipped: tuple[str, ...]
     """One message per image that could not be read and was left out."""
+    threshold: Threshold | None = None
+    """From which similarity on two of them are of one class, where ``dmlkit calibrate`` was run before."""
 
 
 def index_of(manifold: Manifold) -> SearchIndex:

@@ -13,6 +13,7 @@ from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.threshold import threshold_of
 
 
 def embed(
@@ -68,6 +69,7 @@ def embed(
         labelled=labelled,
         output=output or folder.embeddings / (images.resolve().name if images else str(split)),
         skip_bad_images=skip_bad_images or trained.recipe.dataset.on_bad_image == "skip",
+        threshold=threshold_of(folder, trained.model.fingerprint()),
     )
     if engine == "ray":
         from dmlkit.embedding.ray import ray_compute

@@ -19,6 +19,7 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, writing
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.cache import images_of_split
+from dmlkit.run_folder.threshold import Threshold
 
 ModelFormat = Literal["safetensors", "onnx", "torch-export"]
 FILE_NAMES: dict[ModelFormat, str] = {
@@ -52,9 +53,16 @@ class ModelManifest(Description, frozen=True, strict=True, use_attribute_docstri
     """Likewise of what it gives."""
     parity: Parity
     """What was found before it was kept."""
+    threshold: Threshold | None = None
+    """From which similarity on two embeddings are of one class, where ``dmlkit calibrate`` was run before."""
 
 
-def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> ModelManifest:  # noqa: A002
+def export_model(
+    trained: TrainedModel,
+    format: ModelFormat,  # noqa: A002
+    output: Path,
+    threshold: Threshold | None = None,
+) -> ModelManifest:
     """Write a model and, beside it, a manifest of its preprocessing and geometry.
 
     The exported model takes RGB pixels (B, 3, S, S) uint8, resized as the manifest says, or vectors (B, F) float32, and
@@ -64,6 +72,7 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
         trained: on the CPU, and not merged: the export is merged, and checked against the model as it was trained.
         format: ``safetensors`` (weights alone), ``onnx``, or ``torch-export`` (a .pt2 program).
         output: the file to write.
+        threshold: of the model, if it was calibrated.
 
     Returns:
         The manifest, with ``parity``: the largest difference to the run's own embeddings over real images.
@@ -98,6 +107,7 @@ def export_model(trained: TrainedModel, format: ModelFormat, output: Path) -> Mo
             input=input_text(inputs),
             output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
             parity=Parity(images=len(inputs), largest_difference=difference),
+            threshold=threshold,
         )
         described.write_text(manifest.text(), encoding="utf-8")
     return manifest

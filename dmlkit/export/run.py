@@ -14,6 +14,7 @@ from dmlkit.export.embeddings import EmbeddingFormat, check_embeddings_output, e
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import ModelFormat, ModelManifest, beside, check_model_output, export_model
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.threshold import threshold_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def export(
             check_model_output(kind, output, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
         trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides, merged=False)
         output = output or run.exports / MODEL_FILES[kind]
-        manifest = export_model(trained, kind, output)
+        manifest = export_model(trained, kind, output, threshold_of(run, trained.model.fingerprint()))
         return Exported([output, beside(output)], manifest)
     if RunFolder(source).holds_run():
         raise UserError(f"{source}: is a run; --format {format} exports embeddings: run dmlkit embed {source} first")

@@ -11,8 +11,8 @@ from dmlkit.metrics.open_set.split import OpenSet, wins
 class OscrConfig(MetricConfig, frozen=True):
     """OSCR, the area under the rate of right answers over the false accept rate (Dhamija et al., NeurIPS 2018).
 
-    The threshold goes over all scores. A known query counts at a threshold where its answer is right and its score
-    reaches it; an unknown one is accepted where its score does. So the area is the share of pairs of a known and an
+    The threshold goes over all scores. A known query counts where its answer is right and its score reaches the
+    threshold, an unknown one is accepted where its score does. So the area is the share of pairs of a known and an
     unknown query in which the known one is answered rightly and scores higher; equal scores half. `OpenSet` says what
     is searched.
     """

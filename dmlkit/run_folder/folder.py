@@ -27,6 +27,7 @@ class RunFolder:
 
         recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
         curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
+        threshold.json        features/{train,validation,test}/
         evaluations/ embeddings/ exports/ plots/    what other commands make of the weights
 
     Args:
@@ -39,6 +40,7 @@ class RunFolder:
         self.embeddings = path / "embeddings"
         self.exports = path / "exports"
         self.plots = path / "plots"
+        self.threshold_path = path / "threshold.json"
         self._lie_in(path)
 
     def _lie_in(self, folder: Path) -> None:

@@ -29,7 +29,7 @@ EMBEDDING_FILES = (
     *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt"),
 )
 DERIVED_FILES = (
-    *("evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
+    *("threshold.json", "evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
     *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
 )
 

@@ -1,0 +1,65 @@
+"""``dmlkit calibrate``: a threshold for "same or not"."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import Checkpoint, Debug, Device, Json, RunPath, SetDataset
+
+if TYPE_CHECKING:
+    from dmlkit.run_folder.threshold import Threshold
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example:  dmlkit calibrate runs/demo --far 1e-3")
+def calibrate(
+    run: RunPath,
+    far: Annotated[
+        float, typer.Option(help="Share of pairs of different classes that may be taken for the same.")
+    ] = 1e-3,
+    checkpoint: Checkpoint = None,
+    overrides: SetDataset = None,
+    json: Json = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Find from which similarity on two images are the same, on validation classes; keep it in the run.
+
+    Verify takes it from there; embed and export write it beside what they make.
+    """
+    from rich.console import Console
+
+    from dmlkit.cli.console import print_table, say, say_json
+    from dmlkit.cli.progress import image_progress
+    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.evaluation.threshold import calibrate_run
+
+    fabric = start_fabric(device)
+    console = Console(stderr=json, quiet=not fabric.is_global_zero)
+    with image_progress(console, "embedding") as progress:
+        found = calibrate_run(
+            run, far=far, checkpoint=checkpoint, overrides=overrides or [], fabric=fabric, progress=progress
+        )
+    if not fabric.is_global_zero:
+        return
+    if json:
+        say_json(found.stamped())
+        return
+    print_table(rate_rows(found), console, f"{found.checkpoint} checkpoint of {run}")
+    low, high = found.far_interval
+    say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} is taken for the same class")
+    say(console, f"on as many other classes expect a FAR of {low:.2g} to {high:.2g} (95 %, bootstrap over classes)")
+    if found.test and not low <= found.test.far <= high:
+        say(console, f"note: the test classes show a FAR of {found.test.far:.2g}, outside of that")
+    say(console, f"written to {run / 'threshold.json'}")
+
+
+def rate_rows(found: "Threshold") -> list[list[str]]:
+    """One row a split: what it has, and both error rates."""
+    rows = [["of", "classes", "images", "pairs of one class", "pairs of two", "FAR", "FRR"]]
+    for name, rates in (("validation", found.validation), ("test", found.test)):
+        if rates is not None:
+            counts = (rates.classes, rates.images, rates.same, rates.different)
+            rows.append([name, *(f"{count:,}" for count in counts), f"{rates.far:.2g}", f"{rates.frr:.2g}"])
+    return rows

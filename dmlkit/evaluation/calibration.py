@@ -1,0 +1,156 @@
+"""Calibration: from which similarity on are two images taken for the same class?"""
+
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from dmlkit.metrics.base import Points
+from dmlkit.metrics.pairs.pairing import Pairing
+from dmlkit.run_folder.threshold import PairRates
+
+LEAST_ACCEPTED = 10  # pairs: a rate that fewer stand for is off by more than a third of itself
+MARGIN = 10  # times as many of the best pairs are kept: what other classes may accept at the same threshold
+MOST_KEPT = 2**22  # 84 MB; more only where the rate itself asks for more
+RESAMPLES = 1000
+WEIGHED = 2**14  # pairs that a resample weighs; of more, every second, third ... stands for its neighbours
+
+
+@dataclass(frozen=True)
+class BestPairs:
+    """The pairs of different classes that score highest.
+
+    Args:
+        scores: (K,) float32, descending.
+        classes: (2, K) int64, of the two images, as their labels.
+    """
+
+    scores: Tensor
+    classes: Tensor
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A threshold, and what it does.
+
+    Args:
+        threshold: the lowest that at most the share ``far`` of the pairs of different classes reaches, in float32.
+        interval: 95 %, the false accept rate to expect on as many other classes.
+        rates: on the classes that chose it.
+    """
+
+    threshold: float
+    interval: tuple[float, float]
+    rates: PairRates
+
+
+def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibration:
+    """Choose a threshold on all pairs of points.
+
+    Args:
+        points: of classes that the model has not been trained on.
+        far: the share of pairs of different classes that may be accepted.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: there are too few pairs for such a share: fewer than 10 / far of different classes, or none of one.
+    """
+    pairing = Pairing.of(points)
+    different = pairing.different
+    if pairing.same == 0:
+        raise ValueError("no two images are of one class, so nothing tells how often the same is rejected")
+    if far * different < LEAST_ACCEPTED:
+        raise ValueError(
+            f"{different:,} pairs of different classes are too few for a false accept rate of {far:g}: at least "
+            f"{LEAST_ACCEPTED / far:,.0f} are needed, that is {LEAST_ACCEPTED} / {far:g}; ask for a larger rate, or "
+            "validate on more images"
+        )
+    accepted = int(far * different)
+    accepted += (accepted + 1) / different <= far  # 0.29 * 100 is 28.999999999999996
+    best = best_pairs(pairing, min(different, max(accepted + 1, min(MARGIN * accepted, MOST_KEPT))))
+    threshold = float(torch.nextafter(best.scores[accepted].cpu(), torch.tensor(torch.inf)))
+    sizes = pairing.row_labels.bincount().double()
+    return Calibration(threshold, far_interval(best, sizes, far, seed=seed), rates_at(pairing, threshold))
+
+
+def rates_at(pairing: Pairing, threshold: float) -> PairRates:
+    """What a threshold does to all pairs."""
+    accepted, lock = 0, Lock()
+
+    def use(scores: Tensor, _rows: slice, _columns: slice) -> None:
+        nonlocal accepted
+        found = int((scores >= threshold).sum())
+        with lock:
+            accepted += found
+
+    pairing.each_block(use)
+    rejected = sum(int((scores < threshold).sum()) for scores in pairing.same_scores())
+    return PairRates(
+        classes=len(pairing.row_labels.unique()),
+        images=len(pairing.rows),
+        same=pairing.same,
+        different=pairing.different,
+        far=accepted / max(1, pairing.different),
+        frr=rejected / max(1, pairing.same),
+    )
+
+
+def best_pairs(pairing: Pairing, count: int) -> BestPairs:
+    """The ``count`` pairs of different classes that score highest; at most twice as many are held at once."""
+    device = pairing.rows.device
+    scores, classes, lock = torch.empty(0, device=device), torch.empty(2, 0, dtype=torch.int64, device=device), Lock()
+    floor = -torch.inf
+
+    def use(block: Tensor, rows: slice, columns: slice) -> None:
+        nonlocal scores, classes, floor
+        found = (block >= floor) & (block > -torch.inf)
+        row, column = found.nonzero(as_tuple=True)
+        places = torch.stack([pairing.row_labels[rows][row], pairing.column_labels[columns][column]])
+        with lock:
+            scores, classes = torch.cat([scores, block[found]]), torch.cat([classes, places], 1)
+            if len(scores) > count:
+                scores, kept = scores.topk(count)
+                classes, floor = classes[:, kept], float(scores[-1])
+
+    pairing.each_block(use)
+    order = scores.argsort(descending=True)[:count]
+    return BestPairs(scores[order], classes[:, order])
+
+
+def far_interval(best: BestPairs, sizes: Tensor, far: float, *, seed: int) -> tuple[float, float]:
+    """95 %: the false accept rate of a threshold on as many other classes, where it was chosen for ``far`` on these.
+
+    Pairs that share a class are not independent, so classes are drawn: twice as many as there are, with replacement.
+    A threshold is chosen on the first half of the draw, and its rate is taken on the second, 1 000 times; copies of a
+    class make no pairs with each other. So it counts both how far the choice and how far the other classes vary.
+
+    Args:
+        best: of C classes, enough to go beyond the share ``far``.
+        sizes: (C,) float64, images of each class.
+        far: the share asked for.
+        seed: of the draws.
+    """
+    step = -(-len(best.scores) // WEIGHED)
+    first, second = best.classes[:, step // 2 :: step].cpu()
+    sizes, generator = sizes.cpu(), torch.Generator().manual_seed(seed)
+    rates = torch.empty(RESAMPLES, dtype=torch.float64)
+    for place in range(RESAMPLES):
+        accepted: list[Tensor] = []
+        for _ in range(2):
+            images = _draw(sizes, generator)
+            pairs = (images.sum().square() - images.square().sum()) / 2
+            weights = images / sizes
+            accepted.append(step * (weights[first] * weights[second]).cumsum(0) / pairs)
+        chosen = int((accepted[0] <= far).sum())
+        rates[place] = accepted[1][chosen - 1] if chosen else 0.0
+    low, high = rates.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).clamp(0, 1).tolist()
+    return low, high
+
+
+def _draw(sizes: Tensor, generator: torch.Generator) -> Tensor:
+    """As many classes as there are, drawn with replacement, at least two different ones: the images of each, (C,)."""
+    while True:
+        times = torch.randint(len(sizes), (len(sizes),), generator=generator).bincount(minlength=len(sizes))
+        if int((times > 0).sum()) > 1:
+            return times * sizes

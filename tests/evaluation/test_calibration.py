@@ -1,0 +1,167 @@
+"""Calibration against loops over all pairs, and its interval against what other classes show."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from dmlkit.evaluation import calibration
+from dmlkit.evaluation.calibration import best_pairs, calibrate_points, far_interval, rates_at
+from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.metrics.base import Points
+from dmlkit.metrics.pairs.pairing import Pairing
+from dmlkit.run_folder.threshold import Threshold
+from tests.conftest import TINY_RECIPE
+
+
+def clusters(classes: int, seed: int, width: int = 12) -> Points:
+    """Unequal classes, some of them easily confused."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(3, 20, (classes,), generator=generator)
+    labels = torch.arange(classes).repeat_interleave(sizes)
+    kinds = torch.randn(max(2, classes // 5), width, generator=generator)
+    centres = kinds[torch.randint(len(kinds), (classes,), generator=generator)]
+    centres = centres + torch.randn(classes, width, generator=generator)
+    features = centres[labels] + 0.7 * torch.randn(len(labels), width, generator=generator)
+    return Points(torch.nn.functional.normalize(features, dim=1), labels, Sphere(width))
+
+
+@pytest.mark.parametrize("far", [0.003, 0.01, 0.29])
+def test_the_threshold_is_the_lowest_that_the_rate_allows(far: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calibration, "RESAMPLES", 200)
+    points = clusters(12, seed=4)
+    found = calibrate_points(points, far)
+    scores = (points.embeddings @ points.embeddings.T).tolist()
+    labels = points.labels.tolist()
+    same, different = [], []
+    for i, j in combinations(range(len(labels)), 2):
+        (same if labels[i] == labels[j] else different).append(scores[i][j])
+    reached = sum(score >= found.threshold - 1e-6 for score in different)
+    assert found.rates.far == pytest.approx(reached / len(different), abs=1.5 / len(different))
+    assert found.rates.far <= far < found.rates.far + 1.5 / len(different)
+    frr = sum(score < found.threshold for score in same) / len(same)
+    assert found.rates.frr == pytest.approx(frr, abs=1.5 / len(same))
+    assert (found.rates.same, found.rates.different) == (len(same), len(different))
+    low, high = found.interval
+    assert 0 <= low < far < high <= 1
+
+
+def test_equal_scores_are_rejected_together():
+    """Twelve pairs of different classes at the same distance: accepting one would accept all."""
+    line = torch.tensor([[0.0], [0.0], [0.0], [1.0], [1.0], [1.0], [9.0], [9.0]])
+    points = Points(line, torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]), Euclidean(1))
+    found = calibrate_points(points, 0.5)  # 21 pairs: 9 at distance 1, then 6 at 8 and 6 at 9
+    assert found.threshold > -8 and found.rates.far == pytest.approx(9 / 21)
+
+
+def test_the_best_pairs_are_those_of_a_sort(monkeypatch: pytest.MonkeyPatch):
+    from dmlkit.metrics.pairs import pairing
+
+    points = clusters(9, seed=1)
+    whole = Pairing.of(points)
+    scores = points.embeddings @ points.embeddings.T
+    kept = (points.labels[:, None] < points.labels).nonzero()
+    order = scores[kept[:, 0], kept[:, 1]].sort(descending=True)
+    monkeypatch.setattr(pairing, "BLOCK_ENTRIES", 500)
+    best = best_pairs(whole, 70)
+    assert torch.allclose(best.scores, order.values[:70], atol=1e-6)
+    theirs = points.labels[kept[order.indices[:70]]]
+    assert sorted(map(tuple, best.classes.T.tolist())) == sorted(map(tuple, theirs.tolist()))
+
+
+def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch):
+    """Each draw scored anew from the images of the classes that were drawn, copies apart."""
+    monkeypatch.setattr(calibration, "RESAMPLES", 40)
+    points, far = clusters(6, seed=2), 0.05
+    whole = Pairing.of(points)
+    found = far_interval(best_pairs(whole, whole.different), points.labels.bincount().double(), far, seed=7)
+    generator, rates = torch.Generator().manual_seed(7), []
+    members = [points.embeddings[points.labels == label] for label in range(6)]
+
+    def drawn() -> torch.Tensor:
+        while True:
+            draw = torch.randint(6, (6,), generator=generator).tolist()
+            if len(set(draw)) > 1:
+                pairs = [(a, b) for a, b in combinations(draw, 2) if a != b]
+                return torch.cat([(members[a] @ members[b].T).flatten() for a, b in pairs])
+
+    for _ in range(40):
+        first, second = drawn().sort(descending=True).values, drawn()
+        chosen = int(far * len(first))
+        rates.append(float((second > first[chosen]).double().mean()))
+    low, high = torch.tensor(rates).quantile(torch.tensor([0.025, 0.975])).tolist()
+    assert found == pytest.approx((low, high), abs=0.01)
+
+
+def test_the_interval_holds_what_other_classes_show(monkeypatch: pytest.MonkeyPatch):
+    """Nominally 95 %: 16 or fewer of 20 would be chance once in 60 times."""
+    monkeypatch.setattr(calibration, "RESAMPLES", 200)
+    held = 0
+    for seed in range(20):
+        points = clusters(50, seed=100 + seed)
+        sides = [points.labels % 2 == parity for parity in (0, 1)]
+        first, second = (
+            Points(points.embeddings[kept], points.labels[kept].unique(return_inverse=True)[1], points.manifold)
+            for kept in sides
+        )
+        found = calibrate_points(first, 0.01)
+        low, high = found.interval
+        held += low <= rates_at(Pairing.of(second), found.threshold).far <= high
+    assert held >= 17
+
+
+def test_too_few_pairs_are_told_and_not_extrapolated():
+    points = clusters(6, seed=0)
+    with pytest.raises(ValueError, match=r"too few for a false accept rate of 1e-05: at least 1,000,000 are needed"):
+        calibrate_points(points, 1e-5)
+    single = Points(torch.eye(40), torch.arange(40), Sphere(40))
+    with pytest.raises(ValueError, match="no two images are of one class"):
+        calibrate_points(single, 0.1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from dmlkit.recipe.file import read_recipe
+    from dmlkit.training.train import train
+
+    folder = tmp_path_factory.mktemp("calibrated")
+    recipe = yaml.safe_load(TINY_RECIPE)
+    recipe["training"]["epochs"] = 1
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    train(read_recipe(folder / "tiny.yaml"), folder / "run")
+    return folder / "run"
+
+
+def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Path, tmp_path: Path):
+    missing = dmlkit("verify", run, "a.png", "b.png")
+    assert missing.code == 2 and "no threshold for the best checkpoint; find one with dmlkit calibrate" in missing.err
+    result = dmlkit("calibrate", run, "--far", "0.1")
+    assert result.code == 0 and "pairs of one class" in result.out and "bootstrap over classes" in result.out
+    found = Threshold.read(run / "threshold.json")
+    assert (found.validation.classes, found.validation.images) == (3, 18)
+    assert (found.validation.same, found.validation.different) == (45, 108)
+    assert found.test is not None and found.test.different == 15 * 36 and found.validation.far <= 0.1
+    assert json.loads(dmlkit("calibrate", run, "--far", "0.1", "--json").out)["threshold"] == found.threshold
+    assert dmlkit("embed", run, "--split", "test", "-o", tmp_path / "e").code == 0
+    carried = json.loads((tmp_path / "e" / "manifest.json").read_text())["threshold"]
+    assert carried["threshold"] == found.threshold and carried["weights"] == found.weights
+    assert dmlkit("export", run, "--format", "safetensors", "-o", tmp_path / "m.safetensors").code == 0
+    assert json.loads((tmp_path / "m.safetensors.json").read_text())["threshold"]["far"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--far", "1e-3"], "108 pairs of different classes are too few"),
+        (["--far", "0"], "--far 0: expected a share between 0 and 1"),
+        (["--far", "nan"], "--far nan: expected a share between 0 and 1"),
+        (["--set", "loss.margin=1"], "expected a key of the dataset"),
+        (["--set", "dataset.validation_fraction=0"], "dataset.validation_fraction"),
+    ],
+)
+def test_what_cannot_be_calibrated(dmlkit, run: Path, words: list[str], told: str):
+    result = dmlkit("calibrate", run, *words)
+    assert result.code == 2 and told in result.err and "Traceback" not in result.err
