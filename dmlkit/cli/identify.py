@@ -27,7 +27,9 @@ def identify(
         Literal["nearest", "vote", "mean"],
         typer.Option(help="What decides: the nearest picture, most of the -k nearest, or the nearest class mean."),
     ] = "nearest",
-    k: Annotated[int, typer.Option("-k", help="Pictures that vote.")] = 5,
+    k: Annotated[
+        int | None, typer.Option("-k", help="Pictures that vote, with --by vote; 5 by default.", show_default=False)
+    ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -62,6 +64,9 @@ def identify(
     found.write(output)
     unknown = sum(answer.label == UNKNOWN for answer in found.answers)
     say(console, f"{counted(len(found.answers), 'image', 'images')}, {unknown} unknown: wrote {output}")
+    size = len(found.neighbors.searched)
+    if k is not None and k > size:
+        say(console, f"note: -k {k} is cut to {size}, all that {gallery} holds")
     if found.threshold is None:
         say(console, "note: no threshold, so none is unknown; give one with --threshold")
     skipped = found.neighbors.skipped

@@ -1,8 +1,15 @@
 """Whether two descriptions are of one model: only then do their embeddings compare."""
 
-from dmlkit.embedding.manifest import Description
+from pathlib import Path
+
+from lightning_fabric import Fabric
+
+from dmlkit.embedding.manifest import Description, describe
+from dmlkit.embedding.searchable import Searchable
+from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.differences import differences
+from dmlkit.run_folder.folder import RunFolder
 
 
 def check_same_model(theirs: Description, whose: str, ours: Description, where: str) -> None:
@@ -32,3 +39,24 @@ def check_same_model(theirs: Description, whose: str, ours: Description, where: 
             f"{whose}: embeddings of another model (fingerprint {theirs.model.fingerprint[:12]}, "
             f"{where} has {ours.model.fingerprint[:12]}); {mend}"
         )
+
+
+def load_same_model(searched: Searchable, run: Path | None, fabric: Fabric) -> TrainedModel:
+    """The model that made embeddings.
+
+    Args:
+        searched: the embeddings.
+        run: that the user names; by default the embeddings' own.
+        fabric: a device.
+
+    Raises:
+        UserError: no run is known, or its model is another.
+    """
+    run = run or searched.run
+    if run is None:
+        raise UserError(
+            f"{searched.path}: its run is not known, or has moved; name the run that embeds images with --run RUN"
+        )
+    trained = load_model(RunFolder(run), fabric, searched.manifest.model.checkpoint)
+    check_same_model(describe(trained), str(run), searched.manifest, str(searched.path))
+    return trained

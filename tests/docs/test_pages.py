@@ -69,6 +69,14 @@ def run_and_photos(dmlkit) -> None:
         trees.photo(Path("photos") / f"{index}.jpg", index)
 
 
+def run_and_birds(dmlkit) -> None:
+    Path("recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
+    assert dmlkit("train", "recipe.yaml", "-o", "runs/demo").code == 0
+    for index, name in enumerate(("crow", "crow", "dove", "finch")):
+        trees.photo(Path("photos") / name / f"{index}.jpg", index)
+        trees.photo(Path("more") / f"{index}.jpg", 50 + index)
+
+
 def two_runs(dmlkit) -> None:
     Path("recipe.yaml").write_text(TINY_RECIPE.replace("classes: 12", "classes: 24"))  # folds of 3 classes
     for seed, name in enumerate(("demo", "other")):
@@ -86,12 +94,14 @@ PREPARED: dict[str, Callable[..., None]] = {
     "data": lambda _: photos_and_table(),
     "embedding": run_and_photos,
     "evaluation": two_runs,
+    "gallery": run_and_birds,
     "geometry": glyphs_run,
 }
 LEFT_BEHIND = {
     "data": ["embeddings/catalogue/index.faiss", "runs/catalogue/classes.json", "runs/vectors/exports/model.onnx"],
     "embedding": ["embeddings/photos/embeddings.npy"],
     "evaluation": ["classes.csv", "runs/folds/results.md"],
+    "gallery": ["galleries/birds/gallery.json", "answers.csv", "answers.html"],
     "geometry": ["runs/disk/plots/test-disk.png", "runs/demo/plots/test-tsne.png"],
 }
 PRINTED = {"data": "photos/", "geometry": "[[ 0"}  # an image finds itself first

@@ -27,10 +27,13 @@ GOOD: dict[str, tuple[str, ...]] = {
     "recipe": ("base.yaml", "photos.yaml"),
     "run": ("run", "study/runs/small/seed-0"),
     "runs": ("run", "study/runs/small/seed-0"),
-    "source": ("run", "run/embeddings/test"),
+    "source": ("run", "run/embeddings/test", "gallery"),
+    "gallery": ("gallery",),
+    "queries": ("photos/ant", "run/embeddings/test"),
+    "version": ("1",),
     "study": ("study.yaml",),
     "folders": ("study",),
-    "images": ("photos", "photos/ant"),
+    "images": ("photos", "photos/ant", "photos/ant/0.png"),
     "target": ("photos.yaml", "table.csv", "photos"),
     "output": ("new", "run", "cache", "study", "protocol", "photos", "x.npy", "base.yaml"),
     "per_class": ("new.csv", "x.npy", "base.yaml"),
@@ -117,5 +120,7 @@ def test_a_command_ends_as_documented_and_keeps_to_its_output(
 
 def outputs(words: list[str]) -> tuple[str, ...]:
     """Where a command may change what was there: in a run that it works on, and what it made itself before."""
-    reading = ("report", "list", "check", "schema", "curvature")
+    reading = ("report", "list", "check", "schema", "curvature", "search", "identify")
+    if words[0] == "gallery":
+        return ("inner/gallery/",)
     return () if words[0] in reading else ("inner/run/", "inner/study/", "inner/protocol/", "inner/cache/")

@@ -6,19 +6,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dmlkit.datasets.files.paths import readable_name
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.gallery.folder import is_any, open_table, present
+from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, present
 from dmlkit.embedding.gallery.images import images_of
 from dmlkit.embedding.gallery.incoming import Incoming
 from dmlkit.embedding.gallery.manifest import read_gallery_manifest
 from dmlkit.embedding.in_memory import ImageProgress
-from dmlkit.embedding.manifest import describe
-from dmlkit.embedding.same_model import check_same_model
-from dmlkit.embedding.trained import load_model
+from dmlkit.embedding.same_model import load_same_model
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
-from dmlkit.run_folder.folder import RunFolder
 
 PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery for one commit alone
 
@@ -45,14 +43,12 @@ def add_images(
     Raises:
         UserError: there is no gallery, or no image, or the run's model is another.
     """
-    manifest = read_gallery_manifest(path)
+    gallery = GalleryFolder(path)
     incoming = Incoming.of(images_of(images, label))
-    incoming.drop(present(open_table(path), list(incoming.new)))
+    incoming.drop(present(gallery.table, list(incoming.new)))
     fabric = start_fabric(device)
-    where = run or Path(manifest.run)
-    trained = load_model(RunFolder(where), fabric, manifest.model.checkpoint)
-    check_same_model(describe(trained), str(where), manifest, str(path))
-    with incoming.embedded(manifest, trained, fabric, path, progress) as rows, _changing(path) as table:
+    trained = load_same_model(gallery, run, fabric)
+    with incoming.embedded(gallery.manifest, trained, fabric, path, progress) as rows, _changing(path) as table:
         incoming.drop(present(table, list(incoming.new)))  # what another process has added meanwhile
         if incoming.new:
             table.add(rows.reader(incoming.new))
@@ -77,7 +73,7 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] 
     with _changing(path) as table:
         for column, values in named:
             for value in values:
-                if table.count_rows(is_any(column, [value])) == 0:
+                if not readable_name(value) or table.count_rows(is_any(column, [value])) == 0:
                     raise UserError(f"--{column} {value}: no image of {path} has this {column}; nothing was removed")
         condition = " OR ".join(is_any(column, values) for column, values in named if values)
         return table.delete(condition).num_deleted_rows

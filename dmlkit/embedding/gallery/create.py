@@ -12,6 +12,7 @@ from dmlkit.embedding.gallery.manifest import (
     TABLE,
     TABLE_FOLDER,
     GalleryManifest,
+    check_threshold,
     holds_gallery,
     lancedb,
 )
@@ -55,6 +56,7 @@ def create_gallery(
     """
     if images is None and label is not None:
         raise UserError(f"--label {label}: is of IMAGES; name them, or leave it out to create an empty gallery")
+    check_threshold(threshold)
     _check_new(output)
     database = lancedb()
     incoming = Incoming.of([] if images is None else images_of(images, label))

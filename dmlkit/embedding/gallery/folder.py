@@ -55,8 +55,15 @@ class GalleryFolder:
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
         """The points in the order in which they were added, at most ``rows`` rows at a time."""
+        kept, count = list[Tensor](), 0
         for batch in self.table.search().select(["point"]).to_batches(rows):
-            yield _points(batch.column("point"), self.manifest.dim)
+            if count + batch.num_rows > rows:
+                yield torch.cat(kept)
+                kept, count = [], 0
+            kept.append(_points(batch.column("point"), self.manifest.dim))  # a batch never spans two files
+            count += batch.num_rows
+        if kept:
+            yield torch.cat(kept)
 
     def points_at(self, rows: Tensor) -> Tensor:
         """The points (M, D) of rows (M,)."""

@@ -61,7 +61,7 @@ def images_of(source: Path, label: str | None) -> list[LabelledImage]:
         label: of all of them, instead.
 
     Raises:
-        UserError: there are none, or a label is empty or `UNKNOWN`.
+        UserError: there are none, or a label is empty, no UTF-8 or `UNKNOWN`.
     """
     if source.suffix.lower() in TABLES:
         found = _of_table(source)
@@ -73,8 +73,11 @@ def images_of(source: Path, label: str | None) -> list[LabelledImage]:
         raise UserError(f"{source}: no such file or folder; expected an image, a folder of images, or a table")
     if label is not None:
         found = [LabelledImage(image.path, label, image.box) for image in found]
+    raise_faults(unreadable_name(image.path) for image in found if not readable_name(image.path))
     for image in found:
-        if image.label is not None and (not image.label.strip() or image.label == UNKNOWN):
+        if image.label is not None and (
+            not image.label.strip() or image.label == UNKNOWN or not readable_name(image.label)
+        ):
             raise UserError(
                 f"{image.path}: the label {image.label!r} names no class ({UNKNOWN!r} is what dmlkit identify says of "
                 "an image of none); choose another label"
@@ -86,7 +89,6 @@ def _of_folder(source: Path) -> list[LabelledImage]:
     from dmlkit.datasets.folder import image_files, is_split
 
     paths = image_files(source.absolute())
-    raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     if not paths:
         raise UserError(f"{source}: no images found in this folder or below it")
     place = len(source.absolute().parts) + is_split(source)  # of the class in a path

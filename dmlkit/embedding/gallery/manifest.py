@@ -1,6 +1,7 @@
 """What stands in the folder of a gallery beside its table."""
 
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,6 +57,16 @@ def read_gallery_manifest(path: Path) -> GalleryManifest:
         )
         raise UserError(f"{path}: {told}")
     return GalleryManifest.read(path / MANIFEST)
+
+
+def check_threshold(threshold: float | None) -> None:
+    """Make sure that similarities compare with a threshold.
+
+    Raises:
+        UserError: it is nan or infinite.
+    """
+    if threshold is not None and not isfinite(threshold):
+        raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
 
 def lancedb() -> Any:

@@ -11,6 +11,7 @@ import torch
 
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
+from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.in_memory import ImageProgress
 from dmlkit.embedding.questions.answers import Answers, Neighbor
 from dmlkit.embedding.questions.queries import Queries, queries_of
@@ -21,6 +22,7 @@ from dmlkit.errors import UserError
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 
 Decision = Literal["nearest", "vote", "mean"]
+VOTERS = 5  # where nothing is said
 NEAREST = 3  # pictures told of each answer
 FIRST = 16  # neighbours in which another label is looked for at first
 ANSWER_COLUMNS = ("path", "label", "score", "margin", *(f"nearest_{rank}" for rank in range(1, NEAREST + 1)))
@@ -53,7 +55,7 @@ def identify(
     images: Path,
     *,
     by: Decision = "nearest",
-    k: int = 5,
+    k: int | None = None,
     threshold: float | None = None,
     run: Path | None = None,
     device: str = "auto",
@@ -66,7 +68,7 @@ def identify(
         images: an image, a folder of images, or a folder of embeddings.
         by: ``nearest`` takes the label of the nearest picture; ``vote`` the one that most of the k nearest have, of
             equally many that of the nearest; ``mean`` that of the nearest Fréchet mean of a label's pictures.
-        k: pictures that vote.
+        k: pictures that vote, 5 where nothing is said.
         threshold: a label whose score is lower is `UNKNOWN`; by default the gallery's, if it has one.
         run: embeds images; by default the gallery's.
         device: see `start_fabric`.
@@ -75,8 +77,9 @@ def identify(
     Raises:
         UserError: the gallery is empty, or holds a picture without a label, or the images are of another model.
     """
-    if k < 1:
-        raise UserError(f"-k {k}: expected at least 1 neighbour")
+    if k is not None and (k < 1 or by != "vote"):
+        raise UserError(f"-k {k}: expected at least 1 neighbour, with --by vote")
+    check_threshold(threshold)
     searched = GalleryFolder(gallery)
     labels = searched.labels()
     if not labels:
@@ -89,7 +92,8 @@ def identify(
     names, codes = np.unique(np.array(labels, dtype=object), return_inverse=True)
     asked = queries_of(images, searched, run=run, device=device, progress=progress)
     stored = StoredGallery(searched.manifold(), searched)
-    decided = _by_mean(searched, codes, asked) if by == "mean" else _by_pictures(stored, codes, asked, k, by)
+    voters = VOTERS if by == "vote" and k is None else k or 1
+    decided = _by_mean(searched, codes, asked) if by == "mean" else _by_pictures(stored, codes, asked, voters)
     floor = searched.manifest.threshold if threshold is None else threshold
     answers = [
         Answer(UNKNOWN if floor is not None and score < floor else str(names[code]), score, margin)
@@ -102,9 +106,9 @@ Decided = tuple[int, float, float | None]
 """The code of a label, its score and its margin."""
 
 
-def _by_pictures(stored: StoredGallery, codes: np.ndarray, asked: Queries, k: int, by: Decision) -> Iterator[Decided]:
+def _by_pictures(stored: StoredGallery, codes: np.ndarray, asked: Queries, voters: int) -> Iterator[Decided]:
     """Look among more and more neighbours, until there is one of another label."""
-    labels, voters = len(np.unique(codes)), k if by == "vote" else 1
+    labels = len(np.unique(codes))
     for block in asked.blocks():
         decided: dict[int, Decided] = {}
         remaining, length = list(range(len(block))), min(max(FIRST, voters), len(codes))

@@ -16,14 +16,12 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.images import ImageList, dataset_of
 from dmlkit.embedding.in_memory import Embeddings, ImageProgress, embed_dataset
-from dmlkit.embedding.manifest import describe
-from dmlkit.embedding.same_model import check_same_model
+from dmlkit.embedding.same_model import check_same_model, load_same_model
 from dmlkit.embedding.searchable import Searchable
-from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.loading.faults import refuse_nothing_read
-from dmlkit.run_folder.folder import RunFolder
 
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 BATCH = 128  # images; for so few the start of loader processes takes longer than the images
@@ -81,32 +79,11 @@ def queries_of(
     if not queries.exists():
         raise UserError(f"{queries}: no such file or folder; expected an image, a folder of images, or embeddings")
     fabric = start_fabric(device)
-    trained = model_for(searched, run, fabric)
+    trained = load_same_model(searched, run, fabric)
     dataset = ImageList([str(queries)]) if queries.is_file() else dataset_of(queries, "test", trained.recipe)[0]
     found = embed_images(trained, fabric, dataset, str(queries), progress)
     paths = [dataset.paths[int(index)] for index in found.indices]
     return Queries(found.points.numpy(), paths, tuple(found.faults))
-
-
-def model_for(searched: Searchable, run: Path | None, fabric: Fabric) -> TrainedModel:
-    """The model that made embeddings.
-
-    Args:
-        searched: the embeddings.
-        run: that the user names; by default the embeddings' own.
-        fabric: a device.
-
-    Raises:
-        UserError: no run is known, or its weights are others.
-    """
-    run = run or searched.run
-    if run is None:
-        raise UserError(
-            f"{searched.path}: its run is not known, or has moved; name the run that embeds images with --run RUN"
-        )
-    trained = load_model(RunFolder(run), fabric, searched.manifest.model.checkpoint)
-    check_same_model(describe(trained), str(run), searched.manifest, str(searched.path))
-    return trained
 
 
 def embed_images(

@@ -203,10 +203,13 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     refused(dmlkit("gallery", "create", place / "run", tmp_path / "bad.jpg", "-o", gallery), "none of 1 images could")
     (tmp_path / "nothing").mkdir()
     refused(dmlkit("gallery", "create", place / "run", tmp_path / "nothing", "-o", gallery), "no images found")
-    for label in ("", " ", "unknown"):
+    for label in ("", " ", "unknown", "\udcff"):
         refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label), "names no class")
     refused(dmlkit("gallery", "create", place / "run", photos, "-o", photos), "is not empty and no gallery")
     refused(dmlkit("gallery", "create", place / "run", photos, "-o", tmp_path / "bad.jpg"), "is a file")
+    refused(
+        dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "inf"), "--threshold inf: expected"
+    )
     assert not gallery.exists()
     create_gallery(place / "run", None, gallery, device="cpu")
     refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery), "is a gallery already")
@@ -220,6 +223,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     refused(dmlkit(*crows, "--label", "crow", "--label", "dove"), "--label dove: no image of", "nothing was removed")
     refused(dmlkit(*crows, "--id", "0' OR '1'='1"), "no image of")
     refused(dmlkit(*crows, "--path", "none.jpg"), "no image of")
+    refused(dmlkit(*crows, "--label", "\udcff"), "no image of")
     assert rows_of(tmp_path / "crows") == before
     refused(dmlkit("gallery", "restore", tmp_path / "crows", 7), "has no version 7; dmlkit gallery history")
     for words in (("info",), ("history",), ("compact",), ("restore", 1), ("remove", "--label", "x"), ("add", photos)):

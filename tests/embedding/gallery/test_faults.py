@@ -1,0 +1,155 @@
+"""Galleries that are written by several processes, and by some that are killed."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import pytest
+
+from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images
+from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.manifest import holds_gallery
+from dmlkit.errors import UserError
+from dmlkit.files import lock
+from tests.datasets import trees
+from tests.embedding.gallery.conftest import BIRDS
+from tests.embedding.gallery.test_gallery import rows_of
+
+FRACTIONS = (0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)
+"""Of the time that a change takes, at which it is killed."""
+
+
+def create(place: Path, gallery: Path) -> None:
+    create_gallery(place / "run", place / "photos", gallery, device="cpu")
+
+
+def add(place: Path, gallery: Path) -> None:
+    add_images(gallery, place / "photos", device="cpu")
+
+
+def remove(place: Path, gallery: Path) -> None:
+    remove_images(gallery, labels=["crow"])
+
+
+def compact(place: Path, gallery: Path) -> None:
+    compact_gallery(gallery)
+
+
+def started(action: Callable[[], Any]) -> int:
+    """A forked process that does something and ends."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture
+def some(place: Path, tmp_path: Path) -> Path:
+    """A gallery of two birds, in two files."""
+    for name in BIRDS[:2]:
+        if (tmp_path / "before").exists():
+            add_images(tmp_path / "before", place / "photos" / name, label=name, device="cpu")
+        else:
+            create_gallery(place / "run", place / "photos" / name, tmp_path / "before", label=name, device="cpu")
+    return tmp_path / "before"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [create, add, remove, compact])
+def test_a_kill_leaves_the_gallery_before_or_after(
+    change: Callable[[Path, Path], None], place: Path, some: Path, tmp_path: Path
+):
+    whole = tmp_path / "whole"
+    if change is not create:
+        shutil.copytree(some, whole)
+    begun = perf_counter()
+    assert ended(started(lambda: change(place, whole))) == 0
+    seconds = perf_counter() - begun
+    after, killed, states = rows_of(whole), 0, set[str]()
+    before = {} if change is create else rows_of(some)
+    for fraction in FRACTIONS:
+        gallery = tmp_path / f"killed-{fraction}"
+        if change is not create:
+            shutil.copytree(some, gallery)
+        child = started(lambda gallery=gallery: change(place, gallery))
+        sleep(fraction * seconds)
+        os.kill(child, signal.SIGKILL)
+        killed += ended(child) == -signal.SIGKILL
+        if change is create and not holds_gallery(gallery):
+            states.add("before")
+            change(place, gallery)  # the same command starts over
+        found = rows_of(gallery)
+        assert found in (before, after), fraction
+        states.add("after" if found == after else "before")
+        if found == before != after:
+            change(place, gallery)
+            assert rows_of(gallery) == after
+        assert [entry.name for entry in gallery.iterdir() if "partial" in entry.name or "creating" in entry.name] == []
+        shutil.rmtree(gallery)
+    assert killed > 0
+
+
+@pytest.mark.slow
+def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
+
+    def write(first: int) -> None:
+        for index in range(first, first + 5):
+            photo = trees.photo(tmp_path / f"{index}.jpg", 100 + index, (40, 30))
+            assert add_images(gallery, photo, label=str(index), device="cpu").added == 1
+            if index % 2:
+                remove_images(gallery, labels=[str(index)])
+
+    writers = [started(lambda first=first: write(first)) for first in (0, 10)]
+    seen = [len(GalleryFolder(gallery)) for _ in range(10)]  # readers go on meanwhile
+    assert [ended(writer) for writer in writers] == [0, 0]
+    assert all(3 <= count <= 13 for count in seen)
+    labels = GalleryFolder(gallery).label_counts()
+    assert labels == {"crow": 3} | dict.fromkeys(["0", "2", "4", "10", "12", "14"], 1)
+
+
+@pytest.mark.slow
+def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path: Path):
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", None, gallery, device="cpu")
+    writers = [started(lambda: add(place, gallery)) for _ in range(2)]
+    assert [ended(writer) for writer in writers] == [0, 0]
+    assert len(rows_of(gallery)) == 12
+
+
+def test_a_full_disk_and_a_lock_are_told_and_change_nothing(
+    place: Path, some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from lancedb.table import LanceTable
+
+    before = rows_of(some)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("lance error: LanceError(IO): No space left on device\n  at dataset.rs")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LanceTable, "add", full)
+        with pytest.raises(UserError, match=r"before: cannot write this file: .* No space left on device$"):
+            add(place, some)
+    assert rows_of(some) == before and not (some / ".lock").exists()
+    monkeypatch.setattr("dmlkit.embedding.gallery.change.PATIENCE", 0.1)
+    with lock.sole_writer(some, what="another"), pytest.raises(UserError, match="a change of a gallery is going on"):
+        remove(place, some)
+    assert rows_of(some) == before
+    add(place, some)
+    assert len(rows_of(some)) == 12

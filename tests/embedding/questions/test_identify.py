@@ -1,0 +1,140 @@
+"""`dmlkit identify` against a naive loop over the pictures of a gallery."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.embedding.gallery.change import add_images
+from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.questions import identify as identify_module
+from dmlkit.embedding.questions.identify import identify
+from dmlkit.manifolds.numerics.frechet import frechet_mean
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
+from tests.embedding.stored import embeddings_at
+
+Cli = Callable[..., Result]
+BIRDS = ("crow", "dove", "finch", "gull")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the ball, a gallery of its photos, and others to ask about."""
+    from dmlkit.training import train
+
+    folder = tmp_path_factory.mktemp("place")
+    recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0").replace("embedding_dim: 8", "embedding_dim: 4")
+    (folder / "recipe.yaml").write_text(recipe + "manifold: {name: poincare}\n")
+    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    for label, name in enumerate(BIRDS):
+        for index in range(2 + label):
+            trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
+    for index in range(12):
+        trees.photo(folder / "asked" / f"{index}.jpg", 200 + index, (40, 30))
+    trees.photo(folder / "asked" / "known.jpg", 20, (40, 30))  # a finch
+    create_gallery(folder / "run", folder / "photos", folder / "gallery", device="cpu")
+    return folder
+
+
+def naive(gallery: GalleryFolder, query: torch.Tensor, by: str, k: int) -> tuple[str, float, float]:
+    """Label, score and margin, one picture after another."""
+    ball, labels = gallery.manifold(), gallery.labels()
+    points = gallery.points_at(torch.arange(len(gallery))).double()
+    scores = [
+        (-ball.paired_distance(query.double(), point).item(), label)
+        for point, label in zip(points, labels, strict=True)
+    ]
+    scores.sort(reverse=True)
+    if by == "mean":
+        own = {name: points[[label == name for label in labels]] for name in set(labels)}
+        scores = [(-ball.paired_distance(query.double(), frechet_mean(ball, own[name])).item(), name) for name in own]
+        scores.sort(reverse=True)
+    voters = [label for _, label in scores[: k if by == "vote" else 1]]
+    winner = max(voters, key=lambda label: (voters.count(label), -voters.index(label)))
+    best = next(score for score, label in scores if label == winner)
+    return str(winner), best, best - next(score for score, label in scores if label != winner)
+
+
+@pytest.mark.parametrize("first", [1, 16])
+@pytest.mark.parametrize("by", ["nearest", "vote", "mean"])
+def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(identify_module, "FIRST", first)
+    found = identify(place / "gallery", place / "asked", by=by, k=5 if by == "vote" else None, device="cpu")
+    gallery = GalleryFolder(place / "gallery")
+    from dmlkit.embedding.questions.queries import queries_of
+
+    asked = queries_of(place / "asked", gallery, run=None, device="cpu", progress=None)
+    assert [Path(path).name for path in asked.paths][-1] == "known.jpg"
+    for answer, point in zip(found.answers, torch.from_numpy(asked.points), strict=True):
+        label, score, margin = naive(gallery, point, by, 5)
+        assert answer.label == label and answer.score == pytest.approx(score, abs=1e-6)
+        assert answer.margin == pytest.approx(margin, abs=1e-6)
+    if by == "nearest":
+        assert found.answers[-1].label == "finch" and found.answers[-1].score == pytest.approx(0, abs=1e-6)
+
+
+def test_the_table_says_unknown_below_the_threshold(place: Path, tmp_path: Path, dmlkit: Cli):
+    table, page = tmp_path / "answers.csv", tmp_path / "page.html"
+    (place / "asked" / "broken.jpg").write_bytes(b"none")
+    asked = ("identify", place / "gallery", place / "asked", "-o", table, "--device", "cpu")
+    result = dmlkit(*asked, "--threshold", "-1e-5", "--html", page)
+    (place / "asked" / "broken.jpg").unlink()
+    assert result.code == 0, result.err
+    assert f"13 images, 12 unknown: wrote {table}" in result.out and "1 image could not be read" in result.out
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["path", "label", "score", "margin", "nearest_1", "nearest_2", "nearest_3"]
+    assert [row["label"] for row in rows] == ["unknown"] * 12 + ["finch"]
+    assert rows[-1]["nearest_1"].endswith("photos/finch/0.jpg")
+    assert page.read_text().count("<img") == 4 * 13 and "unknown" in page.read_text()
+    result = dmlkit(*asked)
+    assert "0 unknown" in result.out and "note: no threshold, so none is unknown" in result.out
+
+
+def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", place / "photos", gallery, threshold=-1e-5, device="cpu")
+    labels = [answer.label for answer in identify(gallery, place / "asked", device="cpu").answers]
+    assert labels == ["unknown"] * 12 + ["finch"]
+    labels = [answer.label for answer in identify(gallery, place / "asked", threshold=-99, device="cpu").answers]
+    assert "unknown" not in labels
+
+
+def test_one_label_has_no_margin(place: Path, tmp_path: Path):
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
+    for by in ("nearest", "vote", "mean"):
+        found = identify(gallery, place / "asked", by=by, device="cpu")
+        assert {answer.label for answer in found.answers} == {"crow"}
+        assert {answer.margin for answer in found.answers} == {None}
+    found.write(tmp_path / "answers.csv")
+    row = (tmp_path / "answers.csv").read_text().splitlines()[1].split(",")
+    assert row[3] == "" and row[-1] == "" and len(row) == 7  # two pictures: no third one is near
+
+
+def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery, table = tmp_path / "gallery", tmp_path / "answers.csv"
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
+    add_images(gallery, place / "photos" / "dove" / "0.jpg", device="cpu")
+    other = embeddings_at(tmp_path / "other", np.eye(5, 8, dtype=np.float32))
+    (tmp_path / "mine.csv").write_text("my,own\n")
+    for words, told in (
+        ((gallery, place / "asked"), "1 of its images have no label"),
+        ((place / "gallery", place / "asked", "-k", 0, "--by", "vote"), "-k 0: expected at least 1"),
+        ((place / "gallery", place / "asked", "-k", 3), "-k 3: expected at least 1 neighbour, with --by vote"),
+        ((place / "gallery", place / "asked", "--threshold", "nan"), "--threshold nan: expected a similarity"),
+        ((place / "gallery", tmp_path / "none"), "no such file or folder"),
+        ((place / "gallery", other), "embeddings of 8 dimensions, but"),
+        ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
+        ((tmp_path, place / "asked"), "no gallery here"),
+        ((place / "gallery", place / "asked", "-o", tmp_path / "mine.csv"), "is there already"),
+    ):
+        result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))
+        assert result.code == 2 and len(result.err.strip().splitlines()) == 1 and told in result.err, result.err
+    assert not table.exists()
