@@ -87,5 +87,5 @@ def points_of_split(trained: TrainedModel, split: Split, fabric: Fabric, progres
     refuse_faults(found.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(found.labels), found.faults, f"the {split} split")
     labels = found.labels.unique(return_inverse=True)[1]
-    device = trained.model.normalization.shift.device
+    device = trained.model.device
     return Points(found.points.to(device), labels.to(device), trained.model.manifold)
