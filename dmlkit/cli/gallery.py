@@ -30,7 +30,9 @@ def create(
     thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Keep small pictures, for pages.")] = False,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Similarity below which identify says unknown.", show_default=False),
+        typer.Option(
+            help="Similarity below which identify says unknown; by default what calibrate found.", show_default=False
+        ),
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = "auto",

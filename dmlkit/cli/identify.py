@@ -68,7 +68,7 @@ def identify(
     if k is not None and k > size:
         say(console, f"note: -k {k} is cut to {size}, all that {gallery} holds")
     if found.threshold is None:
-        say(console, "note: no threshold, so none is unknown; give one with --threshold")
+        say(console, "note: no threshold, so none is unknown; give one with --threshold, or calibrate the run first")
     skipped = found.neighbors.skipped
     if skipped:
         say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")

@@ -24,6 +24,7 @@ from dmlkit.files.atomic import is_partial
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.threshold import threshold_of
 
 
 def create_gallery(
@@ -46,7 +47,7 @@ def create_gallery(
         output: the folder, new or empty.
         label: of all images.
         thumbnails: keep small pictures.
-        threshold: the similarity below which an image is of no label.
+        threshold: the similarity below which an image is of no label; by default the run's, if it was calibrated.
         checkpoint: which weights; by default the best, else the last.
         device: see `start_fabric`.
         progress: told of images.
@@ -62,9 +63,11 @@ def create_gallery(
     incoming = Incoming.of([] if images is None else images_of(images, label))
     fabric = start_fabric(device)
     trained = load_model(RunFolder(run), fabric, checkpoint)
-    manifest = GalleryManifest(
-        **dict(describe(trained)), run=str(run.resolve()), thumbnails=thumbnails, threshold=threshold
-    )
+    description = describe(trained)
+    calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
+    if threshold is None and calibrated is not None:
+        threshold = calibrated.threshold
+    manifest = GalleryManifest(**dict(description), run=str(run.resolve()), thumbnails=thumbnails, threshold=threshold)
     with sole_writer(output, what="the creation of a gallery"):
         _check_new(output)
         _discard(output)  # of a creation that was stopped

@@ -17,6 +17,7 @@ from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_
 from dmlkit.embedding.gallery.create import create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any
 from dmlkit.embedding.gallery.images import LabelledImage
+from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.search import Gallery
 from dmlkit.errors import UserError
@@ -250,3 +251,16 @@ def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path,
 
 def test_a_condition_takes_any_text():
     assert is_any("id", ["a'b", "c"]) == "id IN ('a''b', 'c')"
+
+
+def test_a_gallery_takes_over_the_threshold_that_its_run_was_calibrated_to(
+    tiny_recipe: Path, tmp_path: Path, dmlkit: Cli
+):
+    run = tmp_path / "run"
+    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
+    assert dmlkit("calibrate", run, "--far", "0.5", "--device", "cpu").code == 0
+    found = json.loads((run / "threshold.json").read_text())["threshold"]
+    for option, expected in (((), found), (("--threshold", "0.25"), 0.25)):
+        gallery = tmp_path / f"gallery{len(option)}"
+        assert dmlkit("gallery", "create", run, "-o", gallery, *option, "--device", "cpu").code == 0
+        assert GalleryManifest.read(gallery / "gallery.json").threshold == expected
