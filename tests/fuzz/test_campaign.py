@@ -96,6 +96,10 @@ REFUSED: dict[str, tuple[str, ...]] = {
         for loss in PAIR_LOSSES
         for shape in ((6, 1), (1, 4))
     },
+    "w4 one class": (
+        *("train", "base.yaml", "-o", "new", "--set", "loss={name: proxy_nca}"),
+        *("--set", "dataset.classes=6", "--set", "sampler.batch_size=3"),
+    ),
     "w7": ("train", "base.yaml", "-o", "new", "--device", "cpu", "--set", "training.precision=fp16"),
     "w8 manifold": ("eval", "run", "--set", "manifold={name: euclidean}"),
     "w8 seed": ("eval", "run", "--set", "seed=9"),
