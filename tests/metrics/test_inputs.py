@@ -48,7 +48,7 @@ ZERO[3] = ZERO[6] = 0
         ((POINTS, LABELS), {"metrics": ["recall@-3"]}, "metrics: 'recall@-3': k must be at least 1, got -3"),
         ((POINTS, LABELS), {"metrics": [f"recall@{10**20}"]}, f"metrics: 'recall@{10**20}': k must fit into 64 bits"),
         ((POINTS, LABELS), {"metrics": ["recall@²"]}, "metrics: 'recall@²' is unknown"),
-        ((POINTS, LABELS), {"metrics": ["recal@1"]}, "metrics: 'recal@1' is unknown; expected one of ami, cmc@k, f1"),
+        ((POINTS, LABELS), {"metrics": ["recal@1"]}, "metrics: 'recal@1' is unknown; expected one of ami, ari, auroc"),
         ((POINTS, LABELS), {"metrics": ["map@5:x"]}, "metrics: 'map@5:x': Input should be 'pml', 'oml' or 'mpa'"),
     ],
 )  # fmt: skip
