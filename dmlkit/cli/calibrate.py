@@ -49,7 +49,8 @@ def calibrate(
     print_table(rate_rows(found), console, f"{found.checkpoint} checkpoint of {run}")
     low, high = found.far_interval
     say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} is taken for the same class")
-    say(console, f"on as many other classes expect a FAR of {low:.2g} to {high:.2g} (95 %, bootstrap over classes)")
+    classes = f"{found.validation.classes:,} other classes"
+    say(console, f"on {classes} expect a FAR of {low:.2g} to {high:.2g} (95 %, bootstrap over classes)")
     if found.test and not low <= found.test.far <= high:
         say(console, f"note: the test classes show a FAR of {found.test.far:.2g}, outside of that")
     say(console, f"written to {run / 'threshold.json'}")
@@ -57,7 +58,7 @@ def calibrate(
 
 def rate_rows(found: "Threshold") -> list[list[str]]:
     """One row a split: what it has, and both error rates."""
-    rows = [["of", "classes", "images", "pairs of one class", "pairs of two", "FAR", "FRR"]]
+    rows = [["of", "classes", "images", "same pairs", "different pairs", "FAR", "FRR"]]
     for name, rates in (("validation", found.validation), ("test", found.test)):
         if rates is not None:
             counts = (rates.classes, rates.images, rates.same, rates.different)

@@ -45,7 +45,8 @@ def verify(
     names = images or []
     if (pairs is None) == (not names) or len(names) not in (0, 2):
         raise UserError(
-            f"verify: give two images or --pairs FILE, got {len(names)} images" + (" and --pairs" if pairs else "")
+            "verify: give either two images or --pairs FILE, got "
+            f"{len(names)} of the one and {int(pairs is not None)} of the other"
         )
     if root is not None and pairs is None:
         raise UserError("verify: --root is for --pairs; leave it out")
@@ -89,7 +90,7 @@ def tell(found: "Verification", console: "Console") -> None:
     is_known = found.correctness is not None
     rows = [["a", "b", "score", "verdict", *(["known"] if is_known else [])]]
     for pair in found.pairs[:SHOWN]:
-        score = "" if pair.score is None else f"{pair.score:.4f}"
+        score = "" if pair.score is None else f"{pair.score:.6g}"
         known = "" if pair.known is None else answer(pair.known)
         rows.append([pair.a, pair.b, score, pair.verdict, *([known] if is_known else [])])
     print_table(rows, console, f"{found.similarity} >= {found.threshold:.6g}: the same")
@@ -104,4 +105,5 @@ def tell(found: "Verification", console: "Console") -> None:
         say(console, f"not read: {fault}")
     if found.skipped:
         without = sum(pair.same is None for pair in found.pairs)
-        say(console, f"{counted(len(found.skipped), 'image', 'images')} not read; {without:,} pairs without a verdict")
+        left = f"{counted(without, 'pair', 'pairs')} without a verdict"
+        say(console, f"{counted(len(found.skipped), 'image', 'images')} not read; {left}")

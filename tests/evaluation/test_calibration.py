@@ -1,12 +1,12 @@
 """Calibration against loops over all pairs, and its interval against what other classes show."""
 
 import json
+import shutil
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from dmlkit.evaluation import calibration
 from dmlkit.evaluation.calibration import best_pairs, calibrate_points, far_interval, rates_at
@@ -14,7 +14,6 @@ from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairs.pairing import Pairing
 from dmlkit.run_folder.threshold import Threshold
-from tests.conftest import TINY_RECIPE
 
 
 def clusters(classes: int, seed: int, width: int = 12) -> Points:
@@ -123,23 +122,15 @@ def test_too_few_pairs_are_told_and_not_extrapolated():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dmlkit.recipe.file import read_recipe
-    from dmlkit.training.train import train
-
-    folder = tmp_path_factory.mktemp("calibrated")
-    recipe = yaml.safe_load(TINY_RECIPE)
-    recipe["training"]["epochs"] = 1
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
-    train(read_recipe(folder / "tiny.yaml"), folder / "run")
-    return folder / "run"
+def run(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(trained_run, tmp_path_factory.mktemp("calibration") / "run"))
 
 
 def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Path, tmp_path: Path):
     missing = dmlkit("verify", run, "a.png", "b.png")
     assert missing.code == 2 and "no threshold for the best checkpoint; find one with dmlkit calibrate" in missing.err
     result = dmlkit("calibrate", run, "--far", "0.1")
-    assert result.code == 0 and "pairs of one class" in result.out and "bootstrap over classes" in result.out
+    assert result.code == 0 and "different pairs" in result.out and "bootstrap over classes" in result.out
     found = Threshold.read(run / "threshold.json")
     assert (found.validation.classes, found.validation.images) == (3, 18)
     assert (found.validation.same, found.validation.different) == (45, 108)

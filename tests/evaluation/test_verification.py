@@ -1,0 +1,94 @@
+"""Same or not, by the threshold of a run: against the similarity of the images' embeddings."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dmlkit.evaluation.threshold import calibrate_run
+from dmlkit.evaluation.verification import JudgedPair, correctness
+
+
+@pytest.fixture(scope="module")
+def photos(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibrated run, and four images of its test classes, two of each class, beside one that is broken."""
+    from dmlkit.loading.cache import images_of_split
+    from dmlkit.run_folder.folder import RunFolder
+
+    folder = tmp_path_factory.mktemp("photos")
+    run = Path(shutil.copytree(trained_run, folder / "run"))
+    calibrate_run(run, far=0.1)
+    dataset = images_of_split(RunFolder(run).recipe().dataset, "test")
+    for name, index in (("a1", 0), ("a2", 1), ("b1", 6), ("b2", 7)):
+        Image.fromarray(dataset.image(index).permute(1, 2, 0).numpy()).save(folder / f"{name}.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    (folder / "pairs.csv").write_text(
+        "a,b,same\na1.png,a2.png,1\na1.png,b1.png,0\nb1.png,broken.png,0\nb1.png,b2.png,1\na2.png,a2.png,1\n"
+    )
+    return folder
+
+
+def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path):
+    result = dmlkit("verify", photos / "run", "--pairs", photos / "pairs.csv", "--json", "--csv", tmp_path / "o.csv")
+    assert result.code == 0
+    found = json.loads(result.out)
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("a1", "a2", "b1", "b2"):
+        shutil.copy(photos / f"{name}.png", images)
+    assert dmlkit("embed", photos / "run", images, "-o", tmp_path / "e").code == 0
+    a1, a2, b1, b2 = np.load(tmp_path / "e" / "embeddings.npy").astype(np.float64)
+    expected = [a1 @ a2, a1 @ b1, None, b1 @ b2, 1.0]
+    threshold = json.loads((photos / "run" / "threshold.json").read_text())["threshold"]
+    for pair, score in zip(found["pairs"], expected, strict=True):
+        assert pair["score"] == (None if score is None else pytest.approx(score, abs=1e-6))
+        assert pair["same"] == (None if score is None else bool(pair["score"] >= threshold))
+    verdicts = [pair["same"] for pair in found["pairs"]]
+    assert found["correctness"]["frr"] == pytest.approx(1 - np.mean([verdicts[0], verdicts[3], verdicts[4]]))
+    assert found["correctness"]["far"] == float(verdicts[1])
+    assert len(found["skipped"]) == 1 and "broken.png" in found["skipped"][0]
+    rows = list(csv.DictReader((tmp_path / "o.csv").open()))
+    assert [row["verdict"] for row in rows][2] == "not read" and rows[0]["known"] == "same"
+    again = dmlkit("verify", photos / "run", "--pairs", photos / "pairs.csv", "--csv", tmp_path / "o.csv")
+    assert again.code == 0 and "1 image not read; 1 pair without a verdict" in again.out
+    assert "over 3 pairs of one class and 1 of two" in again.out
+
+
+def test_two_images(dmlkit, photos: Path):
+    result = dmlkit("verify", photos / "run", photos / "a1.png", photos / "a1.png")
+    assert result.code == 0 and " 1 " in result.out and "same" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "give either two images or --pairs FILE"),
+        (["a1.png"], "give either two images or --pairs FILE, got 1 of the one and 0 of the other"),
+        (["a1.png", "a2.png", "--pairs", "pairs.csv"], "got 2 of the one and 1 of the other"),
+        (["a1.png", "a2.png", "--root", "."], "--root is for --pairs"),
+        (["a1.png", "broken.png"], "broken.png"),
+        (["a1.png", "missing.png"], "missing.png"),
+        (["--pairs", "pairs.csv", "--csv", "pairs.csv"], "is read by this command"),
+        (["a1.png", "a2.png", "--csv", "b1.png"], "nothing tells that this command has written it"),
+        (["a1.png", "a2.png", "--csv", "none/x.csv"], "no such folder"),
+        (["a1.png", "a2.png", "--checkpoint", "last"], ""),
+    ],
+)
+def test_what_cannot_be_verified(dmlkit, photos: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str):
+    monkeypatch.chdir(photos)
+    result = dmlkit("verify", "run", *words)
+    if not told:  # one epoch: both checkpoints hold the same weights
+        assert result.code == 0
+        return
+    assert result.code == 2 and told in result.err and "Traceback" not in result.err
+
+
+def test_rates_without_one_kind_of_pair():
+    pairs = [JudgedPair(a="a", b="b", score=s, same=s >= 0.5, known=True) for s in (0.4, 0.5, 0.6, 0.7)]
+    found = correctness(pairs)
+    assert found is not None and (found.accuracy, found.frr, found.far) == (0.75, 0.25, None)
+    assert correctness([pairs[0].model_copy(update={"known": None})]) is None
