@@ -1,5 +1,6 @@
 """One writer a folder: a lock that ends with the process that holds it, however that ends."""
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,12 +14,13 @@ PATIENCE = 8  # seconds: loader processes see after at most 5 that kill -9 took 
 
 
 @contextmanager
-def sole_writer(folder: Path, *, what: str) -> Generator[None]:
-    """Hold a folder, which is made if it is missing; other processes that want to are refused meanwhile.
+def sole_writer(folder: Path, *, what: str, waits: bool = False) -> Generator[None]:
+    """Hold a folder, which is made if it is missing; other processes that want to are refused meanwhile, or wait.
 
     Args:
         folder: of which files are about to be written.
         what: goes on in it, for the error of the others: "a training".
+        waits: until another process has left the folder, however long that takes.
 
     Raises:
         UserError: another process holds the folder.
@@ -39,9 +41,11 @@ def sole_writer(folder: Path, *, what: str) -> Generator[None]:
     try:
         lock.acquire(timeout=PATIENCE)
     except Timeout:
-        raise UserError(
-            f"{folder}: {what} is going on in this folder in another process; wait for it, or choose another --output"
-        ) from None
+        told = f"{folder}: {what} is going on in this folder in another process"
+        if not waits:
+            raise UserError(f"{told}; wait for it, or choose another --output") from None
+        logging.getLogger("dmlkit").warning(f"{told}; waiting for it to end")
+        lock.acquire()
     try:
         yield
     finally:

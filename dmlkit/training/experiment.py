@@ -86,13 +86,13 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             raise UserError("dataset: 1 class to train on; expected at least 2, to tell apart")
     with faults_of(recipe, "sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
-    blank = blank_input(recipe, train)
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
         backbone = recipe.backbone.build(train.num_features)
     with faults_of(recipe, "embedding_dim"):
         model = build_model(recipe, backbone=backbone)
     with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
+        blank = blank_input(recipe, train)  # a side too large needs more memory than there is
         try_model(model, blank)
     if sampler.batch_size == ranks:  # one image on each rank
         with faults_of(recipe, "sampler"):
