@@ -206,7 +206,7 @@ def test_what_is_no_vector_is_told_in_one_line(what: str, told: str, recipe: Pat
         ("transform={name: plain}", "transform: got plain, but dataset vectors holds vectors"),
         ("backbone={name: small_cnn}", "backbone.name: small_cnn takes images, but .* expected identity"),
         ("dataset={name: glyphs}", "backbone.name: identity takes vectors, but dataset glyphs holds images"),
-        ("dataset.cache=folder", "vectors needs dataset.cache None, got folder"),
+        ("dataset.cache=folder", "vectors needs dataset.cache null, got folder"),
         ("dataset.on_bad_image=skip", "vectors needs dataset.on_bad_image error, got skip"),
         ("training.augment_on=device", "vectors needs training.augment_on loader, got device"),
         ("training.compile=true", "identity needs training.compile False, got True"),
