@@ -60,6 +60,9 @@ def train(
         how = "--resume in place of --overwrite" if overwrite else "--resume"
         say(console, f"{stopped}; continue with the same command and {how}")
         raise typer.Exit(STOPPED) from None
+    except KeyboardInterrupt:  # before the first step
+        say(console, "stopped; continue with the same command and --resume")
+        raise typer.Exit(STOPPED) from None
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
         if checkpoint:
             say(console, f"{name} (epoch {checkpoint.epoch})  test {format_metrics(checkpoint.test)}")

@@ -20,6 +20,7 @@ from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.embedding.views import AugmentedViews, CachedFeatures, Views
 from dmlkit.errors import UserError
+from dmlkit.files.arrays import read_array
 from dmlkit.files.differences import differences
 from dmlkit.files.document import Document
 from dmlkit.loading.cache import sha256, stamp
@@ -173,8 +174,11 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
             f"{folder}: holds other features ({'; '.join(changes)}); undo that, name another folder as "
             "backbone.tuning.cache, or remove this one"
         )
-    if begun.sha256 is not None and sha256(folder / FEATURES) != begun.sha256:
-        raise UserError(
-            f"{folder / FEATURES}: is damaged, its checksum is another; remove {folder}, and features are computed anew"
-        )
+    if begun.sha256 is not None:
+        read_array(folder / FEATURES)  # tells where it is gone or was cut off
+        if sha256(folder / FEATURES) != begun.sha256:
+            raise UserError(
+                f"{folder / FEATURES}: is damaged, its checksum is another; remove {folder}, and features are computed "
+                "anew"
+            )
     return begun.sha256 is not None

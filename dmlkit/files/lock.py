@@ -1,7 +1,9 @@
 """One writer a folder: a lock that ends with the process that holds it, however that ends."""
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -14,12 +16,12 @@ PATIENCE = 8  # seconds: loader processes see after at most 5 that kill -9 took 
 
 @contextmanager
 def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Generator[None]:
-    """Hold a folder, which is made if it is missing; other processes that want to are refused meanwhile.
+    """Hold a folder, which is made if it is missing; other processes that want to wait, and are refused in the end.
 
     Args:
         folder: of which files are about to be written.
         what: goes on in it, for the error of the others: "a training".
-        patience: seconds to wait for another process that holds it.
+        patience: seconds to wait for another process that holds it; infinity: however long that takes.
 
     Raises:
         UserError: another process holds the folder.
@@ -37,12 +39,17 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     lock = FileLock(path)
+    told = f"{folder}: {what} is going on in this folder in another process"
     try:
-        lock.acquire(timeout=patience)
+        try:
+            lock.acquire(timeout=min(patience, PATIENCE))
+        except Timeout:
+            if patience <= PATIENCE:
+                raise
+            logging.getLogger("dmlkit").warning(f"{told}; waiting for it to end")
+            lock.acquire(timeout=patience - PATIENCE if isfinite(patience) else -1)
     except Timeout:
-        raise UserError(
-            f"{folder}: {what} is going on in this folder in another process; wait for it, or choose another --output"
-        ) from None
+        raise UserError(f"{told}; wait for it, or choose another --output") from None
     try:
         yield
     finally:

@@ -1,5 +1,7 @@
 """What a training step is shown: images, or the features of a backbone that does not train."""
 
+from contextlib import nullcontext
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +13,8 @@ from dmlkit.backbones.tuning.none import NoTuningConfig
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.features import cached_features
 from dmlkit.embedding.views import CachedFeatures, DrawnViews
+from dmlkit.errors import UserError
+from dmlkit.files.lock import sole_writer
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.model import EmbeddingModel
@@ -54,7 +58,13 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
             dataset, recipe, model, fabric, folder / split, views=views, bar=progress.images, what=split
         )
 
-    training = features("train", experiment.train, tuning.feature_views)
-    validation = experiment.validation and features("validation", experiment.validation, 0)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"backbone.tuning.cache: {folder}: is a file; expected a folder for features")
+    # of runs that share a folder one computes, and the others wait
+    with sole_writer(folder, what="a training", patience=inf) if fabric.is_global_zero else nullcontext():
+        fabric.barrier()
+        training = features("train", experiment.train, tuning.feature_views)
+        validation = experiment.validation and features("validation", experiment.validation, 0)
+        tested = features("test", test, 0)
     head = EmbeddingModel(nn.Identity(), Identity(model.backbone.num_features), model.head)
-    return TrainingData(head, DrawnViews(training), validation, features("test", test, 0))
+    return TrainingData(head, DrawnViews(training), validation, tested)

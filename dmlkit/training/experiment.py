@@ -92,7 +92,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with faults_of(recipe, "embedding_dim"):
         model = build_model(recipe, backbone=backbone)
     with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
-        blank = blank_input(recipe, train)
+        blank = blank_input(recipe, train)  # a side too large needs more memory than there is
         try_model(model, blank)
     if sampler.batch_size == ranks:  # one image on each rank
         with faults_of(recipe, "sampler"):

@@ -19,7 +19,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "lora": {"name": "lora", "targets": "all", "rank": 2},
 }
 """The tunings that freeze something."""
-BACKBONES = sorted(set(BackboneConfig.variants) - {"resnet50", "resnet101"})
+BACKBONES = sorted(set(BackboneConfig.variants) - {"resnet50", "resnet101", "identity"})
 
 
 def built(backbone: str, tuning: str, **options: Any) -> Backbone:

@@ -89,7 +89,7 @@ def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path,
     ("change", "told"),
     [
         ("seed=4", "weights: was"),
-        ("transform={name: plain, size: 12}", "transform.size: was 16, now 12"),
+        ("transform={name: plain, size: 16}", "transform.name: was imagenet, now plain"),
         ("backbone.tuning.feature_views=2", "views: was 0, now 2"),
         ("dataset.validation_fraction=0.5", "dataset.validation_fraction: was 0.34, now 0.5"),
     ],
@@ -97,7 +97,8 @@ def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path,
 def test_features_of_something_else_are_refused(
     photos: Path, dmlkit: Callable[..., Result], change: str, told: str
 ) -> None:
-    cache = ("--set", "backbone.tuning.cache=cache")
+    augmented = "transform={name: imagenet, size: 16, resize: 16}"  # else there are no views
+    cache = ("--set", "backbone.tuning.cache=cache", "--set", augmented)
     assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
     before = {path: path.read_bytes() for path in Path("cache").rglob("*") if path.is_file()}
     found = dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", change)

@@ -43,4 +43,7 @@ class NoTuningConfig(TuningConfig, frozen=True):
             yield Requirement(
                 "training.augment_on", ("loader",), "cached features are augmented when they are computed"
             )
+            yield Requirement("training.compile", (False,), "the backbone of cached features runs once")
+        if self.feature_views:
+            yield Requirement("transform.augments", (True,), "else all views of an image are the same")
         yield Requirement("optimizer.lr_multipliers.backbone", (1.0,), frozen)

@@ -1,9 +1,10 @@
 """Galleries that are written by several processes, and by some that are killed."""
 
-import os
+import multiprocessing
 import shutil
 import signal
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -20,7 +21,7 @@ from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
 from tests.embedding.gallery.test_gallery import rows_of
 
-FRACTIONS = (0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)
+FRACTIONS = (0.05, 0.3, 0.55, 0.8, 0.95)
 """Of the time that a change takes, at which it is killed."""
 
 
@@ -40,21 +41,27 @@ def compact(place: Path, gallery: Path) -> None:
     compact_gallery(gallery)
 
 
-def started(action: Callable[[], Any]) -> int:
-    """A forked process that does something and ends."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            action()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
+def write(gallery: Path, first: int) -> None:
+    """Add five pictures one by one, and remove every other one."""
+    for index in range(first, first + 5):
+        photo = trees.photo(gallery.parent / f"{index}.jpg", 100 + index, (40, 30))
+        assert add_images(gallery, photo, label=str(index), device="cpu").added == 1
+        if index % 2:
+            remove_images(gallery, labels=[str(index)])
 
 
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def started(action: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """A process that does something: of a server that never used LanceDB, whose threads do not outlive a fork."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "dmlkit.embedding.gallery.create"])
+    process = context.Process(target=action, args=arguments)
+    process.start()
+    return process
+
+
+def ended(process: BaseProcess) -> int | None:
+    process.join(300)
+    return process.exitcode
 
 
 @pytest.fixture
@@ -77,7 +84,7 @@ def test_a_kill_leaves_the_gallery_before_or_after(
     if change is not create:
         shutil.copytree(some, whole)
     begun = perf_counter()
-    assert ended(started(lambda: change(place, whole))) == 0
+    assert ended(started(change, place, whole)) == 0
     seconds = perf_counter() - begun
     after, killed, states = rows_of(whole), 0, set[str]()
     before = {} if change is create else rows_of(some)
@@ -85,9 +92,9 @@ def test_a_kill_leaves_the_gallery_before_or_after(
         gallery = tmp_path / f"killed-{fraction}"
         if change is not create:
             shutil.copytree(some, gallery)
-        child = started(lambda gallery=gallery: change(place, gallery))
+        child = started(change, place, gallery)
         sleep(fraction * seconds)
-        os.kill(child, signal.SIGKILL)
+        child.kill()
         killed += ended(child) == -signal.SIGKILL
         if change is create and not holds_gallery(gallery):
             states.add("before")
@@ -108,14 +115,7 @@ def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
 
-    def write(first: int) -> None:
-        for index in range(first, first + 5):
-            photo = trees.photo(tmp_path / f"{index}.jpg", 100 + index, (40, 30))
-            assert add_images(gallery, photo, label=str(index), device="cpu").added == 1
-            if index % 2:
-                remove_images(gallery, labels=[str(index)])
-
-    writers = [started(lambda first=first: write(first)) for first in (0, 10)]
+    writers = [started(write, gallery, first) for first in (0, 10)]
     seen = [len(GalleryFolder(gallery)) for _ in range(10)]  # readers go on meanwhile
     assert [ended(writer) for writer in writers] == [0, 0]
     assert all(3 <= count <= 13 for count in seen)
@@ -127,7 +127,7 @@ def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
 def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", None, gallery, device="cpu")
-    writers = [started(lambda: add(place, gallery)) for _ in range(2)]
+    writers = [started(add, place, gallery) for _ in range(2)]
     assert [ended(writer) for writer in writers] == [0, 0]
     assert len(rows_of(gallery)) == 12
 

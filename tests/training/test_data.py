@@ -1,0 +1,166 @@
+"""What a step is shown: features that runs share, at the same time too, and that no fault of a disk makes others."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmlkit.embedding.parts import PartFolder
+from dmlkit.errors import UserError
+from dmlkit.recipe.file import read_recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.train import train
+from tests.conftest import TINY_RECIPE
+
+NONE = "backbone.tuning={name: none}"
+AUGMENTED = "transform={name: imagenet, size: 16, resize: 16}"
+MANY = "dataset.images_per_class=50"  # 150 to train: two parts
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    state = RunFolder(run).load_checkpoint("last")
+    return {**state["model"], **{f"objective.{name}": tensor for name, tensor in state["objective"].items()}}
+
+
+def assert_same_weights(first: Path, second: Path):
+    one, other = weights(first), weights(second)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def run_of(recipe: Path, run: Path, *overrides: str, **options: Any) -> Path:
+    train(recipe, run, overrides=[NONE, *overrides], device="cpu", **options)
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
+    return tmp_path / "tiny.yaml"
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+from dmlkit.training.train import train
+train(Path(sys.argv[1]), Path(sys.argv[2]), overrides=sys.argv[3:], device="cpu")
+"""
+
+
+def test_a_full_disk_is_told_and_the_parts_stay(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write = PartFolder.write
+
+    def full(self: PartFolder, part: int, content: Any) -> None:
+        if part == 1:
+            raise OSError(28, "No space left on device")
+        write(self, part, content)
+
+    monkeypatch.setattr(PartFolder, "write", full)
+    with pytest.raises(UserError, match="No space left on device; complete parts stay"):
+        run_of(recipe, tmp_path / "run", MANY)
+    monkeypatch.setattr(PartFolder, "write", write)
+    run_of(recipe, tmp_path / "run", MANY, resume=True)
+    assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", MANY))
+
+
+def test_runs_at_the_same_time_share_a_cache(recipe: Path, tmp_path: Path):
+    shared = f"backbone.tuning.cache={tmp_path / 'shared'}"
+    runs = [tmp_path / "one", tmp_path / "other"]
+    commands = [[sys.executable, "-c", TRAIN, recipe, run, NONE, MANY, shared] for run in runs]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    for process in started:
+        told = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, told
+    assert_same_weights(*runs)
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == {"train", "validation", "test"}
+
+
+def no_computing(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise AssertionError("features were computed")
+
+    monkeypatch.setattr(PartFolder, "write", fail)
+
+
+def test_runs_share_a_cache_which_overwrite_leaves(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shared = f"backbone.tuning.cache={tmp_path / 'shared'}"
+    first = run_of(recipe, tmp_path / "first", shared)
+    assert not (first / "features").exists()
+    no_computing(monkeypatch)
+    run_of(recipe, tmp_path / "other", shared, "loss={name: triplet}", "embedding_dim=4")
+    run_of(recipe, first, shared, overwrite=True)
+    assert_same_weights(first, run_of(recipe, tmp_path / "again", shared))
+
+
+def test_overwrite_replaces_the_features_of_the_run(recipe: Path, tmp_path: Path):
+    run = run_of(recipe, tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run"):
+        run_of(recipe, run)
+    run_of(recipe, run, "seed=4", overwrite=True)  # random weights of another seed
+    assert_same_weights(run, run_of(recipe, tmp_path / "new", "seed=4"))
+    run_of(recipe, run, "backbone.tuning.features=live", overwrite=True)
+    assert not (run / "features").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a byte", "gone"])
+def test_damaged_features_are_noticed(damage: str, recipe: Path, tmp_path: Path):
+    shared = f"backbone.tuning.cache={tmp_path / 'shared'}"
+    run_of(recipe, tmp_path / "first", shared, "training.epochs=1")
+    path = tmp_path / "shared" / "train" / "embeddings.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut off" else content)
+    told = {"cut off": "shorter than its header says", "a byte": "is damaged, its checksum", "gone": "no such file"}
+    with pytest.raises(UserError, match=f"{path}: .*{told[damage]}"):
+        run_of(recipe, tmp_path / "other", shared)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["backbone.tuning.feature_views=2"], "none needs transform.augments True, got False"),
+        (
+            ["backbone.tuning={name: none, features: live, feature_views: 2}"],
+            "are of cached features",
+        ),
+        (["backbone.tuning={name: none, features: live, cache: x}"], "are of cached features"),
+        (["training.augment_on=device"], "none needs training.augment_on loader, got device"),
+        (["training.compile=true"], "none needs training.compile False, got True"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(overrides: list[str], told: str, recipe: Path):
+    with pytest.raises(UserError, match=told):
+        read_recipe(recipe, [NONE, *overrides])
+
+
+def test_cached_features_resume_inside_an_epoch_to_the_bit(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from dmlkit.distributed.stopping import TrainingStoppedError
+
+    views = (AUGMENTED, "backbone.tuning.feature_views=2")
+    looks = iter([False, False, False, True])  # stop in the second epoch
+    stopping = sys.modules["dmlkit.training.train"]
+    stop_signals = stopping.stop_signals
+
+    class Stop:
+        def __enter__(self) -> Callable[..., bool]:
+            def stop_requested(_: object) -> bool:
+                return next(looks, False)
+
+            return stop_requested
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(stopping, "stop_signals", Stop)
+    with pytest.raises(TrainingStoppedError, match="in epoch 2 after step"):
+        run_of(recipe, tmp_path / "run", *views)
+    monkeypatch.setattr(stopping, "stop_signals", stop_signals)
+    run_of(recipe, tmp_path / "run", *views, resume=True)
+    assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *views))
