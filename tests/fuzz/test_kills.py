@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import chdir
@@ -118,6 +119,8 @@ def contents(folder: Path) -> dict[str, Any]:
         path = folder / name
         if path.suffix in (".json", ".jsonl"):
             found[name] = [_without_times(json.loads(line)) for line in _documents(path)]
+        elif path.suffix == ".md":
+            found[name] = re.sub(r"[^,]+ of training", "", path.read_text())  # how long it took
         elif path.suffix in (".pt", ".png", ".npz", ".safetensors"):  # times and random order inside
             found[name] = path.stat().st_size > 0
     return found
