@@ -167,8 +167,7 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
         description.write(path)
         return False
     begun = FeatureDescription.read(path)
-    told, asked = ({**one.plain(), "sha256": None} for one in (begun, description))
-    changes = list(differences("", told, asked))
+    changes = list(differences("", _shown(begun), _shown(description)))
     if changes:
         raise UserError(
             f"{folder}: holds other features ({'; '.join(changes)}); undo that, name another folder as "
@@ -182,3 +181,9 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
                 "anew"
             )
     return begun.sha256 is not None
+
+
+def _shown(description: FeatureDescription) -> dict[str, Any]:
+    """What features depend on, for a message: hashes by their first 8 characters."""
+    hashes = {key: f"hash {getattr(description, key)[:8]}" for key in ("weights", "names", "files")}
+    return {**description.plain(), **hashes, "sha256": None}
