@@ -110,7 +110,7 @@ def _backbone(setting: Photos) -> list[str]:
 
 
 def _training(setting: Photos) -> list[str]:
-    rate, why = ("1e-4", "small, for all weights") if setting.gpu else ("3e-4", "larger, for the head alone")
+    rate, why = ("1e-4", "small, for all weights") if setting.gpu else ("1e-3", "larger, for the head alone")
     batch = min(120, max(8, setting.images // 4))
     return [
         f"sampler: {{name: random, batch_size: {batch}}}",
