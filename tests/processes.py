@@ -154,7 +154,7 @@ def wait_until(is_so: Callable[[], bool], *processes: "Forked | Popen[str]") -> 
     deadline = time.monotonic() + END
     while not is_so():
         ended = [process.poll() for process in processes]
-        is_over = any(ended) or all(code is not None for code in ended)
+        is_over = any(ended) or (0 in ended and None not in ended)
         if (is_over and not is_so()) or time.monotonic() > deadline:
             for process in processes:
                 process.kill()
