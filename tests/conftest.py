@@ -7,6 +7,7 @@ os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 import ctypes
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -64,6 +65,16 @@ def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Result(0 if code is None else int(code), captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait 0.1 s, not 8, for another process that holds a folder."""
+    from dmlkit.files.lock import sole_writer
+
+    defaults = inspect.unwrap(sole_writer).__kwdefaults__  # its module's constant is read once, at its definition
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "patience", 0.1)
 
 
 @pytest.fixture

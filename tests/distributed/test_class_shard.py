@@ -1,30 +1,19 @@
 """Proxies shared out over ranks: value and gradient of one rank that holds them all."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from dmlkit.losses.base import LossConfig
+from tests.distributed.class_shards import print_distances
+from tests.processes import start_ranks
 
-SCRIPT = Path(__file__).parent / "class_shard_script.py"
 SHARDED = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
 
 
 @pytest.fixture(scope="module")
 def distances() -> dict[int, dict[str, float]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
-    found: dict[int, dict[str, float]] = {}
-    for ranks in (2, 3):
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command = [sys.executable, *launcher, str(SCRIPT)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        assert run.returncode == 0, run.stdout + run.stderr
-        found[ranks] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    return {ranks: json.loads(start_ranks(ranks, print_distances)[0].splitlines()[-1]) for ranks in (2, 3)}
 
 
 @pytest.mark.slow

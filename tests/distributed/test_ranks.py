@@ -1,11 +1,8 @@
 """Two ranks that share every batch end at the weights of one, for every loss; also stopped or killed in between."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,25 +13,19 @@ from PIL import Image
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
 from dmlkit.run_folder.folder import RunFolder
-from tests.distributed.ranks_script import RECIPE, TUNED
+from tests.conftest import ROOT
+from tests.distributed.tiny_runs import RECIPE, TUNED, train_all
+from tests.processes import END, command_line, start_ranks
 
-SCRIPT = Path(__file__).parent / "ranks_script.py"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-
-
-def run_script(launcher: tuple[str, ...], *folders: Path):
-    command = [sys.executable, *launcher, str(SCRIPT), *map(str, folders)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
-    assert run.returncode == 0, run.stdout + run.stderr
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    run_script((), folder / "one")
-    run_script(TORCHRUN, folder / "two", folder / "one" / "stopped")
-    run_script((), folder / "two", folder / "two" / "stopped")
+    start_ranks(1, train_all, folder / "one")
+    start_ranks(2, train_all, folder / "two", folder / "one" / "stopped")
+    start_ranks(1, train_all, folder / "two", folder / "two" / "stopped")
     return folder
 
 
@@ -80,31 +71,22 @@ def test_a_run_stopped_on_one_number_of_ranks_goes_on_with_another(runs: Path, b
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp_path: Path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(loss="mpa"))
-    words = ["-m", "dmlkit", "train", str(recipe), "--resume", "--device", "cpu", "--set", "training.epochs=30"]
+    words = ["train", str(recipe), "--resume", "--device", "cpu", "--set", "training.epochs=4"]
     words += ["--set", "training.shard_proxies=true", "--output"]
-    launcher = [sys.executable, *TORCHRUN, "--max-restarts=1"]
-    environment = {**ENVIRONMENT, OWN_STORE: "1"}
-    start = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    process = start([*launcher, *words, str(tmp_path / "killed")])
-    checkpoint = RunFolder(tmp_path / "killed").checkpoint_path("last")
-    while not checkpoint.exists():
-        assert process.poll() is None, process.stdout and process.stdout.read()
-        time.sleep(0.005)
-    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(ranks) == 2
-    os.kill(int(ranks[1]), signal.SIGKILL)
-    told = process.communicate(timeout=120)[0]
-    assert process.returncode == 0 and told.count("epoch 30/30") == 1, told
+    launcher = [*TORCHRUN, "--max-restarts=1", "-m", "tests.distributed.dying_rank"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), OWN_STORE: "1"}
+    command = [*launcher, *words, str(tmp_path / "killed")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=END, env=environment, check=False)
+    told = run.stdout + run.stderr
+    assert run.returncode == 0 and told.count("epoch 4/4") == 1, told
     assert "exitcode: -9" in told and "Traceback" not in told, told  # torchrun says what happened
-    unbroken = start([*launcher, *words, str(tmp_path / "unbroken")])
-    assert unbroken.wait(timeout=120) == 0
+    start_ranks(2, command_line, *words, str(tmp_path / "unbroken"))
     assert_same_weights(tmp_path / "killed", tmp_path / "unbroken", atol=0)
     epochs = [row.epoch for row in RunFolder(tmp_path / "killed").read_metrics()]
-    assert epochs == list(range(1, 31))
+    assert epochs == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
@@ -120,18 +102,15 @@ def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path):
     dataset = f"{{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0, on_bad_image: skip}}"
     text = RECIPE.format(loss="proxy_anchor").splitlines()
     recipe.write_text("\n".join([f"dataset: {dataset}", *text[1:]]).replace("lr: 0.00001", "lr: 0.001"))
-    words = ("-m", "dmlkit", "train", str(recipe), "--device", "cpu", "--set")
 
-    def train(launcher: tuple[str, ...], batch_size: int, output: Path):
+    def train(ranks: int, batch_size: int, output: Path):
         sampler = f"sampler={{name: random, batch_size: {batch_size}}}"
-        command = [sys.executable, *launcher, *words, sampler, "--output", str(output)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
-        assert run.returncode == 0, run.stdout + run.stderr
-        assert "1 images could not be read" in run.stdout
+        words = ("train", str(recipe), "--device", "cpu", "--set", sampler, "--output", str(output))
+        assert "1 images could not be read" in start_ranks(ranks, command_line, *words)[0]
 
-    train((), 4, tmp_path / "one")
-    train(TORCHRUN, 4, tmp_path / "two")
+    train(1, 4, tmp_path / "one")
+    train(2, 4, tmp_path / "two")
     assert_same_weights(tmp_path / "two", tmp_path / "one")
-    train(TORCHRUN, 2, tmp_path / "alone")  # the rank that has the image alone
+    train(2, 2, tmp_path / "alone")  # the rank that has the image alone
     (skipped,) = RunFolder(tmp_path / "alone").load_checkpoint("last")["skipped"]
     assert skipped.startswith(str(tmp_path / "photos" / "ant" / "0.png"))

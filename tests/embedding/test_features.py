@@ -1,13 +1,10 @@
 """Features computed once: equal to those computed live, and never those of something else."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +12,13 @@ import torch
 from PIL import Image
 
 from dmlkit.datasets.folder import FolderConfig
+from dmlkit.embedding import parts
 from dmlkit.embedding.views import AugmentedViews, Views
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.transforms.imagenet import ImageNetConfig
 from tests.conftest import Result
+from tests.processes import END, Forked, command_line, wait_until
 
 RECIPE = """\
 seed: 3
@@ -153,26 +152,31 @@ def test_a_photo_that_cannot_be_read_is_told_and_the_same_command_goes_on(
     assert (found.code, "class01/2.png" in found.err, "--resume" in found.err) == (2, True, True), found.err
 
 
+def train_slowly(run: str) -> None:
+    """Train; each image is one part, and a while passes between parts."""
+    parts.BATCH_IMAGES = parts.PART_IMAGES = 1
+    write = parts.PartFolder.write
+
+    def slow(*arguments: Any) -> None:
+        write(*arguments)
+        time.sleep(0.05)
+
+    parts.PartFolder.write = slow
+    command_line("train", "r.yaml", "-o", run, "--resume")
+
+
 @pytest.mark.slow
 def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: Callable[..., Result]) -> None:
-    """Each image is one part here: a kill falls between parts, and the same weights come out."""
-    code = (
-        "import sys, time; from dmlkit.embedding import parts; parts.BATCH_IMAGES = parts.PART_IMAGES = 1\n"
-        "write = parts.PartFolder.write\n"
-        "def slow(*a): write(*a); time.sleep(0.05)\n"
-        "parts.PartFolder.write = slow\n"
-        "sys.argv = ['dmlkit', 'train', 'r.yaml', '-o', 'killed', '--resume']\n"
-        "from dmlkit.cli.app import main; main()"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
-        while process.poll() is None and len(list(Path("killed/features").glob("train/parts/part-*"))) < 5:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    kept = {path.name: path.read_bytes() for path in Path("killed/features/train/parts").glob("part-*")}
+    """A kill falls between parts, and the same weights come out."""
+    process = Forked(train_slowly, "killed")
+    wait_until(lambda: len(list(Path("killed/features").glob("train/parts/part-*"))) >= 5, process)
+    process.kill()
+    process.communicate()
+    kept = list(Path("killed/features/train/parts").glob("part-*"))
     assert kept
     assert not Path("killed/features/train/manifest.json").exists()
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+    again = Forked(train_slowly, "killed")
+    assert again.wait(END) == 0, again.communicate()[0]
     assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
     killed, whole = weights_of("killed"), weights_of("whole")
     assert all(torch.allclose(killed[name], whole[name], atol=1e-6) for name in whole)

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -30,6 +29,7 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import ROOT, TINY_RECIPE
+from tests.processes import END, command_line, start_ranks
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
 IMAGES = 300  # three parts: two of 128, one of 44
@@ -135,7 +135,7 @@ def lives(step: int, action: Callable[[], None]) -> bool:
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(60)
+    process.join(END)
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode == 0
 
@@ -319,19 +319,16 @@ def test_output_that_is_a_file_is_refused(home, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_finish_what_one_process_began(home, unbroken, tmp_path):
+def test_two_ranks_finish_what_one_process_began(home, unbroken, tmp_path, monkeypatch):
     embed_until(0, home, tmp_path)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    command = [sys.executable, *torchrun, "-m", "dmlkit", "embed", "run", str(home / "photos"), "-o", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "--device", "cpu"], cwd=home, capture_output=True, text=True, timeout=120, env=environment
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [
+    monkeypatch.chdir(home)
+    words = ("embed", "run", str(home / "photos"), "-o", str(tmp_path), "--device", "cpu")
+    first, second = start_ranks(2, command_line, *words)
+    assert first.splitlines() == [
         "1 of 3 parts were complete already",
         f"300 embeddings of 8 dimensions in {tmp_path}",
     ]
+    assert not second
     assert contents(tmp_path) == unbroken
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.files import lock
 from dmlkit.files.lock import sole_writer
 
 HOLDER = """
@@ -30,10 +29,10 @@ def holder(tmp_path: Path):
     process.wait()
 
 
-def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(holder, tmp_path: Path, monkeypatch):
+def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(holder, tmp_path: Path):
     folder = tmp_path / "run"
-    monkeypatch.setattr(lock, "PATIENCE", 0.1)
-    with pytest.raises(UserError, match="a study is going on in this folder"), sole_writer(folder, what="a study"):
+    refused = pytest.raises(UserError, match="a study is going on in this folder")
+    with refused, sole_writer(folder, what="a study", patience=0.1):
         pass
     assert (folder / ".lock").exists()
     holder.kill()

@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import io
 import os
+import shutil
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import chdir
@@ -76,6 +78,57 @@ def hashes(folder: Path, *without: str) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not str(path.relative_to(folder)).startswith(without or "\0")
     }
+
+
+class Workplace:
+    """A copy of a folder that is made whole again after each use: a new copy for each takes longer than the command.
+
+    Args:
+        source: the folder; nobody writes there.
+        folder: its copy, made here.
+    """
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self.source, self.folder = source, folder
+        shutil.copytree(source, folder)
+        self.know()
+
+    def states(self) -> dict[Path, tuple[int, ...]]:
+        """Of all that lies in the copy what changes with any write: the time of the last change cannot be set back."""
+        found: dict[Path, tuple[int, ...]] = {}
+        for path in self.folder.rglob("*"):
+            state = path.lstat()
+            is_folder = stat.S_ISDIR(state.st_mode)
+            found[path.relative_to(self.folder)] = (0,) if is_folder else (1, state.st_ino, state.st_ctime_ns)
+        return found
+
+    def know(self) -> None:
+        """Remember the state, once the clock of files has moved on: a change within its tick, 4 ms, would not show."""
+        self.known = self.states()
+        clock, latest = (
+            self.folder.with_name(f"{self.folder.name}.clock"),
+            max(state[-1] for state in self.known.values()),
+        )
+        clock.touch()
+        while clock.stat().st_ctime_ns <= latest:
+            clock.touch()
+
+    def whole(self) -> Path:
+        """The copy, as it was."""
+        found = self.states()
+        for name in sorted(found, reverse=True):
+            path = self.folder / name
+            if found[name] != self.known.get(name):
+                path.rmdir() if found[name] == (0,) else path.unlink()
+        missing = [name for name in sorted(self.known) if found.get(name) != self.known[name]]
+        for name in missing:
+            if self.known[name] == (0,):
+                (self.folder / name).mkdir()
+            else:
+                shutil.copy2(self.source / name, self.folder / name)
+        if missing:
+            self.know()
+        return self.folder
 
 
 @pytest.fixture(scope="session")

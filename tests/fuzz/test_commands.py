@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.models import ArgumentInfo
 
 from dmlkit.cli.app import app
-from tests.fuzz.conftest import ALLOWED, examples, hashes
+from tests.fuzz.conftest import ALLOWED, Workplace, examples, hashes
 
 PLACES = (
     *("base.yaml", "photos.yaml", "study.yaml", "run", "run/embeddings/test", "study", "protocol", "cache", "photos"),
@@ -94,16 +94,22 @@ def lines(draw: Callable[..., Any]) -> list[str]:
     return words
 
 
+@pytest.fixture(scope="module")
+def workplace(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    source = tmp_path_factory.mktemp("commands")
+    shutil.copytree(ground, source / "whole" / "inner")
+    (source / "whole" / "base.yaml").write_text("somebody's")
+    return Workplace(source / "whole", source / "used")
+
+
 @pytest.mark.slow
 @examples(200, 1_000)
 @given(words=lines())
 def test_a_command_ends_as_documented_and_keeps_to_its_output(
-    words: list[str], ground: Path, command: Callable[..., tuple[int, str]], tmp_path_factory: pytest.TempPathFactory
+    words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]]
 ):
-    base = tmp_path_factory.mktemp("line")
+    base = workplace.whole()
     folder = base / "inner"
-    shutil.copytree(ground, folder)
-    (base / "base.yaml").write_text("somebody's")
     allowed = outputs(words)
     before = hashes(base)
     with chdir(folder):
@@ -115,7 +121,6 @@ def test_a_command_ends_as_documented_and_keeps_to_its_output(
     if code == 2 and "--overwrite" not in words:
         assert not changed, (words, said, changed)
     assert all(any(name.startswith(place) for place in allowed) for name in changed), (words, said, changed)
-    shutil.rmtree(base)
 
 
 def outputs(words: list[str]) -> tuple[str, ...]:

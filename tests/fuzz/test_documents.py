@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz.conftest import ALLOWED, examples, hashes
+from tests.fuzz.conftest import ALLOWED, Workplace, examples, hashes
 
 READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "run/checkpoints/best.pt": (("eval", "run"), ("export", "run", "--format", "safetensors", "-o", "out.safetensors")),
@@ -85,15 +85,35 @@ damages = st.builds(
 ) | st.builds(Damage, st.just("replace"), st.just(0.0), st.sampled_from(JSON).map(str.encode))
 
 
+@pytest.fixture(scope="module")
+def workplace(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return Workplace(ground, tmp_path_factory.mktemp("documents") / "case")
+
+
 @pytest.mark.slow
-def test_what_is_not_damaged_is_read(ground: Path, command: Callable[..., tuple[int, str]], tmp_path: Path):
+def test_what_is_not_damaged_is_read(workplace: Workplace, command: Callable[..., tuple[int, str]]):
     for _, words in CASES:  # a command that ended at a fault of its own would never reach the damage
-        folder = tmp_path / "case"
-        shutil.copytree(ground, folder)
-        with chdir(folder):
+        with chdir(workplace.whole()):
             code, said = command(*words)
         assert code == 0, (words, said)
-        shutil.rmtree(folder)
+
+
+def test_a_workplace_is_whole_again(workplace: Workplace, ground: Path):
+    folder, before = workplace.whole(), hashes(ground)
+    stamp = (folder / "base.yaml").stat()
+    (folder / "base.yaml").write_text((folder / "base.yaml").read_text().replace("seed: 0", "seed: 1"))
+    os.utime(folder / "base.yaml", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    (folder / "x.npy").unlink()
+    (folder / "x.npy").mkdir()
+    shutil.rmtree(folder / "photos")
+    (folder / "photos").write_text("no folder")
+    (folder / "new" / "er").mkdir(parents=True)
+    (folder / "new" / "er" / "file").write_text("new")
+    os.mkfifo(folder / "run" / "pipe")
+    assert hashes(workplace.whole()) == before == hashes(ground)
+    assert {path.relative_to(folder) for path in folder.rglob("*")} == {
+        path.relative_to(ground) for path in ground.rglob("*")
+    }
 
 
 @pytest.mark.slow
@@ -102,13 +122,11 @@ def test_what_is_not_damaged_is_read(ground: Path, command: Callable[..., tuple[
 def test_a_damaged_file_is_told_in_a_line(
     case: tuple[str, tuple[str, ...]],
     damage: Damage,
-    ground: Path,
+    workplace: Workplace,
     command: Callable[..., tuple[int, str]],
-    tmp_path_factory: pytest.TempPathFactory,
 ):
     pattern, words = case
-    folder = tmp_path_factory.mktemp("case")
-    shutil.copytree(ground, folder, dirs_exist_ok=True)
+    folder = workplace.whole()
     file = next(folder.glob(pattern))
     stamp = file.stat()
     damaged = damage.of(file.read_bytes())
@@ -124,7 +142,6 @@ def test_a_damaged_file_is_told_in_a_line(
     assert code in ALLOWED, said
     assert code in (0, 1) or len(said.splitlines()) <= 25, said
     assert hashes(folder, *written_by(words)) == before
-    shutil.rmtree(folder)
 
 
 def written_by(words: tuple[str, ...]) -> set[str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dmlkit.distributed.stopping import StopRequest
-from dmlkit.files import lock
 from dmlkit.files.lock import sole_writer
 from dmlkit.run_folder.replacement import NEW, take_over
 
@@ -108,9 +107,8 @@ def test_a_stopped_overwrite_is_continued_by_resume_in_its_place(dmlkit, tiny_re
 
 
 @pytest.mark.parametrize("options", [(), ("--resume",), ("--overwrite",)])
-def test_two_trainings_do_not_share_a_folder(options, dmlkit, tiny_recipe: Path, tmp_path: Path, monkeypatch):
+def test_two_trainings_do_not_share_a_folder(options, dmlkit, tiny_recipe: Path, tmp_path: Path, impatient: None):
     """W3: both ended well, and the weights of one stood beside the recipe of the other."""
-    monkeypatch.setattr(lock, "PATIENCE", 0.1)
     run = tmp_path / "run"
     with sole_writer(run, what="a training"):
         result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", *options)

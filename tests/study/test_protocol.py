@@ -1,11 +1,6 @@
 """Protocols: fold sizes, what is trained and reported, and a kill half-way."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +18,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.protocol import ProtocolResults, concatenate, fold_recipe, summarize
 from dmlkit.study.record import ProtocolRecord
 from tests.conftest import TINY_RECIPE
+from tests.processes import start, wait_until
 
 RECIPE = TINY_RECIPE.replace("classes: 12", "classes: 32").replace("epochs: 3", "epochs: 2")
 
@@ -91,24 +87,14 @@ def test_reality_check_trains_and_reports_what_it_says(dmlkit, recipe, tmp_path)
     assert "| separated | map@r |" in (out / "results.md").read_text()
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "dmlkit", *map(str, words)]
-
-
 @pytest.mark.slow
 def test_a_protocol_killed_half_way_goes_on_to_the_same_figures(dmlkit, recipe, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert dmlkit("protocol", "reality_check", recipe, "-o", whole, "--repeats", "1", "--device", "cpu").code == 0
-    process = subprocess.Popen(
-        command("protocol", "reality_check", recipe, "-o", cut, "--repeats", "1", "--device", "cpu"),
-        stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not (cut / "repeat-0" / "fold-1" / "checkpoints" / "last.pt").exists():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process = start("protocol", "reality_check", recipe, "-o", cut, "--repeats", "1", "--device", "cpu")
+    wait_until((cut / "repeat-0" / "fold-1" / "checkpoints" / "last.pt").exists, process)
+    process.kill()
+    process.communicate()
     assert not (cut / "results.json").exists()
     finished = (cut / "repeat-0" / "fold-0" / "summary.json").stat().st_mtime_ns
     assert dmlkit("protocol", "reality_check", recipe, "-o", cut, "--repeats", "1", "--device", "cpu").code == 0

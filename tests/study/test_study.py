@@ -6,10 +6,10 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,16 @@ from dmlkit import __version__
 from dmlkit.cli.app import app
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study import workers
 from dmlkit.study.config import StudyConfig
 from dmlkit.study.file import read_study
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.results import Cost, StudyResults, SweptAxis, VariantResults
+from dmlkit.study.workers import _begin as begin_worker
 from tests.conftest import ROOT, TINY_RECIPE
+from tests.processes import WARM, Forked, command_line, held_command_line, hold_at_step, wait_until
 
 STUDY = """\
 claim: A larger margin is better
@@ -310,36 +313,31 @@ def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp
     assert "is not a study" in dmlkit("study", path, "-o", tmp_path / "other").err
 
 
-def start(path: Path, out: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dmlkit", "study", str(path), "-o", str(out), "--device", "cpu", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]):
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.005)
+def held(step: int, path: Path, out: Path, marks: Path) -> Forked:
+    """A process of the study that waits at a step of its runs for what stops or ends it."""
+    marks.mkdir()
+    words = ("study", str(path), "-o", str(out), "--device", "cpu")
+    process = Forked(held_command_line, step, str(marks), *words)
+    wait_until(lambda: any(marks.iterdir()), process)
+    return process
 
 
 @pytest.mark.slow
 def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: Path, tmp_path: Path):
     path, out = write_study(tmp_path), tmp_path / "out"
-    process = start(path, out)
-    wait_for(out / "runs" / "small" / "seed-0" / "checkpoints" / "last.pt", process)
+    process = held(4, path, out, tmp_path / "first")  # in the second epoch of the first run
     process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=60)[0]
+    told = process.communicate()[0]
     assert process.returncode == 130, told
     assert "stopped" in told and "continue with the same command" in told and "Traceback" not in told
-    assert len(finished(out)) < 4 and not (out / "results.json").exists()
-    stopped = finished(out)
+    assert not finished(out) and not (out / "results.json").exists()
+    assert (out / "runs" / "small" / "seed-0" / "checkpoints" / "last.pt").exists()
 
-    process = start(path, out)
-    wait_for(out / "runs" / "small" / "seed-1" / "recipe.yaml", process)
-    os.kill(process.pid, signal.SIGKILL)
+    process = held(12, path, out, tmp_path / "second")
+    process.kill()
     process.communicate()
     killed = finished(out)
-    assert {name: killed[name] for name in stopped} == stopped and len(killed) < 4
+    assert 0 < len(killed) < 4
 
     assert dmlkit("study", path, "-o", out, "--device", "cpu").code == 0
     complete = finished(out)
@@ -348,37 +346,54 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
 
 
+def begin_held(step: int, marks: str, *begin: Any) -> None:
+    """What a process of a study does first; it waits at a step of its runs."""
+    hold_at_step(step, marks)
+    begin_worker(*begin)
+
+
+def study_at_once(step: int, marks: str, *words: str) -> None:
+    """``dmlkit study --jobs 2`` whose processes wait at a step of their runs, and have imported dmlkit."""
+    workers.get_context = lambda _: WARM
+    forkserver._forkserver.ensure_running = lambda: None  # pyright: ignore[reportAttributeAccessIssue] - it is there
+    workers._begin = partial(begin_held, step, marks)
+    command_line(*words, "--jobs", "2")
+
+
+def held_at_once(step: int, path: Path, out: Path, marks: Path) -> Forked:
+    """Once both of its processes wait."""
+    marks.mkdir()
+    process = Forked(study_at_once, step, str(marks), "study", str(path), "-o", str(out), "--device", "cpu")
+    wait_until(lambda: len(list(marks.iterdir())) == 2, process)
+    return process
+
+
 @pytest.mark.slow
 def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_another(
     dmlkit, whole: Path, tmp_path: Path
 ):
     path, out = write_study(tmp_path), tmp_path / "out"
-    process = start(path, out, "--jobs", "2")
-    for name in NAMES:  # both began before the first was complete
-        wait_for(out / "runs" / name / "seed-0" / "recipe.yaml", process)
+    process = held_at_once(4, path, out, tmp_path / "first")
     process.send_signal(signal.SIGTERM)
-    told = process.communicate(timeout=60)[0]
+    told = process.communicate()[0]
     assert process.returncode == 130, told
     assert "stopped, each run after a checkpoint" in told and "continue with the same command" in told, told
-    stopped = finished(out)
-    assert len(stopped) < 4 and "Traceback" not in told
+    assert "Traceback" not in told and not finished(out)
+    assert all((out / "runs" / name / "seed-0" / "checkpoints" / "last.pt").exists() for name in NAMES)
 
-    process = start(path, out, "--jobs", "2")
-    wait_for(out / "runs" / "large" / "seed-1" / "recipe.yaml", process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    workers = [int(number) for number in children.read_text().split()] if children.exists() else []
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{number}").exists() for number in workers):
-        assert time.monotonic() < deadline, "a process outlived its study"
-        time.sleep(0.05)
+    process = held_at_once(6, path, out, tmp_path / "second")  # each in its second run
+    process.kill()
+    process.communicate()
+    numbers = [path.name for path in (tmp_path / "second").iterdir()]
+    wait_until(lambda: not any(is_alive(int(number)) for number in numbers))  # they end with their study
     killed = finished(out)
-    assert {name: killed[name] for name in stopped} == stopped
+    assert 0 < len(killed) < 4
 
     again = dmlkit("study", path, "-o", out, "--device", "cpu", "--jobs", "2")
     assert again.code == 0, again.err
     assert "runs are complete already" in again.out and "run 4/4" in again.out
+    complete = finished(out)
+    assert {name: complete[name] for name in killed} == killed
     assert results_of(out)["variants"] == results_of(whole)["variants"]
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
     assert results_of(out)["command"] == results_of(whole)["command"].replace(str(whole), str(out)).replace(
@@ -386,16 +401,21 @@ def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_anot
     )
 
 
+def is_alive(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.mark.slow
 def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Path):
-    text = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-5, 1e-4, 1e-3, 3e-3]}\nvariants:").replace(
-        ": 2}", ": 40}"
-    )
+    text = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-5, 1e-4, 1e-3, 3e-3]}\nvariants:")
     path, out = write_study(tmp_path, text), tmp_path / "out"
-    process = start(path, out, "--jobs", "2")
-    wait_for(out / "runs" / "small" / "lr=1e-05" / "seed-0" / "checkpoints" / "last.pt", process)
+    process = held_at_once(1, path, out, tmp_path / "marks")
     process.send_signal(signal.SIGTERM)
-    told = process.communicate(timeout=60)[0]
+    told = process.communicate()[0]
     assert process.returncode == 130 and "0 of 10 runs are complete" in told, told
     begun = len(list(out.rglob("recipe.yaml")))
     assert 2 <= begun <= 4  # the pool hands out up to three more than are done

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ import torch
 
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import TINY_RECIPE
+from tests.conftest import ROOT, TINY_RECIPE
+from tests.processes import END, Forked, held_command_line, start, wait_until
 
 
 def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
@@ -77,53 +77,54 @@ def test_the_run_folder_tells_the_whole_story(dmlkit, tiny_recipe, tmp_path):
     assert not list(run.rglob("*.partial"))
 
 
-def start(recipe: Path, run: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dmlkit", "train", str(recipe), "-o", str(run), "--device", "cpu", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for_epochs(run: Path, count: int, process: subprocess.Popen[str]):
-    deadline = time.monotonic() + 120
-    while len(RunFolder(run).read_metrics()) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-LONG = TINY_RECIPE.replace("epochs: 3", "epochs: 40").replace(
+LONG = TINY_RECIPE.replace("epochs: 3", "epochs: 8").replace(
     "{name: plain, size: 16}", "{name: imagenet, size: 16, resize: 16}"
 )
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A run with random augmentation, long enough to be hit in the middle."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A run with random augmentation."""
     folder = tmp_path_factory.mktemp("whole")
     recipe = folder / "long.yaml"
     recipe.write_text(LONG)
-    process = start(recipe, folder / "run")
-    assert process.wait(timeout=240) == 0, process.communicate()[0]
+    process = start("train", recipe, "-o", folder / "run", "--device", "cpu")
+    assert process.wait(END) == 0, process.communicate()[0]
     return recipe, weights(folder / "run")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_path):
+def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_path: Path):
     recipe, expected = uninterrupted
-    run = tmp_path / "run"
-    process = start(recipe, run)
-    wait_for_epochs(run, 3, process)
+    run, marks = tmp_path / "run", tmp_path / "marks"
+    marks.mkdir()
+    words = ("train", recipe, "-o", run, "--device", "cpu")
+    process = Forked(held_command_line, 10, str(marks), *map(str, words))  # in the fourth epoch
+    wait_until(lambda: any(marks.iterdir()), process)
     process.send_signal(number)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate()[0]
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130), output
-    done = len(RunFolder(run).read_metrics())
-    assert done < 40
-    resumed = start(recipe, run, "--resume")
-    output = resumed.communicate(timeout=240)[0]
+    assert len(RunFolder(run).read_metrics()) == 3
+    resumed = start(*words, "--resume")
+    output = resumed.communicate()[0]
     assert resumed.returncode == 0, output
-    assert f"epoch {done + 1}/40" in output and f"epoch {done - 1}/40" not in output
-    assert [row.epoch for row in RunFolder(run).read_metrics()] == list(range(1, 41))
+    assert "epoch 4/8" in output and "epoch 2/8" not in output
+    assert [row.epoch for row in RunFolder(run).read_metrics()] == list(range(1, 9))
     assert_equal_weights(weights(run), expected)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_process_of_its_own_after_a_checkpoint(tiny_recipe: Path, tmp_path: Path):
+    words = ["-m", "dmlkit", "train", str(tiny_recipe), "-o", str(tmp_path / "run"), "--device", "cpu"]
+    command = [sys.executable, *words, "--set", "training.epochs=100000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    wait_until(RunFolder(tmp_path / "run").checkpoint_path("last").exists, process)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=END)[0]
+    assert process.returncode == 130 and "continue with the same command and --resume" in told, told
+    epochs = len(RunFolder(tmp_path / "run").read_metrics())
+    assert RunFolder(tmp_path / "run").load_checkpoint("last")["epoch"] == epochs < 100_000
 
 
 def test_a_finished_run_resumes_to_the_same_summary(dmlkit, tiny_recipe, tmp_path):

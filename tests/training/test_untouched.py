@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from dmlkit.training.summary import seconds_per_epoch
 from dmlkit.training.train import train
 from tests.conftest import TINY_RECIPE
 from tests.metrics import naive
+from tests.processes import command_line, start_ranks
 
 MODEL = "test_resnet"
 CPU = ("--device", "cpu", "--set", "training.workers=0")
@@ -367,12 +367,8 @@ def test_an_epoch_that_was_stopped_in_between_has_no_seconds_of_its_own(tiny_rec
 
 @pytest.mark.slow
 def test_two_ranks_score_what_one_would(recipe: Path, weights: Path, tmp_path: Path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words = ["-m", "dmlkit", "train", str(recipe), "-o", str(tmp_path / "run"), *CPU, "--set", "training.epochs=1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300, env=environment)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("map@r on test: ") == 1
+    words = ("train", str(recipe), "-o", str(tmp_path / "run"), *CPU, "--set", "training.epochs=1")
+    assert "".join(start_ranks(2, command_line, *words)).count("map@r on test: ") == 1
     untouched = summary_of(tmp_path / "run").untouched
     assert untouched
     for split, figures in (("validation", untouched.validation), ("test", untouched.test)):

@@ -1,4 +1,4 @@
-"""Computes every loss whose proxies can be shared out, on as many ranks as torchrun starts. Run by test_shards.
+"""Computes every loss whose proxies can be shared out, on as many ranks as there are. For test_class_shard.
 
 Prints what the ranks made of it as JSON: how far values and gradients are from those of one rank with all proxies.
 """
@@ -88,7 +88,8 @@ def distance(name: str, fraction: float, rank: int, ranks: int) -> float:
     return max(float((x - y).abs().max()) for x, y in pairs)
 
 
-if __name__ == "__main__":
+def print_distances() -> None:
+    """Of each loss, with all classes and with sampled ones."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, ranks = distributed.get_rank(), distributed.get_world_size()

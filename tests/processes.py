@@ -1,0 +1,163 @@
+"""Processes that run dmlkit, forked from one that has imported it: a new interpreter takes 5 s before it begins.
+
+What a test waits for it waits for itself, with `wait_until`, and not for a time: a machine may be slow.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from itertools import count
+from multiprocessing import forkserver, get_context
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from dmlkit.distributed.stopping import StopRequest
+from tests.conftest import ROOT
+
+END = 300.0  # seconds after which a test gives up; what it waits for takes a few on a quiet machine
+WARM = get_context("forkserver")
+WARM.set_forkserver_preload(
+    [
+        *("dmlkit.cli.app", "dmlkit.cli.progress", "dmlkit.study.run", "dmlkit.training.train"),
+        *("matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision.models", "torchvision.transforms.v2"),
+    ]
+)
+
+
+class Forked:
+    """A process that runs a function, with the methods of `subprocess.Popen`.
+
+    Args:
+        function: what it runs; it must have a name in its module.
+        arguments: of the function.
+        environment: variables beside those of this process.
+    """
+
+    def __init__(
+        self, function: Callable[..., object], *arguments: object, environment: Mapping[str, str] | None = None
+    ) -> None:
+        with contextlib.chdir(ROOT):  # where it finds this dmlkit, and no other
+            forkserver.ensure_running()
+        self._output = NamedTemporaryFile("r", errors="replace")  # noqa: SIM115 - as long as this object
+        variables = {**os.environ, **(environment or {})}
+        self._process = WARM.Process(target=_run, args=(self._output.name, variables, function, arguments))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise TimeoutExpired(str(self._process), timeout, self._output.read())
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+
+    def communicate(self, timeout: float = END) -> tuple[str, None]:
+        self.wait(timeout)
+        return self._output.read(), None
+
+
+def _run(
+    output: str, variables: dict[str, str], function: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    """In the new process: all that it prints goes to a file, also what libraries print."""
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.environ.clear()
+    os.environ.update(variables)
+    function(*arguments)
+
+
+def command_line(*words: str) -> None:
+    """``dmlkit`` with these words."""
+    from dmlkit.cli.app import main
+
+    sys.argv = ["dmlkit", *words]
+    main()
+
+
+def at_step(step: int, act: Callable[[StopRequest], object]) -> None:
+    """From here on this process does something at the ``step``-th step of its trainings; an epoch's end counts too."""
+    steps, is_known = count(1), StopRequest.is_known  # asked at each
+
+    def asked(request: StopRequest, fabric: Any) -> bool:
+        if next(steps) == step:
+            act(request)
+        return is_known(request, fabric)
+
+    StopRequest.is_known = asked
+
+
+def hold_at_step(step: int, marks: str) -> None:
+    """From here on this process waits at a step for what stops or ends it; a file of its number in ``marks`` tells."""
+
+    def hold(request: StopRequest) -> None:
+        (Path(marks) / str(os.getpid())).touch()
+        while not request.came:
+            time.sleep(0.005)
+
+    at_step(step, hold)
+
+
+def held_command_line(step: int, marks: str, *words: str) -> None:
+    """``dmlkit``, which waits at a step of training for what stops or ends it."""
+    hold_at_step(step, marks)
+    command_line(*words)
+
+
+def start(*words: object, environment: Mapping[str, str] | None = None) -> Forked:
+    """A process of ``dmlkit`` with these words."""
+    return Forked(command_line, *map(str, words), environment=environment)
+
+
+def start_ranks(ranks: int, function: Callable[..., object], *arguments: object) -> list[str]:
+    """Run a function on several ranks, as torchrun does; they meet at a store of this process.
+
+    Returns:
+        What each of them printed. All have ended well.
+    """
+    from torch.distributed import TCPStore
+
+    patience = timedelta(seconds=END)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=patience)  # at a free port
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    processes = [
+        Forked(function, *arguments, environment={**meeting, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    wait_until(lambda: all(process.poll() == 0 for process in processes), *processes)
+    return [process.communicate()[0] for process in processes]
+
+
+def wait_until(is_so: Callable[[], bool], *processes: "Forked | Popen[str]") -> None:
+    """Wait for what processes bring about; if they end before it, or it takes longer than `END`, all are ended."""
+    deadline = time.monotonic() + END
+    while not is_so():
+        ended = [process.poll() for process in processes]
+        is_over = any(ended) or (0 in ended and None not in ended)
+        if (is_over and not is_so()) or time.monotonic() > deadline:
+            for process in processes:
+                process.kill()
+            said = "".join(str(process.communicate(timeout=END)[0]) for process in processes)
+            raise AssertionError(f"ended with {ended} before what was waited for: {said}")
+        time.sleep(0.005)
