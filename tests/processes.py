@@ -25,6 +25,7 @@ WARM.set_forkserver_preload(
     [
         *("dmlkit.cli.app", "dmlkit.cli.progress", "dmlkit.study.run", "dmlkit.training.train"),
         *("matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision.models", "torchvision.transforms.v2"),
+        "lance_namespace",  # of LanceDB, which itself starts threads that outlive no fork
     ]
 )
 

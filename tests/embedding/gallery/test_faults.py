@@ -1,10 +1,8 @@
 """Galleries that are written by several processes, and by some that are killed."""
 
-import multiprocessing
 import shutil
 import signal
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -20,6 +18,7 @@ from dmlkit.files import lock
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
 from tests.embedding.gallery.test_gallery import rows_of
+from tests.processes import END, Forked
 
 FRACTIONS = (0.05, 0.3, 0.55, 0.8, 0.95)
 """Of the time that a change takes, at which it is killed."""
@@ -50,20 +49,6 @@ def write(gallery: Path, first: int) -> None:
             remove_images(gallery, labels=[str(index)])
 
 
-def started(action: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    """A process that does something: of a server that never used LanceDB, whose threads do not outlive a fork."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dmlkit.embedding.gallery.create"])
-    process = context.Process(target=action, args=arguments)
-    process.start()
-    return process
-
-
-def ended(process: BaseProcess) -> int | None:
-    process.join(300)
-    return process.exitcode
-
-
 @pytest.fixture
 def some(place: Path, tmp_path: Path) -> Path:
     """A gallery of two birds, in two files."""
@@ -84,7 +69,7 @@ def test_a_kill_leaves_the_gallery_before_or_after(
     if change is not create:
         shutil.copytree(some, whole)
     begun = perf_counter()
-    assert ended(started(change, place, whole)) == 0
+    assert Forked(change, place, whole).wait(END) == 0
     seconds = perf_counter() - begun
     after, killed, states = rows_of(whole), 0, set[str]()
     before = {} if change is create else rows_of(some)
@@ -92,10 +77,10 @@ def test_a_kill_leaves_the_gallery_before_or_after(
         gallery = tmp_path / f"killed-{fraction}"
         if change is not create:
             shutil.copytree(some, gallery)
-        child = started(change, place, gallery)
+        child = Forked(change, place, gallery)
         sleep(fraction * seconds)
         child.kill()
-        killed += ended(child) == -signal.SIGKILL
+        killed += child.wait(END) == -signal.SIGKILL
         if change is create and not holds_gallery(gallery):
             states.add("before")
             change(place, gallery)  # the same command starts over
@@ -115,9 +100,9 @@ def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
 
-    writers = [started(write, gallery, first) for first in (0, 10)]
+    writers = [Forked(write, gallery, first) for first in (0, 10)]
     seen = [len(GalleryFolder(gallery)) for _ in range(10)]  # readers go on meanwhile
-    assert [ended(writer) for writer in writers] == [0, 0]
+    assert [writer.wait(END) for writer in writers] == [0, 0]
     assert all(3 <= count <= 13 for count in seen)
     labels = GalleryFolder(gallery).label_counts()
     assert labels == {"crow": 3} | dict.fromkeys(["0", "2", "4", "10", "12", "14"], 1)
@@ -127,8 +112,8 @@ def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
 def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", None, gallery, device="cpu")
-    writers = [started(add, place, gallery) for _ in range(2)]
-    assert [ended(writer) for writer in writers] == [0, 0]
+    writers = [Forked(add, place, gallery) for _ in range(2)]
+    assert [writer.wait(END) for writer in writers] == [0, 0]
     assert len(rows_of(gallery)) == 12
 
 
