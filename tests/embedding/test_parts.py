@@ -28,8 +28,8 @@ from dmlkit.embedding.run import embed as embed_images
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import ROOT, TINY_RECIPE
-from tests.processes import END, command_line, start_ranks
+from tests.conftest import END, ROOT, TINY_RECIPE
+from tests.processes import command_line, start_ranks
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
 IMAGES = 300  # three parts: two of 128, one of 44
