@@ -5,7 +5,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +67,20 @@ def dmlkit(
 @pytest.fixture
 def curves_are_drawn() -> None:
     """Asked for by tests that look at the curves of a run."""
+
+
+@pytest.fixture(scope="module")
+def ray_environment() -> Iterator[None]:
+    """Ray for tests: it starts on a slow machine too, and kills no worker because others fill the memory."""
+    pytest.importorskip("ray", reason="the extra dmlkit[ray] is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ADDRESS", "local")  # not a cluster that happens to run here
+        patch.setenv("PYTHONPATH", str(ROOT))  # for the workers
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        patch.setenv("RAY_gcs_server_port_wait_time_s", f"{END:g}")
+        patch.setenv("RAY_worker_register_timeout_seconds", f"{END:g}")
+        yield
 
 
 @pytest.fixture
