@@ -28,7 +28,7 @@ demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores
 	@echo '  .venv/bin/dmlkit train recipes/glyphs/proxy_anchor.yaml -o runs/mine --set "dataset={name: folder, root: PATH}"'
 
 test: setup  ## Run the tests: under 10 minutes on 2 cores
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --durations 20
 
 test-gpu: setup  ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m cuda

@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A slow machine is no fault of a test.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
+END = 300.0  # seconds after which a test gives up waiting; on a quiet machine it takes a few
 TINY_RECIPE = """\
 seed: 3
 dataset: {name: glyphs, classes: 12, images_per_class: 6, size: 16, validation_fraction: 0.34}
@@ -50,8 +56,15 @@ class Result:
 
 
 @pytest.fixture
-def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Run the command line in this process, as the console script would."""
+def dmlkit(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Result]:
+    """Run the command line in this process, as the console script would.
+
+    An empty file stands for the curves of a run, 0.2 s each, unless the test asks for `curves_are_drawn`.
+    """
+    if "curves_are_drawn" not in request.fixturenames:
+        monkeypatch.setattr("dmlkit.training.summary.plot_curves", lambda _, path, **__: path.touch())
 
     def run(*arguments: object) -> Result:
         from dmlkit.cli.app import main
@@ -65,6 +78,25 @@ def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Result(0 if code is None else int(code), captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def curves_are_drawn() -> None:
+    """Asked for by tests that look at the curves of a run."""
+
+
+@pytest.fixture(scope="module")
+def ray_environment() -> Iterator[None]:
+    """Ray for tests: it starts on a slow machine too, and kills no worker because others fill the memory."""
+    pytest.importorskip("ray", reason="the extra dmlkit[ray] is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ADDRESS", "local")  # not a cluster that happens to run here
+        patch.setenv("PYTHONPATH", str(ROOT))  # for the workers
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        patch.setenv("RAY_gcs_server_port_wait_time_s", f"{END:g}")
+        patch.setenv("RAY_worker_register_timeout_seconds", f"{END:g}")
+        yield
 
 
 @pytest.fixture

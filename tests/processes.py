@@ -17,9 +17,8 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from dmlkit.distributed.stopping import StopRequest
-from tests.conftest import ROOT
+from tests.conftest import END, ROOT
 
-END = 300.0  # seconds after which a test gives up; what it waits for takes a few on a quiet machine
 WARM = get_context("forkserver")
 WARM.set_forkserver_preload(
     [

@@ -17,7 +17,7 @@ from dmlkit.cli.app import MOST_LINES, app, lines_of, prepare_environment, show_
 from dmlkit.cli.console import print_table, say
 from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.files.escape import UNPRINTABLE
-from tests.conftest import ROOT, TINY_RECIPE, Result
+from tests.conftest import END, ROOT, TINY_RECIPE, Result
 from tests.datasets import trees
 
 HOSTILE = "\x1b]0;pwn\x07[/x][red]\u202e\x9b31m[link=http://evil]"
@@ -175,7 +175,7 @@ def test_an_ascii_output_gets_every_character_t15(monkeypatch: pytest.MonkeyPatc
 
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     started = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=started, timeout=120)
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=started, timeout=END)
 
 
 def test_output_to_a_full_device_is_one_line_t4():
@@ -183,7 +183,7 @@ def test_output_to_a_full_device_is_one_line_t4():
         pytest.skip("no /dev/full here")
     with Path("/dev/full").open("w") as full:
         words = [sys.executable, "-m", "dmlkit", "schema"]
-        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=120)
+        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=END)
     assert result.returncode == 2 and result.stderr.splitlines() == ["error: [Errno 28] No space left on device"]
 
 

@@ -13,9 +13,9 @@ from PIL import Image
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import ROOT
+from tests.conftest import END, ROOT
 from tests.distributed.tiny_runs import RECIPE, TUNED, train_all
-from tests.processes import END, command_line, start_ranks
+from tests.processes import command_line, start_ranks
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 

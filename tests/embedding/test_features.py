@@ -17,8 +17,8 @@ from dmlkit.embedding.views import AugmentedViews, Views
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.transforms.imagenet import ImageNetConfig
-from tests.conftest import Result
-from tests.processes import END, Forked, command_line, wait_until
+from tests.conftest import END, Result
+from tests.processes import Forked, command_line, wait_until
 
 RECIPE = """\
 seed: 3

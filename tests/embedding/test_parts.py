@@ -28,8 +28,8 @@ from dmlkit.embedding.run import embed as embed_images
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import ROOT, TINY_RECIPE
-from tests.processes import END, command_line, start_ranks
+from tests.conftest import END, TINY_RECIPE
+from tests.processes import command_line, start_ranks
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
 IMAGES = 300  # three parts: two of 128, one of 44
@@ -333,11 +333,10 @@ def test_two_ranks_finish_what_one_process_began(home, unbroken, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_ray_equals_one_process_and_tells_a_users_mistake(home, unbroken, tmp_path, monkeypatch):
-    ray = pytest.importorskip("ray", reason="the extra dmlkit[ray] is not installed")
+def test_ray_equals_one_process_and_tells_a_users_mistake(home, unbroken, tmp_path, ray_environment: None):
     pytest.importorskip("ray.data", reason="the extra dmlkit[ray] is not installed")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the workers
+    import ray
+
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     try:
         output = tmp_path / "out"

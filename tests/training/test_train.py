@@ -12,8 +12,8 @@ import torch
 
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import ROOT, TINY_RECIPE
-from tests.processes import END, Forked, held_command_line, start, wait_until
+from tests.conftest import END, ROOT, TINY_RECIPE
+from tests.processes import Forked, held_command_line, start, wait_until
 
 
 def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
@@ -58,7 +58,7 @@ def test_training_equals_a_plain_loop(dmlkit, tiny_recipe, tmp_path):
         torch.testing.assert_close(found[name], tensor, msg=name)
 
 
-def test_the_run_folder_tells_the_whole_story(dmlkit, tiny_recipe, tmp_path):
+def test_the_run_folder_tells_the_whole_story(dmlkit, curves_are_drawn: None, tiny_recipe, tmp_path):
     run = tmp_path / "run"
     result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu")
     assert "epoch 3/3" in result.out and "best (epoch" in result.out
