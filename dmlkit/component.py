@@ -5,12 +5,11 @@ becomes a tagged union over them, so a recipe's ``loss: {name: triplet, margin: 
 class that owns the options. A new member is one new file in the family's folder.
 """
 
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import getmembers, isclass
+from inspect import isclass
 from pkgutil import iter_modules
 from typing import Any, ClassVar
 
@@ -102,37 +101,14 @@ def _discriminator(value: Any) -> str | None:
 
 
 def load_family(package: str) -> None:
-    """Import every file of a family's folder and export from the folder its base classes and its members.
+    """Import every file of a family's folder, so that its members are known; sub-folders hold none.
 
-    A member is a configuration and what it builds: ``dmlkit.losses.triplet.Triplet`` becomes
-    ``dmlkit.losses.Triplet``. Helpers in the same file stay there, and sub-folders hold no members.
-
-    Raises:
-        TypeError: two files export the same name.
+    The folder's ``__init__`` imports them by name as well, for editors and type checkers. A new file works in recipes
+    before it is named there, and a test tells the line to add.
     """
-    family = sys.modules[package]
-    for module_info in iter_modules(family.__path__, f"{package}."):
-        if module_info.ispkg:
-            continue
-        module = import_module(module_info.name)
-        classes = {name: kind for name, kind in getmembers(module, isclass) if kind.__module__ == module.__name__}
-        wanted = set(classes) if module_info.name.endswith(".base") else _member_names(classes.values())
-        for name in wanted & set(classes):
-            taken = getattr(family, name, None)
-            if taken is not None:
-                raise TypeError(f"{module.__name__}: the name {name} is taken by {taken.__module__}")
-            if not name.startswith("_"):
-                setattr(family, name, classes[name])
-
-
-def _member_names(classes: Iterable[type[Any]]) -> set[str]:
-    """The names of configurations, and of what their ``build`` or ``create`` says that it returns."""
-    found: set[str] = set()
-    for config in (kind for kind in classes if issubclass(kind, ComponentConfig)):
-        makers: list[Any] = [getattr(config, name, None) for name in ("build", "create")]
-        made = " ".join(str(maker.__annotations__.get("return", "")) for maker in makers if maker)
-        found |= {config.__name__, *re.findall(r"\w+", made)}
-    return found
+    for module_info in iter_modules(sys.modules[package].__path__, f"{package}."):
+        if not module_info.ispkg:
+            import_module(module_info.name)
 
 
 def missing_attribute(package: str, name: str) -> AttributeError:
