@@ -6,12 +6,12 @@ class that owns the options. A new member is one new file in the family's folder
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import isclass
 from pkgutil import iter_modules
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -32,12 +32,30 @@ class Requirement:
     reason: str
 
 
+class MemberError(TypeError):
+    """A class that cannot be a member of its family."""
+
+
+class NameTakenError(MemberError):
+    """Two members of a family have one name.
+
+    Args:
+        name: that both have.
+        taken_by: the member that was there first.
+        member: the one that is refused.
+    """
+
+    def __init__(self, name: str, taken_by: type[Any], member: type[Any]) -> None:
+        self.name, self.taken_by = name, taken_by
+        super().__init__(f"{member.__module__}: the name {name!r} is taken by {taken_by.__module__}")
+
+
 class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
     """Base of every family root. A direct subclass is a root, a subclass of a root is a member unless it is
     ``abstract``: what several members share.
 
     Raises:
-        TypeError: a member has no ``name`` default, or a name that another member has.
+        MemberError: a member's ``name`` is no Literal with a default, or another member has it.
 
     Example:
         >>> from typing import Literal
@@ -62,12 +80,13 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_a
             return
         if abstract:
             return
-        name = cls.model_fields["name"].default
-        if not isinstance(name, str):
-            raise TypeError(f"{cls.__qualname__}: give the field 'name' a Literal default")
+        field = cls.model_fields["name"]
+        name = field.default
+        if get_origin(field.annotation) is not Literal or get_args(field.annotation) != (name,):
+            raise MemberError(f'{cls.__qualname__}: name it by a field such as name: Literal["mine"] = "mine"')
         known = cls.variants.get(name)
-        if known is not None and known.__module__ != cls.__module__:
-            raise TypeError(f"{cls.__module__}: the name {name!r} is taken by {known.__module__}")
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise NameTakenError(name, known, cls)
         cls.variants[name] = cls
 
     def options(self, *others: str) -> dict[str, Any]:
@@ -98,6 +117,46 @@ def tag(name: str) -> str:
 def _discriminator(value: Any) -> str | None:
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return tag(name) if isinstance(name, str) else None
+
+
+def rebuild_unions() -> None:
+    """Build every model with a union of members again: a union is fixed once it is built, and members came later."""
+    known: dict[type[BaseModel], bool] = {}
+    holders = [model for model in _below(BaseModel) if _holds_union(model, known)]
+    for model in holders:  # else one would be built of what another was built of before
+        if "__pydantic_core_schema__" in vars(model):
+            del model.__pydantic_core_schema__
+    for model in holders:
+        model.model_rebuild(force=True)
+
+
+def _below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for model in root.__subclasses__():
+        yield model
+        yield from _below(model)
+
+
+def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> bool:
+    """Whether a union is in a model, or in a model that is in it."""
+    if model not in known:
+        known[model] = False  # until it is found: models may go round in a circle
+        inside = [part for field in model.model_fields.values() for part in models_in(field.annotation)]
+        known[model] = any(ComponentConfig in part.__bases__ or _holds_union(part, known) for part in inside)
+    return known[model]
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The model classes inside an annotation.
+
+    Example:
+        >>> from typing import Annotated
+        >>> [model.__name__ for model in models_in(tuple[Annotated[ComponentConfig, one_of], ...])]
+        ['ComponentConfig']
+    """
+    if isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from models_in(argument)
 
 
 def load_family(package: str) -> None:

@@ -20,6 +20,7 @@ from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import Draw, TransformedImages, make_loader
+from dmlkit.recipe.provenance import plugins_of
 
 Compute = Callable[[list[int], Advance], None]
 """Computes parts, given by their numbers, and tells how many more images are done."""
@@ -55,7 +56,9 @@ class EmbedJob:
             digest.update(self.dataset.key(index).encode() + b"\0")
         images = {"count": len(self.dataset), "hash": digest.hexdigest(), "images_per_part": self.parts.part_images}
         model = describe(trained).plain()
-        return {"dmlkit": __version__, **model, "source": self.source, "list": images}
+        plugins = [record.model_dump() for record in plugins_of(trained.recipe)]
+        theirs = {"plugins": plugins} if plugins else {}
+        return {"dmlkit": __version__, **model, "source": self.source, "list": images, **theirs}
 
 
 class PartEmbedder:

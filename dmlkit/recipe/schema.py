@@ -23,6 +23,7 @@ from dmlkit.miners.base import MinerConfig
 from dmlkit.optimizers.adamw import AdamWConfig
 from dmlkit.optimizers.base import OptimizerConfig
 from dmlkit.pooling.base import PoolingConfig
+from dmlkit.recipe.plugin import load_installed
 from dmlkit.regularizers.base import RegularizerConfig
 from dmlkit.samplers.base import SamplerConfig
 from dmlkit.samplers.random import RandomConfig
@@ -139,7 +140,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
         return self
 
     def _unmet_requirements(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        for key, component in _components((), self):
+        for key, component in components_of(self):
             for requirement in component.requirements():
                 value = reduce(getattr, requirement.key.split("."), self)
                 if value not in requirement.allowed:
@@ -184,16 +185,18 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
             yield (key, "got precision fp16, expected fp32 or bf16: its scaler skips a step by what one rank sees")
 
 
-def _components(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
+def components_of(
+    value: Any, key: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
     """Every component below a value, nested ones too, with its key."""
     if isinstance(value, ComponentConfig):
         yield key, value
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            yield from _components((*key, name), getattr(value, name))
+            yield from components_of(getattr(value, name), (*key, name))
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
-            yield from _components((*key, index), item)
+            yield from components_of(item, (*key, index))
 
 
 FAMILIES: dict[str, type[ComponentConfig]] = {
@@ -213,3 +216,5 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "metrics": MetricConfig,
 }
 """The families by the name of their folder, in the order in which an image meets them."""
+
+load_installed()
