@@ -157,9 +157,10 @@ def _load(entry: EntryPoint) -> ModuleType:
 
 def _place(module: ModuleType) -> Path:
     """The folder of the package that a module is or lies in, or the file of one that lies in none."""
-    if module.__file__ is None:
-        raise UserError(f"{module.__name__} has no file; expected a module or a package with an __init__.py")
-    file = Path(module.__file__)
+    path = getattr(module, "__file__", None)
+    if path is None:
+        raise UserError(f"{module.__name__} has no file; expected a module, or a package with an __init__.py")
+    file = Path(path)
     return file.parent if "." in module.__name__ or hasattr(module, "__path__") else file
 
 

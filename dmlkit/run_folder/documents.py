@@ -101,6 +101,8 @@ class Environment(Document, frozen=True, use_attribute_docstrings=True):
     """``environment.json``: what a run was started on. Its presence tells that dmlkit made the folder."""
 
     kind: ClassVar[str] = "description of a run's environment"
+    version: ClassVar[int] = 2  # 1 had no plug-ins
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     python: str
     platform: str

@@ -1,6 +1,7 @@
 """Plug-ins, each in processes of their own: members stay for as long as a process does."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -256,6 +257,42 @@ def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_
         "1.0; choose another; mend or uninstall it",
     ]
     assert "half_pairs" not in listed[1] and "toy_pairs (toy-dml 1.0)" in listed[1]
+
+
+def test_the_toys_keep_the_contracts_of_their_families(folder: Path):
+    code = (
+        "from toy import ToyPairsConfig, ToyStripesConfig; from dmlkit.testing import check_dataset, check_loss; "
+        "check_loss(ToyPairsConfig(scale=2.0)); check_dataset(ToyStripesConfig(validation_fraction=0.34))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+
+
+def test_the_page_does_what_it_says(tmp_path: Path):
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    lines: list[str] = []
+    for kind, body in re.findall(r"```(python|yaml|sh)\n(.*?)```", page, re.DOTALL):
+        if kind == "sh":
+            lines += [line.removeprefix("dmlkit ") for line in body.splitlines()]
+        else:
+            name, _, text = body.removeprefix("# ").partition("\n")
+            (tmp_path / name).write_text(text)
+    told = commands(tmp_path, *lines)
+    assert [code for code, _, _ in told] == [0] * 3, told
+    assert "How steep it is." in told[0][1]
+    result = subprocess.run(
+        [sys.executable, "-c", "from test_my_losses import test_my_pairs; test_my_pairs()"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (message,) = re.findall(r"^    (my_pairs on .*\n    .*)$", page, re.MULTILINE)
+    assert " ".join(message.split()) in result.stderr
 
 
 def test_the_command_line_starts_without_plugins(site: Path, tmp_path: Path):

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds.base import Manifold
@@ -30,4 +31,4 @@ class ToyPairs(Loss):
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         similarity = self.manifold.similarity(embeddings, embeddings)  # (B, B)
         sign = (labels[:, None] == labels) * 2 - 1
-        return (-self.scale * sign * similarity).exp().log1p().mean()
+        return softplus(-self.scale * sign * similarity).mean()
