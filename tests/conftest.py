@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+collect_ignore = ["toy_plugin"]  # its members are for the tests that install it
 TINY_RECIPE = """\
 seed: 3
 dataset: {name: glyphs, classes: 12, images_per_class: 6, size: 16, validation_fraction: 0.34}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, RecipePath, Set
+from dmlkit.cli.options import Debug, Plugins, RecipePath, Set
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def list_members(
     family: Annotated[str | None, typer.Argument(help="One family, or recipes.", show_default=False)] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default recipes/.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print every key of every family as Markdown.")] = False,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """List the families that recipes put together, the members of one with their keys, or the recipes."""
@@ -58,13 +59,15 @@ def print_families(console: "Console") -> None:
 def print_family(family: str, console: "Console") -> None:
     """Every member of a family: what it is, and each key with its default and its meaning."""
     from dmlkit.cli.console import say
+    from dmlkit.recipe.plugin import plugin_of
     from dmlkit.recipe.reference import first_sentence, keys_of
     from dmlkit.recipe.schema import FAMILIES
 
     if family not in FAMILIES:
         raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(FAMILIES)}")
     for name, variant in sorted(FAMILIES[family].variants.items()):
-        say(console, f"{name}", style="bold")
+        plugin = plugin_of(variant)
+        say(console, f"{name} ({plugin.title})" if plugin else name, style="bold")
         say_indented(console, first_sentence(variant), 2)
         for key in keys_of(variant):
             say_indented(console, f"{key.key}: {key.default}  {key.meaning}", 4)
@@ -98,7 +101,7 @@ def print_recipes(folder: Path, console: "Console") -> None:
 
 
 @app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")
-def check(recipe: RecipePath, overrides: Set = None, debug: Debug = False) -> None:
+def check(recipe: RecipePath, overrides: Set = None, plugins: Plugins = None, debug: Debug = False) -> None:
     """Check a recipe and print it with every default spelled out."""
     from dmlkit.recipe.file import dump_recipe, read_recipe
 
@@ -106,7 +109,7 @@ def check(recipe: RecipePath, overrides: Set = None, debug: Debug = False) -> No
 
 
 @app.command(epilog="Example:  dmlkit schema > recipe.schema.json")
-def schema(debug: Debug = False) -> None:
+def schema(plugins: Plugins = None, debug: Debug = False) -> None:
     """Print the JSON schema of recipes, for editors."""
     import json
 

@@ -24,6 +24,7 @@ from dmlkit.miners.base import MinerConfig
 from dmlkit.optimizers.adamw import AdamWConfig
 from dmlkit.optimizers.base import OptimizerConfig
 from dmlkit.pooling.base import PoolingConfig
+from dmlkit.recipe.plugin import load_installed
 from dmlkit.regularizers.base import RegularizerConfig
 from dmlkit.samplers.base import SamplerConfig
 from dmlkit.samplers.random import RandomConfig
@@ -218,3 +219,5 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "metrics": MetricConfig,
 }
 """The families by the name of their folder, in the order in which an image meets them."""
+
+load_installed()
