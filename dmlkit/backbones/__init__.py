@@ -6,6 +6,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.bn_inception import BNInception, BNInceptionConfig
 from dmlkit.backbones.convnext import ConvNeXt, ConvNeXtConfig
 from dmlkit.backbones.googlenet import GoogLeNet, GoogLeNetConfig
+from dmlkit.backbones.identity import Identity, IdentityConfig
 from dmlkit.backbones.resnet import ResNet, ResNet18Config, ResNet50Config, ResNet101Config
 from dmlkit.backbones.small_cnn import SmallCNN, SmallCNNConfig
 from dmlkit.backbones.timm import Timm, TimmConfig
@@ -21,6 +22,8 @@ __all__ = [
     "ConvNeXtConfig",
     "GoogLeNet",
     "GoogLeNetConfig",
+    "Identity",
+    "IdentityConfig",
     "ResNet",
     "ResNet18Config",
     "ResNet50Config",

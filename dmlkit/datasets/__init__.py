@@ -11,6 +11,7 @@ from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.datasets.inshop import InShopConfig
 from dmlkit.datasets.sop import SopConfig
 from dmlkit.datasets.table import TableConfig
+from dmlkit.datasets.vectors import VectorsConfig
 
 __all__ = [
     "Cars196Config",
@@ -21,6 +22,7 @@ __all__ = [
     "InShopConfig",
     "SopConfig",
     "TableConfig",
+    "VectorsConfig",
 ]
 
 load_family(__name__)

@@ -23,6 +23,7 @@ from dmlkit.testing.samplers import check_sampler
 from dmlkit.testing.schedules import check_schedule
 from dmlkit.testing.transforms import check_transform
 from dmlkit.testing.transport import check_transport
+from dmlkit.testing.tuning import check_tuning
 
 __all__ = [
     "check_backbone",
@@ -39,4 +40,5 @@ __all__ = [
     "check_schedule",
     "check_transform",
     "check_transport",
+    "check_tuning",
 ]

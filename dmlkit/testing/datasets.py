@@ -15,7 +15,7 @@ def check_dataset(config: DatasetConfig) -> None:
     """Hold a dataset, as it is configured, to its contract; files that it reads must be there.
 
     Labels, names and paths of every split fit together; no class of the test split is trained on or validated on;
-    images are uint8 RGB, the same at each call; the dataset is the same each time that it is built.
+    images are uint8 RGB, vectors float32, the same at each call; the dataset is the same each time that it is built.
 
     Raises:
         AssertionError: names what is broken.
@@ -67,16 +67,21 @@ def splits_share_no_class(config: DatasetConfig) -> None:
         expect(not missing, f"{split} has {', '.join(missing[:3])}, which all has not")
 
 
-def images_are_rgb_and_stay_the_same(config: DatasetConfig) -> None:
-    """An image is (3, H, W) uint8, the same at each call, and comes with its label."""
+def samples_are_of_one_kind_and_stay_the_same(config: DatasetConfig) -> None:
+    """An image is (3, H, W) uint8, a vector (F,) float32; it is the same at each call, and comes with its label."""
+    kind = torch.uint8 if config.sample == "image" else torch.float32
     for split, dataset in splits_of(config).items():
+        told = f"{split}: num_features {dataset.num_features}, and the dataset holds {config.sample}s"
+        expect((dataset.num_features is None) == (config.sample == "image"), told)
         for index in range(0, len(dataset), max(1, len(dataset) // LOOKED_AT)):
-            image, where = dataset.image(index), f"{split}, image {index}"
-            shape = tuple(image.shape)
-            expect(len(shape) == 3 and shape[0] == 3 and min(shape) > 0, f"{where}: shape {shape}")
-            expect(image.dtype == torch.uint8, f"{where}: {image.dtype}")
+            sample, where = dataset.sample(index), f"{split}, {config.sample} {index}"
+            shape = tuple(sample.shape)
+            is_image = len(shape) == 3 and shape[0] == 3 and min(shape) > 0
+            fits = is_image if dataset.num_features is None else shape == (dataset.num_features,)
+            expect(fits, f"{where}: shape {shape}")
+            expect(sample.dtype == kind, f"{where}: {sample.dtype}")
             again, label = dataset[index]
-            expect(torch.equal(again, image), f"{where}: other pixels at the second call")
+            expect(torch.equal(again, sample), f"{where}: other numbers at the second call")
             expect(label == int(dataset.labels[index]), f"{where}: label {label}, labels say {dataset.labels[index]}")
 
 
@@ -88,13 +93,13 @@ def building_again_gives_the_same(config: DatasetConfig) -> None:
         expect(again.class_names == dataset.class_names, f"{split}: other class names")
         keys = [[one.key(index) for index in range(len(one))] for one in (dataset, again)]
         expect(keys[0] == keys[1], f"{split}: other images, or in another order")
-        expect(torch.equal(again.image(0), dataset.image(0)), f"{split}: other pixels of image 0")
+        expect(torch.equal(again.sample(0), dataset.sample(0)), f"{split}: another sample 0")
 
 
 DATASET: tuple[Promise, ...] = (
     labels_names_and_paths_fit_together,
     splits_share_no_class,
-    images_are_rgb_and_stay_the_same,
+    samples_are_of_one_kind_and_stay_the_same,
     building_again_gives_the_same,
     a_line_of_help_says_what_it_is,
 )

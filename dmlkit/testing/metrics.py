@@ -53,17 +53,22 @@ def it_returns_its_names(config: MetricConfig) -> None:
     values = retrieval_metrics(points, labels, metrics=[config])
     expect(tuple(values) == config.names(), f"got figures {tuple(values)}, named {config.names()}")
     expect(all(isinstance(value, float) for value in values.values()), f"got {values}, which are not all floats")
-    if dict(config) != {"name": config.name, **_defaults(config)}:
-        return  # names hold no options
-    by_name = [[config.name], list(config.names()) if config.cutoffs() else [config.key]]
+    if _options(config) - {config.listed()}:
+        return  # names hold no other options
+    by_name = [list(config.asked())] if _options(config) else [[config.name], list(config.asked())]
     for names in by_name:
         found = retrieval_metrics(points, labels, metrics=names)
         expect(found == values, f"asked for as {names} it gives {found}, by configuration {values}")
 
 
-def _defaults(config: MetricConfig) -> dict[str, object]:
+def _options(config: MetricConfig) -> set[str]:
+    """The options that are not their defaults."""
     fields = type(config).model_fields.items()
-    return {name: field.get_default(call_default_factory=True) for name, field in fields if name != "name"}
+    return {
+        name
+        for name, field in fields
+        if name != "name" and (field.is_required() or getattr(config, name) != field.get_default())
+    }
 
 
 def perfect_embeddings_score_one(config: MetricConfig) -> None:

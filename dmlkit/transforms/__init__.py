@@ -9,6 +9,7 @@ from dmlkit.transforms.cgml_cars import CgmlCarsConfig
 from dmlkit.transforms.hyp_vit import HypViTConfig
 from dmlkit.transforms.imagenet import ImageNetConfig
 from dmlkit.transforms.plain import PlainConfig
+from dmlkit.transforms.pretrained import PretrainedConfig
 
 __all__ = [
     "BNInceptionConfig",
@@ -16,6 +17,7 @@ __all__ = [
     "HypViTConfig",
     "ImageNetConfig",
     "PlainConfig",
+    "PretrainedConfig",
     "Resizing",
     "TransformConfig",
 ]

@@ -11,6 +11,7 @@ from dmlkit.backbones.base import BackboneConfig
 from dmlkit.errors import UserError
 from dmlkit.pooling.base import PoolingConfig
 from dmlkit.testing.backbones import (
+    check_backbone,
     expect_frozen,
     expect_pooled,
     features_are_of_one_image_each,
@@ -28,7 +29,7 @@ def config(name: str, **options: Any) -> BackboneConfig:
     return BackboneConfig.variants[name](**OPTIONS.get(name, {}) | options)
 
 
-@pytest.mark.parametrize("name", sorted(OF_IMAGES))
+@pytest.mark.parametrize("name", sorted(BackboneConfig.variants))
 def test_features_are_of_one_image_each(name: str):
     hold([features_are_of_one_image_each], name, config(name))
 
@@ -43,6 +44,10 @@ def test_batch_norm_statistics_and_affine_freeze_apart(name: str, statistics: bo
 
 def test_a_backbone_is_frozen_for_its_first_epochs():
     hold([frozen_epochs_have_no_gradients], "small_cnn", config("small_cnn", width=4))
+
+
+def test_a_backbone_of_vectors_keeps_the_whole_contract():
+    check_backbone(config("identity"))
 
 
 @pytest.mark.parametrize("name", sorted(OF_IMAGES - {"small_cnn", "resnet101"}))

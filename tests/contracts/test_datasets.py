@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import csv
@@ -29,6 +30,13 @@ def in_a_table(root: Path) -> Path:
     return root / "table.csv"
 
 
+def in_arrays(root: Path) -> Path:
+    numbers = np.random.default_rng(0)
+    np.save(root / "labels.npy", np.arange(12) // 2)
+    np.save(root / "vectors.npy", numbers.normal(size=(12, 5)).astype(np.float32))
+    return root / "vectors.npy"
+
+
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "cub200": trees.cub,
     "cars196": trees.cars,
@@ -36,6 +44,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "inshop": trees.inshop,
     "folder": in_folders,
     "table": in_a_table,
+    "vectors": in_arrays,
 }
 GLYPHS: dict[str, Any] = {"classes": 20, "images_per_class": 2, "size": 16}
 
@@ -49,9 +58,9 @@ def test_every_dataset_of_dmlkit_is_made_here():
 @pytest.mark.parametrize("promise", DATASET, ids=lambda promise: promise.__name__)
 def test_files(promise: Promise, name: str, tmp_path: Path):
     place = MAKERS[name](tmp_path)
-    config = DatasetConfig.variants[name](
-        **{"file" if name == "table" else "root": str(place)}, validation_fraction=0.0
-    )
+    keys = {"table": {"file": place}, "vectors": {"embeddings": place, "labels": place.with_name("labels.npy")}}
+    options = {key: str(path) for key, path in keys.get(name, {"root": place}).items()}
+    config = DatasetConfig.variants[name](**options, validation_fraction=0.0)
     hold([promise], name, config)
 
 

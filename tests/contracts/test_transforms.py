@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dmlkit.loading.batches import TrainingBatches
-from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.schema import Recipe
 from dmlkit.testing.promise import Promise, hold
 from dmlkit.testing.transforms import TRANSFORM
