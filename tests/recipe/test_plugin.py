@@ -186,9 +186,9 @@ BAD = {
     "import sys\nsys.exit()": "{path}: cannot load this plug-in: SystemExit (line 2)",
     "x = 1": "{path}: this plug-in defines no member of a family; expected a class that derives from LossConfig, "
     "DatasetConfig or another root",
-    "TAKEN": "{path}: cannot load this plug-in: the name 'triplet' is taken by dmlkit; choose another (line 12)",
+    "TAKEN": "{path}: cannot load this plug-in: the name 'triplet' is taken by dmlkit; choose another (line 13)",
     "UNTYPED": "{path}: cannot load this plug-in: ToyPairsConfig: name it by a field such as "
-    'name: Literal["mine"] = "mine" (line 12)',
+    'name: Literal["mine"] = "mine" (line 13)',
     "\0": "{path}: cannot load this plug-in: SyntaxError: source code string cannot contain null bytes",
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dmlkit import testing
-from dmlkit.losses import MarginConfig, NormSoftmaxConfig
+from dmlkit.losses import ArcFaceConfig, MarginConfig
 from dmlkit.manifolds import EuclideanConfig, SphereConfig
 from dmlkit.recipe.schema import FAMILIES
 from dmlkit.testing.promise import expect, expect_close, expect_refused, fits, fitting_manifolds, hold
@@ -59,7 +59,7 @@ def _raise() -> None:
 
 
 def test_requirements_choose_manifolds():
-    assert fits(NormSoftmaxConfig(), SphereConfig()) and not fits(NormSoftmaxConfig(), EuclideanConfig())
+    assert fits(ArcFaceConfig(), SphereConfig()) and not fits(ArcFaceConfig(), EuclideanConfig())
     assert {one.name for one in fitting_manifolds(MarginConfig())} == {"sphere"}  # its miner's, which is nested in it
 
 

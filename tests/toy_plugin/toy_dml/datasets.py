@@ -44,7 +44,7 @@ class ToyStripes(Dataset):
         )
         self.angles, self.images_per_class = angles, images_per_class
 
-    def image(self, index: int) -> Tensor:
+    def sample(self, index: int) -> Tensor:
         label, shift = divmod(index, self.images_per_class)
         angle = torch.tensor(self.angles[label] * torch.pi)
         place = torch.arange(16.0)
