@@ -50,7 +50,9 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that train 
 SourcePath = Annotated[
     Path, typer.Argument(metavar="RUN|EMBEDDINGS", help="Folder that train or embed wrote.", show_default=False)
 ]
-RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML recipe.", show_default=False)]
+RecipePath = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="YAML recipe, or the name of one of dmlkit's.", show_default=False)
+]
 Checkpoint = Annotated[
     Literal["best", "last"] | None,
     typer.Option(help="Which weights; by default the best on validation classes, else the last."),

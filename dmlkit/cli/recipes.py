@@ -17,7 +17,7 @@ app = typer.Typer()
 @app.command(name="list", epilog="Examples:  dmlkit list losses    dmlkit list recipes")
 def list_members(
     family: Annotated[str | None, typer.Argument(help="One family, or recipes.", show_default=False)] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default recipes/.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default those of dmlkit.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print every key of every family as Markdown.")] = False,
     plugins: Plugins = None,
     debug: Debug = False,
@@ -34,7 +34,7 @@ def list_members(
 
         typer.echo(as_markdown(), nl=False)
     elif family == "recipes":
-        print_recipes(root or Path("recipes"), Console())
+        print_recipes(root, Console())
     elif family is None:
         print_families(Console())
     else:
@@ -84,20 +84,46 @@ def say_indented(console: "Console", text: str, indent: int) -> None:
     console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
 
 
-def print_recipes(folder: Path, console: "Console") -> None:
-    """One table for each folder of recipes, which is a paper."""
+def print_recipes(root: Path | None, console: "Console") -> None:
+    """One table for each folder of recipes, which is a paper: of a folder, or of those that come with dmlkit."""
     from rich.table import Table
     from rich.text import Text
 
-    from dmlkit.cli.console import cells, show_table
+    from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.escape import printable
     from dmlkit.recipe.headers import find_recipes
+    from dmlkit.recipe.shipped import shipped_recipes
 
-    for paper, headers in find_recipes(folder).items():
-        table = Table("recipe", "what it is", "published", title=Text(printable(str(paper))), title_justify="left")
+    for paper, headers in find_recipes(root or shipped_recipes()).items():
+        title = str(paper) if root else paper.name
+        table = Table(title=Text(printable(title)), title_justify="left")
+        table.add_column("recipe", no_wrap=root is None)  # a name is there to be copied
+        table.add_column("what it is")
+        table.add_column("published")
         for header in headers:
-            table.add_row(*cells([header.path.name, header.summary, header.published]))
+            name = header.path.name if root else f"{paper.name}/{header.path.stem}"
+            table.add_row(*cells([name, header.summary, header.published]))
         show_table(table, console)
+    if root is None:
+        say(console, "dmlkit train glyphs/proxy_anchor trains one; dmlkit copy NAME FILE copies it, to change")
+
+
+@app.command(epilog="Example:  dmlkit copy glyphs/proxy_anchor mine.yaml")
+def copy(
+    name: Annotated[str, typer.Argument(help="A recipe that dmlkit list recipes shows.", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(help="Where to; by default the end of its name, here.", show_default=False)
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Copy a recipe that comes with dmlkit, to change."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import say
+    from dmlkit.recipe.shipped import copy_recipe
+
+    for path in copy_recipe(name, file or Path(f"{Path(name).name}.yaml")):
+        say(Console(), f"written: {path}")
 
 
 @app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")

@@ -13,6 +13,13 @@ def a_misspelt_attribute() -> None:
     dmlkit.manifolds.Sfere(8)  # reportAttributeAccessIssue
 
 
+def a_misspelt_function() -> None:
+    import dmlkit
+
+    dmlkit.lod("runs/demo")  # reportAttributeAccessIssue
+    dmlkit.load("runs/demo", checkpoint="first")  # reportArgumentType
+
+
 def an_option_of_another_type() -> None:
     from dmlkit.losses import ProxyAnchor, ProxyAnchorConfig
     from dmlkit.manifolds import Sphere

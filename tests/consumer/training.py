@@ -1,9 +1,14 @@
 """What a stranger's program does with dmlkit's components; pyright must find no fault in it."""
 
+from pathlib import Path
 from typing import assert_type
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 
+import dmlkit
 from dmlkit.backbones import SmallCNNConfig
 from dmlkit.datasets import DatasetConfig, GlyphsConfig
 from dmlkit.heads import Linear
@@ -38,3 +43,15 @@ assert_type(retrieval_metrics(torch.randn(8, 4), torch.arange(8) % 2, metrics=["
 
 configs = (SmallCNNConfig(width=4), AdamWConfig(lr=0.1), CosineConfig(), ImageNetConfig())
 classes = (Linear, GeM, GraphConsistency, ClassBalanced, Sinkhorn)
+
+
+def through_the_front_door(folder: Path) -> NDArray[np.float32]:
+    """The Python face; never called."""
+    summary = dmlkit.train("glyphs/proxy_anchor", folder, overrides=["training.epochs=1"])
+    assert_type(summary.chosen.test, dict[str, float])
+    assert_type(dmlkit.evaluate(folder).report.metrics, dict[str, float])
+    model = dmlkit.load(folder)
+    assert_type(model, dmlkit.Embedder)
+    embeddings = model.embed(["robin.jpg", folder / "wren.jpg", Image.new("RGB", (8, 8))])
+    assert_type(embeddings, NDArray[np.float32])
+    return model.similarity(embeddings, model.embed(np.zeros((2, 8, 8, 3), np.uint8)))
