@@ -18,13 +18,13 @@ class TransportConfig(ComponentConfig, frozen=True):
         raise NotImplementedError
 
 
-def check_installed(package: str, solver: str) -> None:
-    """Make sure, before training begins, that the package of a solver is there: two of them take 425 MB.
+def check_installed(module: str, package: str, solver: str) -> None:
+    """Make sure, before training begins, that the package of a solver is there: POT and cvxpylayers take 425 MB.
 
     Raises:
-        ValueError: it is not; names what to install.
+        ValueError: it is not; names the extra to install.
     """
-    if find_spec(package) is None:
+    if find_spec(module) is None:
         raise ValueError(f"{solver} needs {package}; install it with: pip install 'dmlkit[transport]'")
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
 
 
 class CvxpyConfig(TransportConfig, frozen=True):
@@ -29,7 +29,7 @@ class Cvxpy(TransportSolver):
         regularization: eps >= 0.
 
     Raises:
-        ValueError: the regularization is negative.
+        ValueError: the regularization is negative, or cvxpylayers is not installed.
 
     Example:
         >>> import torch
@@ -42,6 +42,7 @@ class Cvxpy(TransportSolver):
     def __init__(self, *, regularization: float = 1e-4) -> None:
         if not regularization >= 0:
             raise ValueError(f"Cvxpy: regularization must not be negative, got {regularization}")
+        check_installed("cvxpylayers", "cvxpylayers", "cvxpy")
         self.regularization = regularization
 
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
 
 
 class EmdConfig(TransportConfig, frozen=True):
@@ -23,11 +23,17 @@ class Emd(TransportSolver):
 
     **Gradient: zero, and the plan is returned without one**, as for `Exact`.
 
+    Raises:
+        ValueError: POT is not installed.
+
     Example:
         >>> Emd().plan(torch.tensor([[[0.0, 1.0], [0.1, 9.0]]]), torch.ones(1, 2), torch.ones(1, 2))
         tensor([[[0., 1.],
                  [1., 0.]]])
     """
+
+    def __init__(self) -> None:
+        check_installed("ot", "POT", "emd")
 
     @torch.no_grad()
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
