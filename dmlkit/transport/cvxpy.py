@@ -10,7 +10,10 @@ from dmlkit.transport.base import TransportConfig, TransportSolver, check_instal
 
 
 class CvxpyConfig(TransportConfig, frozen=True):
-    """cvxpylayers (Agrawal et al. 2019): the quadratic or linear programme by a general solver, for reference."""
+    """cvxpylayers (Agrawal et al. 2019): the quadratic or linear programme by a general solver, for reference.
+
+    Needs pip install 'dmlkit[transport]'.
+    """
 
     name: Literal["cvxpy"] = "cvxpy"
     regularization: NonNegativeFloat = 1e-4

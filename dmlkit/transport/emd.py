@@ -10,7 +10,10 @@ from dmlkit.transport.base import TransportConfig, TransportSolver, check_instal
 
 
 class EmdConfig(TransportConfig, frozen=True):
-    """Earth mover's distance plan by POT's network simplex (Bonneel et al. 2011), for large single problems."""
+    """Earth mover's distance plan by POT's network simplex (Bonneel et al. 2011), for large single problems.
+
+    Needs pip install 'dmlkit[transport]'.
+    """
 
     name: Literal["emd"] = "emd"
 

@@ -13,7 +13,10 @@ Gradient = Literal["implicit", "unrolled", "envelope"]
 
 
 class SinkhornConfig(TransportConfig, frozen=True):
-    """Sinkhorn (Cuturi 2013): entropic transport, dense and differentiable, by POT's batched solver."""
+    """Sinkhorn (Cuturi 2013): entropic transport, dense and differentiable, by POT's batched solver.
+
+    Needs pip install 'dmlkit[transport]'.
+    """
 
     name: Literal["sinkhorn"] = "sinkhorn"
     regularization: PositiveFloat = 0.05

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from dmlkit.cli.app import app
 from tests.conftest import ROOT
+from tests.docs.test_readme import leaves
 
 TOY = ROOT / "tests" / "toy_plugin"
 RECIPE = """\
@@ -46,6 +49,11 @@ expect: [{better: steep, than: flat, metric: recall@1}]
 
 pytestmark = pytest.mark.slow
 Told = list[tuple[int, str, str]]
+
+
+def commands_with(option: str) -> set[str]:
+    """The commands that take an option."""
+    return {name for name, command in leaves(get_command(app)) if option in {one.name for one in command.params}}
 
 
 def commands(folder: Path, *lines: str, installed: Path | None = None) -> Told:
@@ -293,6 +301,11 @@ def test_the_page_does_what_it_says(tmp_path: Path):
     )
     (message,) = re.findall(r"^    (my_pairs on .*\n    .*)$", page, re.MULTILINE)
     assert " ".join(message.split()) in result.stderr
+
+
+@pytest.mark.parametrize("command", sorted(commands_with("device") - {"start"}))
+def test_every_command_that_runs_a_model_takes_plugins(command: str):
+    assert command in commands_with("plugins")
 
 
 def test_the_command_line_starts_without_plugins(site: Path, tmp_path: Path):
