@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo test test-gpu lint audit bench clean fuzz
+.PHONY: setup demo test test-gpu lint audit bench clean fuzz wheel
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -11,7 +11,7 @@ setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dmlkit needs Python 3.11 or later; set PYTHON, e.g. make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[timm,lite,onnx,tensorboard,ray,gallery,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[transport,timm,lite,onnx,tensorboard,ray,gallery,dev]'
 	@touch $@
 
 demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores
@@ -48,6 +48,9 @@ bench: setup  ## Measure side by side with peers; writes benchmarks/results
 	$(BIN)/python benchmarks/losses.py times && $(BIN)/python benchmarks/losses.py memory
 	for name in training_loop transport grouplet data evaluation manifolds scale; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+wheel: setup  ## Build wheel and sdist into dist/, and try the wheel in a fresh environment without extras: 8 GB of disk
+	PYTHON=$(PYTHON) .ci/wheel
 
 clean:  ## Remove the environment and all that was built; runs stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

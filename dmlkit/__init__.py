@@ -1,6 +1,16 @@
 """dmlkit: train, evaluate, embed and export deep metric learning models.
 
-The command line (``dmlkit --help``) and the recipes are the front door. Its components are a library too::
+The command line (``dmlkit --help``) and the recipes are the front door. What the commands do is here as functions::
+
+    import dmlkit
+
+    dmlkit.train("glyphs/proxy_anchor", "runs/demo", overrides=["training.epochs=3"])
+    print(dmlkit.evaluate("runs/demo").report.metrics["recall@1"])
+    model = dmlkit.load("runs/demo")
+    embeddings = model.embed(["robin.jpg", "wren.jpg"])  # (2, D)
+    print(model.similarity(embeddings, embeddings))
+
+and the components are a library too::
 
     from dmlkit.losses import ProxyAnchor
     from dmlkit.manifolds import Sphere
@@ -8,4 +18,32 @@ The command line (``dmlkit --help``) and the recipes are the front door. Its com
 Importing this package imports neither torch nor any other heavy dependency.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from dmlkit.errors import UserError
+
+if TYPE_CHECKING:
+    from dmlkit.embedding.embedder import Embedder, load
+    from dmlkit.evaluation.run import evaluate_run as evaluate
+    from dmlkit.training.train import train
+
+__all__ = ["Embedder", "UserError", "evaluate", "load", "train"]
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:  # each is imported when it is first asked for: torch takes seconds
+    _PLACES = {
+        "Embedder": ("dmlkit.embedding.embedder", "Embedder"),
+        "evaluate": ("dmlkit.evaluation.run", "evaluate_run"),
+        "load": ("dmlkit.embedding.embedder", "load"),
+        "train": ("dmlkit.training.train", "train"),
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _PLACES:
+            raise AttributeError(f"module 'dmlkit' has no attribute {name!r}; it has {', '.join(__all__)}")
+        module, attribute = _PLACES[name]
+        return getattr(import_module(module), attribute)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

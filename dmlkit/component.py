@@ -5,14 +5,13 @@ becomes a tagged union over them, so a recipe's ``loss: {name: triplet, margin: 
 class that owns the options. A new member is one new file in the family's folder.
 """
 
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import getmembers, isclass
+from inspect import isclass
 from pkgutil import iter_modules
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -33,12 +32,30 @@ class Requirement:
     reason: str
 
 
+class MemberError(TypeError):
+    """A class that cannot be a member of its family."""
+
+
+class NameTakenError(MemberError):
+    """Two members of a family have one name.
+
+    Args:
+        name: that both have.
+        taken_by: the member that was there first.
+        member: the one that is refused.
+    """
+
+    def __init__(self, name: str, taken_by: type[Any], member: type[Any]) -> None:
+        self.name, self.taken_by = name, taken_by
+        super().__init__(f"{member.__module__}: the name {name!r} is taken by {taken_by.__module__}")
+
+
 class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
     """Base of every family root. A direct subclass is a root, a subclass of a root is a member unless it is
     ``abstract``: what several members share.
 
     Raises:
-        TypeError: a member has no ``name`` default, or a name that another member has.
+        MemberError: a member's ``name`` is no Literal with a default, or another member has it.
 
     Example:
         >>> from typing import Literal
@@ -63,12 +80,13 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_a
             return
         if abstract:
             return
-        name = cls.model_fields["name"].default
-        if not isinstance(name, str):
-            raise TypeError(f"{cls.__qualname__}: give the field 'name' a Literal default")
+        field = cls.model_fields["name"]
+        name = field.default
+        if get_origin(field.annotation) is not Literal or get_args(field.annotation) != (name,):
+            raise MemberError(f'{cls.__qualname__}: name it by a field such as name: Literal["mine"] = "mine"')
         known = cls.variants.get(name)
-        if known is not None and known.__module__ != cls.__module__:
-            raise TypeError(f"{cls.__module__}: the name {name!r} is taken by {known.__module__}")
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise NameTakenError(name, known, cls)
         cls.variants[name] = cls
 
     def options(self, *others: str) -> dict[str, Any]:
@@ -120,38 +138,55 @@ def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[t
             yield from components_below((*key, index), item)
 
 
-def load_family(package: str) -> None:
-    """Import every file of a family's folder and export from the folder its base classes and its members.
+def rebuild_unions() -> None:
+    """Build every model with a union of members again: a union is fixed once it is built, and members came later."""
+    known: dict[type[BaseModel], bool] = {}
+    holders = [model for model in _below(BaseModel) if _holds_union(model, known)]
+    for model in holders:  # else one would be built of what another was built of before
+        if "__pydantic_core_schema__" in vars(model):
+            del model.__pydantic_core_schema__
+    for model in holders:
+        model.model_rebuild(force=True)
 
-    A member is a configuration and what it builds: ``dmlkit.losses.triplet.Triplet`` becomes
-    ``dmlkit.losses.Triplet``. Helpers in the same file stay there, and sub-folders hold no members.
 
-    Raises:
-        TypeError: two files export the same name.
+def _below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for model in root.__subclasses__():
+        yield model
+        yield from _below(model)
+
+
+def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> bool:
+    """Whether a union is in a model, or in a model that is in it."""
+    if model not in known:
+        known[model] = False  # until it is found: models may go round in a circle
+        inside = [part for field in model.model_fields.values() for part in models_in(field.annotation)]
+        known[model] = any(ComponentConfig in part.__bases__ or _holds_union(part, known) for part in inside)
+    return known[model]
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The model classes inside an annotation.
+
+    Example:
+        >>> from typing import Annotated
+        >>> [model.__name__ for model in models_in(tuple[Annotated[ComponentConfig, one_of], ...])]
+        ['ComponentConfig']
     """
-    family = sys.modules[package]
-    for module_info in iter_modules(family.__path__, f"{package}."):
-        if module_info.ispkg:
-            continue
-        module = import_module(module_info.name)
-        classes = {name: kind for name, kind in getmembers(module, isclass) if kind.__module__ == module.__name__}
-        wanted = set(classes) if module_info.name.endswith(".base") else _member_names(classes.values())
-        for name in wanted & set(classes):
-            taken = getattr(family, name, None)
-            if taken is not None:
-                raise TypeError(f"{module.__name__}: the name {name} is taken by {taken.__module__}")
-            if not name.startswith("_"):
-                setattr(family, name, classes[name])
+    if isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from models_in(argument)
 
 
-def _member_names(classes: Iterable[type[Any]]) -> set[str]:
-    """The names of configurations, and of what their ``build`` or ``create`` says that it returns."""
-    found: set[str] = set()
-    for config in (kind for kind in classes if issubclass(kind, ComponentConfig)):
-        makers: list[Any] = [getattr(config, name, None) for name in ("build", "create")]
-        made = " ".join(str(maker.__annotations__.get("return", "")) for maker in makers if maker)
-        found |= {config.__name__, *re.findall(r"\w+", made)}
-    return found
+def load_family(package: str) -> None:
+    """Import every file of a family's folder, so that its members are known; sub-folders hold none.
+
+    The folder's ``__init__`` imports them by name as well, for editors and type checkers. A new file works in recipes
+    before it is named there, and a test tells the line to add.
+    """
+    for module_info in iter_modules(sys.modules[package].__path__, f"{package}."):
+        if not module_info.ispkg:
+            import_module(module_info.name)
 
 
 def missing_attribute(package: str, name: str) -> AttributeError:

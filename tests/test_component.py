@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from dmlkit.component import ComponentConfig, one_of
+from dmlkit.component import ComponentConfig, one_of, rebuild_unions
 
 
 class ShapeConfig(ComponentConfig, frozen=True): ...
@@ -48,6 +48,47 @@ def test_a_taken_name_is_refused():
             {"__module__": "elsewhere", "__annotations__": {"name": Literal["square"]}, "name": "square"},
             frozen=True,
         )
+
+
+@pytest.mark.parametrize("name", ["text: str = 'text'", "name: str = 'text'", "name: Literal['a', 'b'] = 'a'"])
+def test_a_member_without_a_literal_name_is_refused(name: str):
+    scope = {"__name__": __name__, "ShapeConfig": ShapeConfig, "Literal": Literal}
+    with pytest.raises(TypeError, match="TextConfig: name it by a field such as"):
+        exec(f"class TextConfig(ShapeConfig, frozen=True):\n    {name}", scope)
+    assert "text" not in ShapeConfig.variants
+
+
+class PlaceConfig(ComponentConfig, frozen=True): ...
+
+
+class RoomConfig(PlaceConfig, frozen=True):
+    name: Literal["room"] = "room"
+
+
+class FrameConfig(PlaceConfig, frozen=True):
+    name: Literal["frame"] = "frame"
+    inner: Annotated[PlaceConfig, one_of] | None = None
+
+
+class Wall(BaseModel):
+    frames: dict[str, FrameConfig]
+
+
+class House(BaseModel):
+    wall: Wall
+
+
+def test_a_member_that_comes_late_is_in_every_union_once_they_are_rebuilt():
+    text = '{"wall": {"frames": {"left": {"name": "frame", "inner": {"name": "frame", "inner": {"name": "late"}}}}}}'
+    with pytest.raises(ValidationError, match="expected tags"):
+        House.model_validate_json(text)
+
+    class LateConfig(PlaceConfig, frozen=True):
+        name: Literal["late"] = "late"
+
+    rebuild_unions()
+    inner = House.model_validate_json(text).wall.frames["left"].inner
+    assert inner == FrameConfig(inner=LateConfig())
 
 
 def test_members_are_frozen():

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json, RunPath, SetDataset
+from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, RunPath, SetDataset
 
 if TYPE_CHECKING:
     from dmlkit.run_folder.threshold import Threshold
@@ -22,6 +22,7 @@ def calibrate(
     overrides: SetDataset = None,
     json: Json = False,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Find from which similarity on two images are the same, on validation classes; keep it in the run.

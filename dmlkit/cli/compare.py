@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Set
+from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, Set
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def compare(
     checkpoint: Checkpoint = None,
     overrides: Set = None,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Compare runs on the test classes: intervals, and paired tests against the first run."""

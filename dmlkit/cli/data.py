@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, RecipePath, Set
+from dmlkit.cli.options import Debug, Plugins, RecipePath, Set
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,7 @@ def check(
         str | None, typer.Option(help="What the folder ROOT holds; by default it is recognised.", show_default=False)
     ] = None,
     overrides: Set = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Decode every image and compare the counts with the published ones; exit code 1 if anything is wrong."""
@@ -69,6 +70,7 @@ def cache(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", show_default=False)],
     overrides: Set = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Store all images decoded and resized, for dataset.cache: no decoding while training."""

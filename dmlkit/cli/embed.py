@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, RunPath, SetDataset, SplitName
+from dmlkit.cli.options import Checkpoint, Debug, Device, Plugins, RunPath, SetDataset, SplitName
 
 app = typer.Typer()
 
@@ -37,6 +37,7 @@ def embed(
         ),
     ] = None,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Embed images into embeddings.npy, items.parquet and manifest.json.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Json, Set, SplitName
+from dmlkit.cli.options import Checkpoint, Debug, Json, Plugins, Set, SplitName
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def evaluate(
     device: Annotated[
         str | None, typer.Option(help="Of a run: auto (the default), cpu, cuda, cuda:N or mps.", show_default=False)
     ] = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Measure retrieval, with 95 % intervals: of a run on unseen classes, or of any embeddings."""

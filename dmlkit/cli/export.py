@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, SetDataset, SourcePath
+from dmlkit.cli.options import Checkpoint, Debug, Plugins, SetDataset, SourcePath
 
 app = typer.Typer()
 
@@ -24,6 +24,7 @@ def export(
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Export a run's model, or embeddings, for other programs."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json, RunPath
+from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, RunPath
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +36,7 @@ def create(
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Create a gallery of the embeddings of a run, whole or not at all."""
@@ -67,6 +68,7 @@ def add(
     label: Label = None,
     run: Annotated[Path | None, typer.Option(help="The gallery's run, if it has moved.", show_default=False)] = None,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Add images; a picture that is there already is told, and not repeated."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, RunPath, SetDataset, SourcePath, SplitName
+from dmlkit.cli.options import Checkpoint, Debug, Device, Plugins, RunPath, SetDataset, SourcePath, SplitName
 
 app = typer.Typer()
 
@@ -23,6 +23,7 @@ def curvature(
     device: Annotated[
         str | None, typer.Option(help="Of a run: auto (the default), cpu, cuda, cuda:N or mps.", show_default=False)
     ] = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Measure how tree-like features are, and suggest the curvature of a hyperbolic space for them."""
@@ -59,6 +60,7 @@ def plot(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Draw a run's embeddings, coloured by class."""

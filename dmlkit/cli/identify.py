@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Debug, Device
+from dmlkit.cli.options import Debug, Device, Plugins
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +40,7 @@ def identify(
     html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
     run: Annotated[Path | None, typer.Option(help="The gallery's run, if it has moved.", show_default=False)] = None,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Say which label of a gallery images have, or that they are unknown."""

@@ -21,11 +21,38 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Build everything, say what would run, write nothing.")]
+
+
+def load_plugins(files: list[Path] | None) -> list[Path] | None:
+    """Load the files of ``--plugin``, before the command reads anything that may name their members."""
+    if files:
+        from importlib import import_module
+
+        from dmlkit.recipe.plugin import load_file
+
+        import_module("dmlkit.recipe.schema")  # loads what is installed, whose names a file must not take
+        for file in files:
+            load_file(file)
+    return files
+
+
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="Load a Python file whose losses, datasets, ... recipes may name. Repeatable.",
+        callback=load_plugins,
+        show_default=False,
+    ),
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that train wrote.", show_default=False)]
 SourcePath = Annotated[
     Path, typer.Argument(metavar="RUN|EMBEDDINGS", help="Folder that train or embed wrote.", show_default=False)
 ]
-RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML recipe.", show_default=False)]
+RecipePath = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="YAML recipe, or the name of one of dmlkit's.", show_default=False)
+]
 Checkpoint = Annotated[
     Literal["best", "last"] | None,
     typer.Option(help="Which weights; by default the best on validation classes, else the last."),

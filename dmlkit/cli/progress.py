@@ -6,19 +6,10 @@ from time import perf_counter
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dmlkit.cli.console import say
+from dmlkit.embedding.progress_bar import ImageBar, image_progress
 from dmlkit.run_folder.documents import EpochRow
 
 WAITING = 0.2  # of an epoch without a batch to train on is told
@@ -80,7 +71,7 @@ class TrainingProgress:
         self.last = None  # validation is not training time
 
     @contextmanager
-    def images(self, what: str, total: int) -> Generator["ImageBar"]:
+    def images(self, what: str, total: int) -> Generator[ImageBar]:
         """See `dmlkit.training.progress.Progress`."""
         self.bar.stop()  # one bar at a time
         started = perf_counter()
@@ -88,39 +79,6 @@ class TrainingProgress:
             yield advance
         say(self.console, f"{what}: {total:,} images in {perf_counter() - started:.1f} s")
         self.bar.start()
-
-
-class _Speed(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:,.0f} images/s")
-
-
-@contextmanager
-def image_progress(console: Console, description: str, total: int | None = None) -> Generator["ImageBar"]:
-    """A bar over images; yields what advances it. Silent where there is no terminal."""
-    columns = (
-        TextColumn(description, markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Speed(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        yield ImageBar(bar, bar.add_task(description, total=total))
-
-
-class ImageBar:
-    """Called with how many more images are done."""
-
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        self.bar, self.task = bar, task
-
-    def __call__(self, images: int) -> None:
-        self.bar.update(self.task, advance=images)
-
-    def expect(self, total: int) -> None:
-        """Told once how many there are."""
-        self.bar.update(self.task, total=total)
 
 
 def format_metrics(metrics: dict[str, float]) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, Json, RecipePath, Set
+from dmlkit.cli.options import Debug, Device, Json, Plugins, RecipePath, Set
 
 if TYPE_CHECKING:
     from dmlkit.study.protocol import ProtocolName
@@ -27,6 +27,7 @@ def official(
     overrides: Set = None,
     json: Json = False,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """The recipe as it is with several seeds; the same command continues it after a kill."""
@@ -41,6 +42,7 @@ def reality_check(
     overrides: Set = None,
     json: Json = False,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """4 models on class folds, apart and concatenated (Musgrave et al. 2020); the same command continues it."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, RecipePath, Set
+from dmlkit.cli.options import Debug, Plugins, RecipePath, Set
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ app = typer.Typer()
 @app.command(name="list", epilog="Examples:  dmlkit list losses    dmlkit list recipes")
 def list_members(
     family: Annotated[str | None, typer.Argument(help="One family, or recipes.", show_default=False)] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default recipes/.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default those of dmlkit.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print every key of every family as Markdown.")] = False,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """List the families that recipes put together, the members of one with their keys, or the recipes."""
@@ -33,7 +34,7 @@ def list_members(
 
         typer.echo(as_markdown(), nl=False)
     elif family == "recipes":
-        print_recipes(root or Path("recipes"), Console())
+        print_recipes(root, Console())
     elif family is None:
         print_families(Console())
     else:
@@ -58,13 +59,15 @@ def print_families(console: "Console") -> None:
 def print_family(family: str, console: "Console") -> None:
     """Every member of a family: what it is, and each key with its default and its meaning."""
     from dmlkit.cli.console import say
+    from dmlkit.recipe.plugin import plugin_of
     from dmlkit.recipe.reference import first_sentence, keys_of
     from dmlkit.recipe.schema import FAMILIES
 
     if family not in FAMILIES:
         raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(FAMILIES)}")
     for name, variant in sorted(FAMILIES[family].variants.items()):
-        say(console, f"{name}", style="bold")
+        plugin = plugin_of(variant)
+        say(console, f"{name} ({plugin.title})" if plugin else name, style="bold")
         say_indented(console, first_sentence(variant), 2)
         for key in keys_of(variant):
             say_indented(console, f"{key.key}: {key.default}  {key.meaning}", 4)
@@ -81,24 +84,50 @@ def say_indented(console: "Console", text: str, indent: int) -> None:
     console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
 
 
-def print_recipes(folder: Path, console: "Console") -> None:
-    """One table for each folder of recipes, which is a paper."""
+def print_recipes(root: Path | None, console: "Console") -> None:
+    """One table for each folder of recipes, which is a paper: of a folder, or of those that come with dmlkit."""
     from rich.table import Table
     from rich.text import Text
 
-    from dmlkit.cli.console import cells, show_table
+    from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.escape import printable
     from dmlkit.recipe.headers import find_recipes
+    from dmlkit.recipe.shipped import shipped_recipes
 
-    for paper, headers in find_recipes(folder).items():
-        table = Table("recipe", "what it is", "published", title=Text(printable(str(paper))), title_justify="left")
+    for paper, headers in find_recipes(root or shipped_recipes()).items():
+        title = str(paper) if root else paper.name
+        table = Table(title=Text(printable(title)), title_justify="left")
+        table.add_column("recipe", no_wrap=root is None)  # a name is there to be copied
+        table.add_column("what it is")
+        table.add_column("published")
         for header in headers:
-            table.add_row(*cells([header.path.name, header.summary, header.published]))
+            name = header.path.name if root else f"{paper.name}/{header.path.stem}"
+            table.add_row(*cells([name, header.summary, header.published]))
         show_table(table, console)
+    if root is None:
+        say(console, "dmlkit train glyphs/proxy_anchor trains one; dmlkit copy NAME FILE copies it, to change")
+
+
+@app.command(epilog="Example:  dmlkit copy glyphs/proxy_anchor mine.yaml")
+def copy(
+    name: Annotated[str, typer.Argument(help="A recipe that dmlkit list recipes shows.", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(help="Where to; by default the end of its name, here.", show_default=False)
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Copy a recipe that comes with dmlkit, to change."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import say
+    from dmlkit.recipe.shipped import copy_recipe
+
+    for path in copy_recipe(name, file or Path(f"{Path(name).name}.yaml")):
+        say(Console(), f"written: {path}")
 
 
 @app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")
-def check(recipe: RecipePath, overrides: Set = None, debug: Debug = False) -> None:
+def check(recipe: RecipePath, overrides: Set = None, plugins: Plugins = None, debug: Debug = False) -> None:
     """Check a recipe and print it with every default spelled out."""
     from dmlkit.recipe.file import dump_recipe, read_recipe
 
@@ -106,7 +135,7 @@ def check(recipe: RecipePath, overrides: Set = None, debug: Debug = False) -> No
 
 
 @app.command(epilog="Example:  dmlkit schema > recipe.schema.json")
-def schema(debug: Debug = False) -> None:
+def schema(plugins: Plugins = None, debug: Debug = False) -> None:
     """Print the JSON schema of recipes, for editors."""
     import json
 

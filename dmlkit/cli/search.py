@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, Json
+from dmlkit.cli.options import Debug, Device, Json, Plugins
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +41,7 @@ def search(
     html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
     json: Json = False,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Find the images that are most like others: exactly, on every manifold."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, DryRun, Set
+from dmlkit.cli.options import Debug, Device, DryRun, Plugins, Set
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def study(
         typer.Option(help="Where runs train: on this machine, or on a Ray cluster that reaches the study's folder."),
     ] = "local",
     dry_run: DryRun = False,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Hold a claim against runs: variants of a recipe with several seeds; the same command continues it."""
@@ -61,7 +62,8 @@ def study(
         raise UserError(f"--jobs {jobs}: Ray trains as many runs at once as its cluster has room for; leave --jobs out")
     console.quiet = not fabric.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
-    command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets])
+    files = [word for file in plugins or [] for word in ("--plugin", str(file))]
+    command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets, *files])
     progress = RunsProgress(console, read.num_runs, read.num_epochs)
     try:
         with progress:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, DryRun, RecipePath, Set
+from dmlkit.cli.options import Debug, Device, DryRun, Plugins, RecipePath, Set
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +31,7 @@ def train(
     ] = False,
     dry_run: DryRun = False,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Train a recipe into a run folder."""

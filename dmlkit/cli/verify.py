@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json, RunPath
+from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, RunPath
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def verify(
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Tell whether two images are of one class, by the threshold that calibrate found."""

@@ -1,11 +1,33 @@
 """Datasets: labelled images of one split. Each file holds one kind."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.cars196 import Cars196Config
+from dmlkit.datasets.cub200 import Cub200Config
+from dmlkit.datasets.folder import FolderConfig
+from dmlkit.datasets.glyphs import GlyphsConfig
+from dmlkit.datasets.inshop import InShopConfig
+from dmlkit.datasets.sop import SopConfig
+from dmlkit.datasets.table import TableConfig
+from dmlkit.datasets.vectors import VectorsConfig
+
+__all__ = [
+    "Cars196Config",
+    "Cub200Config",
+    "DatasetConfig",
+    "FolderConfig",
+    "GlyphsConfig",
+    "InShopConfig",
+    "SopConfig",
+    "TableConfig",
+    "VectorsConfig",
+]
 
 load_family(__name__)
 
+if not TYPE_CHECKING:  # else every name would pass the type checker
 
-def __getattr__(name: str) -> Any:
-    raise missing_attribute(__name__, name)
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)

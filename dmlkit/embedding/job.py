@@ -21,6 +21,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Draw, Inputs, inputs_of
+from dmlkit.recipe.provenance import plugins_of
 from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import TransformConfig
 
@@ -67,7 +68,9 @@ class EmbedJob:
             digest.update(self.dataset.key(index).encode() + b"\0")
         images = {"count": len(self.dataset), "hash": digest.hexdigest(), "images_per_part": self.parts.part_images}
         model = describe(trained).plain()
-        return {"dmlkit": __version__, **model, "source": self.source, "list": images}
+        plugins = [record.model_dump() for record in plugins_of(trained.recipe)]
+        theirs = {"plugins": plugins} if plugins else {}
+        return {"dmlkit": __version__, **model, "source": self.source, "list": images, **theirs}
 
 
 class PartEmbedder:

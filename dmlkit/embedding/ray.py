@@ -11,6 +11,7 @@ from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
+from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
@@ -30,6 +31,7 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
         UserError: Ray is not installed, or it cannot give such a device.
     """
     check_ray(device, "ray.data")
+    refuse_plugin_files()
     import ray.data
 
     def compute(numbers: list[int], advance: Advance) -> None:

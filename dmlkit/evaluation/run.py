@@ -53,11 +53,11 @@ class EvaluatedRun:
 
 
 def evaluate_run(
-    path: Path,
+    path: str | Path,
     *,
     split: Split | None = None,
     checkpoint: CheckpointName | None = None,
-    dataset_root: Path | None = None,
+    dataset_root: str | Path | None = None,
     overrides: Sequence[str] = (),
     metrics: Sequence[str] = (),
     ties: Ties = "expected",
@@ -87,7 +87,7 @@ def evaluate_run(
     Raises:
         UserError: there is no such run, or a key that evaluation does not read, or nothing to retrieve.
     """
-    run = RunFolder(path)
+    run = RunFolder(Path(path))
     fabric = fabric or start_fabric(device)
     trained = load_model(run, fabric, checkpoint)
     recipe = _recipe_of(trained, run, dataset_root, overrides, metrics)
@@ -116,7 +116,11 @@ def evaluate_run(
 
 
 def _recipe_of(
-    trained: TrainedModel, run: RunFolder, dataset_root: Path | None, overrides: Sequence[str], metrics: Sequence[str]
+    trained: TrainedModel,
+    run: RunFolder,
+    dataset_root: str | Path | None,
+    overrides: Sequence[str],
+    metrics: Sequence[str],
 ) -> Recipe:
     """The run's recipe with what the evaluation is to read otherwise."""
     for override in overrides:
@@ -131,7 +135,7 @@ def _recipe_of(
 
 
 def asked_otherwise(
-    recipe: Recipe, dataset_root: Path | None, overrides: Sequence[str], metrics: Sequence[str]
+    recipe: Recipe, dataset_root: str | Path | None, overrides: Sequence[str], metrics: Sequence[str]
 ) -> Recipe:
     """The recipe with a folder of images instead of its dataset, and other metrics, where they are given.
 

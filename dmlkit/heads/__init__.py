@@ -1,11 +1,24 @@
 """Heads: features to points on the manifold. Each file holds one."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
+from dmlkit.heads.base import Head, HeadConfig
+from dmlkit.heads.linear import Linear, LinearConfig
+from dmlkit.heads.mobius_linear import MobiusLinear, MobiusLinearConfig
+
+__all__ = [
+    "Head",
+    "HeadConfig",
+    "Linear",
+    "LinearConfig",
+    "MobiusLinear",
+    "MobiusLinearConfig",
+]
 
 load_family(__name__)
 
+if not TYPE_CHECKING:  # else every name would pass the type checker
 
-def __getattr__(name: str) -> Any:
-    raise missing_attribute(__name__, name)
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)

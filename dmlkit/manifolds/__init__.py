@@ -1,14 +1,34 @@
 """Manifolds: the geometry that embeddings live in. Each file holds one thin adapter over geoopt."""
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # geoopt 0.5.1 scripts functions
-    load_family(__name__)
+    from dmlkit.manifolds.base import Manifold, ManifoldConfig
+    from dmlkit.manifolds.euclidean import Euclidean, EuclideanConfig
+    from dmlkit.manifolds.lorentz import Lorentz, LorentzConfig
+    from dmlkit.manifolds.poincare import Poincare, PoincareConfig
+    from dmlkit.manifolds.sphere import Sphere, SphereConfig
 
+__all__ = [
+    "Euclidean",
+    "EuclideanConfig",
+    "Lorentz",
+    "LorentzConfig",
+    "Manifold",
+    "ManifoldConfig",
+    "Poincare",
+    "PoincareConfig",
+    "Sphere",
+    "SphereConfig",
+]
 
-def __getattr__(name: str) -> Any:
-    raise missing_attribute(__name__, name)
+load_family(__name__)
+
+if not TYPE_CHECKING:  # else every name would pass the type checker
+
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)

@@ -6,6 +6,7 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.recipe.faults import shown
+from dmlkit.recipe.shipped import find_recipe
 from dmlkit.recipe.yaml_tree import Key, Tree, read_yaml
 
 EXTENDS = "extends"
@@ -21,7 +22,8 @@ def read_tree(path: Path) -> Tree:
         UserError: a file cannot be read or is no YAML, or the extended one is missing, lies elsewhere or itself
             extends; with the file and line at fault.
     """
-    tree = read_yaml(path, "recipe", f"{path}: no such file; expected a recipe, e.g. recipes/glyphs/proxy_anchor.yaml")
+    path = find_recipe(path)
+    tree = read_yaml(path, "recipe", f"{path}: this file has gone")
     if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
         return tree
     where = f"{tree.origin((EXTENDS,))}: {EXTENDS}"

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from dmlkit.component import models_in
 from dmlkit.files.escape import EXCERPT, excerpt
 from dmlkit.recipe.yaml_tree import Key, Tree
 
@@ -97,13 +98,5 @@ def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:
         if _is_tag(step):
             model = model.variants[str(step)[1:-1]]
         elif isinstance(step, str):
-            model = _model_in(model.model_fields[step].annotation)
+            model = next(models_in(model.model_fields[step].annotation))
     return model
-
-
-def _model_in(annotation: Any) -> Any:
-    """The first model class inside an annotation such as ``tuple[Annotated[LossConfig, one_of], ...]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(argument) for argument in get_args(annotation))
-    return next((model for model in found if model is not None), None)

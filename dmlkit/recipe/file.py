@@ -41,7 +41,8 @@ def read_recipe(path: Path, overrides: Sequence[str | Override] = ()) -> Recipe:
     """Read and check a recipe.
 
     Args:
-        path: a YAML file; its ``extends`` may name another to build on, see `dmlkit.recipe.extends.read_tree`.
+        path: a YAML file, or the name of a recipe that comes with dmlkit, e.g. ``glyphs/proxy_anchor``; its
+            ``extends`` may name another to build on, see `dmlkit.recipe.extends.read_tree`.
         overrides: each ``key.subkey=value``, the value in YAML, or parsed; they replace what the file says, in turn.
 
     Raises:

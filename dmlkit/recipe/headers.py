@@ -33,9 +33,7 @@ def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:
         UserError: there is no such folder, or no recipe in it.
     """
     if not root.is_dir():
-        raise UserError(
-            f"{root}: no such folder; expected one of recipes: go where dmlkit was cloned to, or give --root"
-        )
+        raise UserError(f"{root}: no such folder; expected one of recipes")
     found: dict[Path, list[RecipeHeader]] = {}
     for path in sorted(root.rglob("*.yaml")):
         text = "" if path.name.startswith("_") else path.read_text(encoding="utf-8", errors="replace")

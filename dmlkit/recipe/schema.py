@@ -7,31 +7,23 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from dmlkit.backbones.base import BackboneConfig
-from dmlkit.backbones.small_cnn import SmallCNNConfig
-from dmlkit.backbones.tuning.base import TuningConfig
+from dmlkit.backbones import BackboneConfig, SmallCNNConfig
+from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.component import ComponentConfig, components_below, one_of
-from dmlkit.datasets.base import DatasetConfig
-from dmlkit.heads.base import HeadConfig
-from dmlkit.heads.linear import LinearConfig
-from dmlkit.losses.base import LossConfig
-from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.manifolds.sphere import SphereConfig
-from dmlkit.metrics.base import MetricConfig
-from dmlkit.metrics.map_at_r import MapAtRConfig
-from dmlkit.metrics.recall import RecallConfig
-from dmlkit.miners.base import MinerConfig
-from dmlkit.optimizers.adamw import AdamWConfig
-from dmlkit.optimizers.base import OptimizerConfig
-from dmlkit.pooling.base import PoolingConfig
-from dmlkit.regularizers.base import RegularizerConfig
-from dmlkit.samplers.base import SamplerConfig
-from dmlkit.samplers.random import RandomConfig
-from dmlkit.schedules.base import ScheduleConfig
-from dmlkit.schedules.constant import ConstantConfig
-from dmlkit.transforms.base import TransformConfig
-from dmlkit.transforms.plain import PlainConfig
-from dmlkit.transport.base import TransportConfig
+from dmlkit.datasets import DatasetConfig
+from dmlkit.heads import HeadConfig, LinearConfig
+from dmlkit.losses import LossConfig
+from dmlkit.manifolds import ManifoldConfig, SphereConfig
+from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
+from dmlkit.miners import MinerConfig
+from dmlkit.optimizers import AdamWConfig, OptimizerConfig
+from dmlkit.pooling import PoolingConfig
+from dmlkit.recipe.plugin import load_installed
+from dmlkit.regularizers import RegularizerConfig
+from dmlkit.samplers import RandomConfig, SamplerConfig
+from dmlkit.schedules import ConstantConfig, ScheduleConfig
+from dmlkit.transforms import PlainConfig, TransformConfig
+from dmlkit.transport import TransportConfig
 
 
 class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
@@ -218,3 +210,5 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "metrics": MetricConfig,
 }
 """The families by the name of their folder, in the order in which an image meets them."""
+
+load_installed()

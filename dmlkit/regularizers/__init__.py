@@ -1,11 +1,21 @@
 """Regularizers: a weighted term that can be added to any loss. Each file holds one."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
+from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+from dmlkit.regularizers.graph_consistency import GraphConsistency, GraphConsistencyConfig
+
+__all__ = [
+    "GraphConsistency",
+    "GraphConsistencyConfig",
+    "Regularizer",
+    "RegularizerConfig",
+]
 
 load_family(__name__)
 
+if not TYPE_CHECKING:  # else every name would pass the type checker
 
-def __getattr__(name: str) -> Any:
-    raise missing_attribute(__name__, name)
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)

@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from dmlkit import __version__
 from dmlkit.files.document import Document
+from dmlkit.recipe.provenance import PluginRecord, plugins_of
+from dmlkit.recipe.schema import Recipe
 
 Metrics = dict[str, float]
 PACKAGES = ("torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "matplotlib")
@@ -139,6 +141,8 @@ class Environment(Document, frozen=True, use_attribute_docstrings=True):
     """``environment.json``: what a run was started on. Its presence tells that dmlkit made the folder."""
 
     kind: ClassVar[str] = "description of a run's environment"
+    version: ClassVar[int] = 2  # 1 had no plug-ins
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     python: str
     platform: str
@@ -148,6 +152,8 @@ class Environment(Document, frozen=True, use_attribute_docstrings=True):
     threads: int
     """Of torch, on the CPU."""
     command: tuple[str, ...]
+    plugins: tuple[PluginRecord, ...] = ()
+    """Those that the recipe has members of."""
 
     @field_validator("packages")
     @classmethod
@@ -158,8 +164,8 @@ class Environment(Document, frozen=True, use_attribute_docstrings=True):
         return packages
 
     @classmethod
-    def here(cls) -> "Environment":
-        """This process's."""
+    def here(cls, recipe: Recipe) -> "Environment":
+        """This process's, for a run of a recipe."""
         return cls(
             python=platform.python_version(),
             platform=platform.platform(),
@@ -167,6 +173,7 @@ class Environment(Document, frozen=True, use_attribute_docstrings=True):
             gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             threads=torch.get_num_threads(),
             command=("dmlkit", *sys.argv[1:]),
+            plugins=plugins_of(recipe),
         )
 
     @property

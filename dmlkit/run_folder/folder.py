@@ -11,6 +11,7 @@ from dmlkit.files.atomic import atomic_write, is_partial
 from dmlkit.files.differences import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
+from dmlkit.recipe.provenance import changed_plugins, open_plugins
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import PROGRESS, SESSION, WEIGHTS, Keys, read_checkpoint, write_checkpoint
 from dmlkit.run_folder.documents import Environment, EpochRow
@@ -98,7 +99,7 @@ class RunFolder:
                 )
             self._lie_in(self.path / NEW)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        Environment.here().write(self.environment_path)
+        Environment.here(recipe).write(self.environment_path)
         with atomic_write(self.recipe_path) as partial:
             partial.write_text(dump_recipe(recipe), encoding="utf-8")
 
@@ -115,21 +116,27 @@ class RunFolder:
         """The resolved recipe of the run.
 
         Raises:
-            UserError: the folder holds no run, or one of a dmlkit with other recipe keys.
+            UserError: the folder holds no run, or one of missing plug-ins, or of a dmlkit with other recipe keys.
         """
         if not self.holds_run():
             raise UserError(
                 f"{self.path}: no run here (recipe.yaml or environment.json is missing); expected a folder that "
                 "train wrote"
             )
+        open_plugins(Environment.read(self.environment_path).plugins, str(self.path))
         return read_recipe(self.recipe_path)
 
     def check_same_recipe(self, recipe: Recipe) -> None:
-        """Refuse to continue a run with another recipe.
+        """Refuse to continue a run with another recipe, or with other code of its plug-ins.
 
         Raises:
             UserError: lists every key that differs.
         """
+        plugins = changed_plugins(Environment.read(self.environment_path).plugins)
+        if plugins:
+            raise UserError(
+                f"{self.path}: {'; '.join(plugins)}; bring that plug-in back, or start a new run in another --output"
+            )
         changes = list(differences("", plain(self.recipe()), plain(recipe)))
         if changes:
             raise UserError(

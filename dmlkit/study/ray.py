@@ -15,6 +15,7 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
+from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.study.protocol import ProtocolName, is_complete, run_once
 from dmlkit.study.ray_board import packed, start_board, unpacked
 from dmlkit.study.workers import Run, Tell, Told
@@ -63,6 +64,7 @@ def train_on_ray(
         TrainingStoppedError: as asked, after checkpoints.
     """
     check_ray(device)
+    refuse_plugin_files()
     with ray_cluster("complete runs and checkpoints stay, the same command goes on"):
         gpus, processors = worker_share(device)
         tasks = _Tasks(Setting(protocol, gpus, processors, Path.cwd(), sys.argv), tell)

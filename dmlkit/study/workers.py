@@ -20,6 +20,7 @@ from lightning_fabric import Fabric
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
+from dmlkit.recipe.plugin import load_file, plugin_files
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.protocol import ProtocolName, run_once
@@ -115,7 +116,7 @@ def train_at_once(
     for job in range(jobs):
         devices.put(_device(fabric, job))
     threads = max(1, torch.get_num_threads() // jobs)
-    with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, threads)) as pool:
+    with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, threads, plugin_files())) as pool:
         try:
             with _ignored(signal.SIGINT):  # Ctrl-C goes to every process; here the first one tells the others
                 names = {pool.submit(_train, run, protocol): run.name for run in runs}
@@ -166,9 +167,15 @@ def _ignored(number: signal.Signals) -> Generator[None]:
 
 
 def _begin(
-    events: "SimpleQueue[Event]", devices: "SimpleQueue[str]", listen: "connection.Connection[Any, Any]", threads: int
+    events: "SimpleQueue[Event]",
+    devices: "SimpleQueue[str]",
+    listen: "connection.Connection[Any, Any]",
+    threads: int,
+    plugins: Sequence[Path],
 ) -> None:
-    """What a process does first."""
+    """What a process does first: before it is handed a recipe it has the members that the recipe names."""
+    for path in plugins:
+        load_file(path)
     request = StopRequest()
     signal.signal(signal.SIGTERM, request)
     threading.Thread(target=_listen, args=(request, listen), daemon=True).start()

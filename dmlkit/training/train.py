@@ -34,8 +34,8 @@ CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each loo
 
 
 def train(
-    recipe: Recipe | Path,
-    folder: Path,
+    recipe: Recipe | str | Path,
+    folder: str | Path,
     *,
     overrides: Sequence[str] = (),
     device: str = "auto",
@@ -47,7 +47,7 @@ def train(
     """Train a recipe into a run folder.
 
     Args:
-        recipe: what to train, or its YAML file.
+        recipe: what to train, or its YAML file, or the name of one that comes with dmlkit.
         folder: of the run; see `RunFolder`.
         overrides: ``key.subkey=value`` each, laid over a file.
         device, fabric: where, see `start_fabric`; or a fabric that was launched already.
@@ -61,9 +61,9 @@ def train(
     """
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; give one of them")
-    recipe = recipe if isinstance(recipe, Recipe) else read_recipe(recipe, overrides)
+    recipe = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     fabric = fabric or start_fabric(device, recipe.training.precision)
-    run = RunFolder(folder)
+    run = RunFolder(Path(folder))
     with run.held() if fabric.is_global_zero else nullcontext():
         return _train(recipe, run, fabric, progress or Silent(), resume=resume, overwrite=overwrite)
 

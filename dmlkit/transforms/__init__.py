@@ -1,11 +1,30 @@
 """Transforms: from an image of any size to a normalised tensor, for training and for evaluation."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
+from dmlkit.transforms.base import Resizing, TransformConfig
+from dmlkit.transforms.bn_inception import BNInceptionConfig
+from dmlkit.transforms.cgml_cars import CgmlCarsConfig
+from dmlkit.transforms.hyp_vit import HypViTConfig
+from dmlkit.transforms.imagenet import ImageNetConfig
+from dmlkit.transforms.plain import PlainConfig
+from dmlkit.transforms.pretrained import PretrainedConfig
+
+__all__ = [
+    "BNInceptionConfig",
+    "CgmlCarsConfig",
+    "HypViTConfig",
+    "ImageNetConfig",
+    "PlainConfig",
+    "PretrainedConfig",
+    "Resizing",
+    "TransformConfig",
+]
 
 load_family(__name__)
 
+if not TYPE_CHECKING:  # else every name would pass the type checker
 
-def __getattr__(name: str) -> Any:
-    raise missing_attribute(__name__, name)
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)

@@ -1,6 +1,7 @@
 """The transport interface: plans between two discrete distributions, checked and presolved for every member."""
 
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from math import isfinite
 
 import torch
@@ -15,6 +16,16 @@ class TransportConfig(ComponentConfig, frozen=True):
     def build(self) -> "TransportSolver":
         """The solver."""
         raise NotImplementedError
+
+
+def check_installed(module: str, package: str, solver: str) -> None:
+    """Make sure, before training begins, that the package of a solver is there: POT and cvxpylayers take 425 MB.
+
+    Raises:
+        ValueError: it is not; names the extra to install.
+    """
+    if find_spec(module) is None:
+        raise ValueError(f"{solver} needs {package}; install it with: pip install 'dmlkit[transport]'")
 
 
 class TransportSolver(ABC):

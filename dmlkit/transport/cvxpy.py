@@ -6,11 +6,14 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
 
 
 class CvxpyConfig(TransportConfig, frozen=True):
-    """cvxpylayers (Agrawal et al. 2019): the quadratic or linear programme by a general solver, for reference."""
+    """cvxpylayers (Agrawal et al. 2019): the quadratic or linear programme by a general solver, for reference.
+
+    Needs pip install 'dmlkit[transport]'.
+    """
 
     name: Literal["cvxpy"] = "cvxpy"
     regularization: NonNegativeFloat = 1e-4
@@ -29,7 +32,7 @@ class Cvxpy(TransportSolver):
         regularization: eps >= 0.
 
     Raises:
-        ValueError: the regularization is negative.
+        ValueError: the regularization is negative, or cvxpylayers is not installed.
 
     Example:
         >>> import torch
@@ -42,6 +45,7 @@ class Cvxpy(TransportSolver):
     def __init__(self, *, regularization: float = 1e-4) -> None:
         if not regularization >= 0:
             raise ValueError(f"Cvxpy: regularization must not be negative, got {regularization}")
+        check_installed("cvxpylayers", "cvxpylayers", "cvxpy")
         self.regularization = regularization
 
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:

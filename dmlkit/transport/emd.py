@@ -6,11 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
 
 
 class EmdConfig(TransportConfig, frozen=True):
-    """Earth mover's distance plan by POT's network simplex (Bonneel et al. 2011), for large single problems."""
+    """Earth mover's distance plan by POT's network simplex (Bonneel et al. 2011), for large single problems.
+
+    Needs pip install 'dmlkit[transport]'.
+    """
 
     name: Literal["emd"] = "emd"
 
@@ -23,11 +26,17 @@ class Emd(TransportSolver):
 
     **Gradient: zero, and the plan is returned without one**, as for `Exact`.
 
+    Raises:
+        ValueError: POT is not installed.
+
     Example:
         >>> Emd().plan(torch.tensor([[[0.0, 1.0], [0.1, 9.0]]]), torch.ones(1, 2), torch.ones(1, 2))
         tensor([[[0., 1.],
                  [1., 0.]]])
     """
+
+    def __init__(self) -> None:
+        check_installed("ot", "POT", "emd")
 
     @torch.no_grad()
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:

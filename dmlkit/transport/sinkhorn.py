@@ -6,14 +6,17 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
 from dmlkit.transport.solvers.implicit import with_implicit_gradient
 
 Gradient = Literal["implicit", "unrolled", "envelope"]
 
 
 class SinkhornConfig(TransportConfig, frozen=True):
-    """Sinkhorn (Cuturi 2013): entropic transport, dense and differentiable, by POT's batched solver."""
+    """Sinkhorn (Cuturi 2013): entropic transport, dense and differentiable, by POT's batched solver.
+
+    Needs pip install 'dmlkit[transport]'.
+    """
 
     name: Literal["sinkhorn"] = "sinkhorn"
     regularization: PositiveFloat = 0.05
@@ -42,7 +45,7 @@ class Sinkhorn(TransportSolver):
             optimal value (envelope theorem) but of nothing else.
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: a value is out of range, or POT is not installed.
 
     Example:
         >>> plan = Sinkhorn().plan(torch.rand(3, 4, 6), torch.ones(3, 4), torch.full((3, 6), 4 / 6))
@@ -59,6 +62,7 @@ class Sinkhorn(TransportSolver):
             raise ValueError(f"Sinkhorn: max_iterations must be at least 1, got {max_iterations}")
         if gradient not in ("implicit", "unrolled", "envelope"):
             raise ValueError(f"Sinkhorn: expected gradient implicit, unrolled or envelope, got {gradient!r}")
+        check_installed("ot", "POT", "sinkhorn")
         self.regularization, self.max_iterations, self.gradient = regularization, max_iterations, gradient
 
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:

@@ -10,6 +10,14 @@ from torch import nn
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.errors import UserError
 from dmlkit.pooling.base import PoolingConfig
+from dmlkit.testing.backbones import (
+    check_backbone,
+    expect_frozen,
+    expect_pooled,
+    features_are_of_one_image_each,
+    frozen_epochs_have_no_gradients,
+)
+from dmlkit.testing.promise import hold
 
 OPTIONS: dict[str, dict[str, Any]] = {"vit": {"image_size": 64, "variant": "b_32"}, "timm": {"model": "resnet18"}}
 """What members need beside their defaults."""
@@ -21,42 +29,25 @@ def config(name: str, **options: Any) -> BackboneConfig:
     return BackboneConfig.variants[name](**OPTIONS.get(name, {}) | options)
 
 
-@pytest.mark.parametrize("name", sorted(OF_IMAGES))
+@pytest.mark.parametrize("name", sorted(BackboneConfig.variants))
 def test_features_are_of_one_image_each(name: str):
-    torch.manual_seed(0)
-    backbone = config(name).build().double().eval()
-    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    with torch.no_grad():
-        together = backbone(images)
-        alone = torch.cat([backbone(image[None]) for image in images])
-    assert together.shape == (2, backbone.num_features) and together.isfinite().all()
-    torch.testing.assert_close(together, alone, atol=1e-9, rtol=1e-9)
-    assert not torch.equal(together[0], together[1])
+    hold([features_are_of_one_image_each], name, config(name))
 
 
 @pytest.mark.parametrize("name", BATCH_NORM)
 @pytest.mark.parametrize("statistics", [False, True])
 @pytest.mark.parametrize("affine", [False, True])
 def test_batch_norm_statistics_and_affine_freeze_apart(name: str, statistics: bool, affine: bool):
-    torch.manual_seed(0)
-    backbone = config(name, freeze_batchnorm_statistics=statistics, freeze_batchnorm_affine=affine).build().train()
-    norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
-    before = [norm.running_mean.clone() for norm in norms]
-    backbone(torch.randn(4, 3, 64, 64) + 1).square().sum().backward()
-    means = [torch.equal(norm.running_mean, mean) for norm, mean in zip(norms, before, strict=True)]
-    assert norms and means == [statistics] * len(norms)
-    trained = [norm.weight.grad is not None and bool(norm.weight.grad.any()) for norm in norms]
-    assert not any(trained) if affine else any(trained)  # some of timm's start at 0, where gradients vanish
-    assert all(parameter.grad is not None for parameter in backbone.parameters() if parameter.requires_grad)
+    assert any(isinstance(module, nn.BatchNorm2d) for module in config(name).build().modules())
+    hold([expect_frozen], name, config(name), statistics, affine)
 
 
 def test_a_backbone_is_frozen_for_its_first_epochs():
-    backbone = config("small_cnn", width=4, freeze_epochs=2).build()
-    for epoch, is_frozen in ((0, True), (1, True), (2, False), (3, False)):
-        assert backbone.set_epoch(epoch) == (epoch in (0, 2))
-        features = backbone(torch.randn(2, 3, 16, 16))
-        assert features.requires_grad != is_frozen
-        assert all(parameter.requires_grad != is_frozen for parameter in backbone.parameters())
+    hold([frozen_epochs_have_no_gradients], "small_cnn", config("small_cnn", width=4))
+
+
+def test_a_backbone_of_vectors_keeps_the_whole_contract():
+    check_backbone(config("identity"))
 
 
 @pytest.mark.parametrize("name", sorted(OF_IMAGES - {"small_cnn", "resnet101"}))
@@ -85,7 +76,4 @@ CONVOLUTIONAL = sorted(OF_IMAGES - {"small_cnn", "resnet50", "resnet101"})
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
 @pytest.mark.parametrize("pooling", sorted(set(PoolingConfig.variants) - {"cls"}))
 def test_every_pooling_goes_with_every_backbone(name: str, pooling: str):
-    torch.manual_seed(0)
-    backbone = config(name, pooling=PoolingConfig.variants[pooling]()).build().eval()
-    with torch.no_grad():
-        assert backbone(torch.randn(1, 3, 64, 64)).shape == (1, backbone.num_features)
+    hold([expect_pooled], name, config(name), PoolingConfig.variants[pooling]())

@@ -2,31 +2,14 @@
 
 import pytest
 import torch
-from torch.nn.functional import normalize
 
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.miners import DistanceWeighted
 from dmlkit.miners.base import MinerConfig
+from dmlkit.testing.miners import MINER, candidates, choices
+from dmlkit.testing.promise import hold
 
 SPHERE = Sphere(6)
-
-
-def candidates(rows=7, columns=11, seed=0):
-    """Distances and labels of rows against more columns, the first of which are the rows."""
-    generator = torch.Generator().manual_seed(seed)
-    points = normalize(torch.randn(columns, 6, dtype=torch.float64, generator=generator), dim=1)
-    labels = torch.randint(3, (columns,), generator=generator)
-    alike = labels[:rows, None] == labels
-    return SPHERE.distance(points[:rows], points), alike.clone().fill_diagonal_(False), ~alike
-
-
-def choices(triplets, negative):
-    """{(anchor, positive): set of its negatives}."""
-    chosen = {}
-    for a, p in triplets.keep.nonzero().tolist():
-        everything = negative[a].nonzero().flatten().tolist()
-        chosen[a, p] = set(everything) if triplets.negative is None else {triplets.negative[a, p].item()}
-    return chosen
 
 
 def of_all(distance, positives, negatives):
@@ -66,37 +49,9 @@ def test_equals_the_enumeration(name, seed):
 
 
 @pytest.mark.parametrize("name", MinerConfig.variants)
-class TestContract:
-    def test_keeps_positives_and_chooses_negatives(self, name):
-        distance, positive, negative = candidates()
-        triplets = MinerConfig.variants[name]().build(SPHERE)(distance, positive, negative)
-        assert triplets.keep.any()
-        assert not (triplets.keep & ~positive).any()
-        for (a, _), chosen in choices(triplets, negative).items():
-            assert all(negative[a, n] for n in chosen)
-
-    def test_has_no_gradient(self, name):
-        distance, positive, negative = candidates()
-        triplets = MinerConfig.variants[name]().build(SPHERE)(distance.requires_grad_(), positive, negative)
-        assert triplets.keep.dtype == torch.bool
-        assert triplets.negative is None or (
-            triplets.negative.dtype == torch.int64 and not triplets.negative.requires_grad
-        )
-
-    @pytest.mark.parametrize("alike", [True, False])
-    def test_rows_without_positives_or_without_negatives_are_no_error(self, name, alike):
-        mask = torch.full((4, 4), alike).fill_diagonal_(True)
-        triplets = MinerConfig.variants[name]().build(SPHERE)(
-            torch.rand(4, 4), mask.clone().fill_diagonal_(False), ~mask
-        )
-        assert sum(len(chosen) for chosen in choices(triplets, ~mask).values()) == 0
-        assert triplets.negative is None or ((triplets.negative >= 0) & (triplets.negative < 4)).all()
-
-    def test_equal_distances_are_no_error(self, name):
-        _, positive, negative = candidates()
-        triplets = MinerConfig.variants[name]().build(SPHERE)(torch.zeros(positive.shape), positive, negative)
-        for (a, _), chosen in choices(triplets, negative).items():
-            assert all(negative[a, n] for n in chosen)
+@pytest.mark.parametrize("promise", MINER, ids=lambda promise: promise.__name__)
+def test_contract(promise, name):
+    hold([promise], name, MinerConfig.variants[name]())
 
 
 class TestDistanceWeighted:

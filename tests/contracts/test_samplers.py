@@ -9,35 +9,14 @@ from hypothesis import strategies as st
 
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler, SamplerConfig
-
-SUPER_CLASSES = torch.arange(30) % 3
-LABELS = torch.arange(30).repeat_interleave(20)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
-
-
-@pytest.fixture(params=sorted(SamplerConfig.variants))
-def config(request: pytest.FixtureRequest) -> SamplerConfig:
-    return SamplerConfig.variants[request.param]()
+from dmlkit.testing.promise import Promise, hold
+from dmlkit.testing.samplers import LABELS, SAMPLER, SUPER_CLASSES
 
 
-def test_batches_depend_on_seed_and_epoch_alone(config: SamplerConfig):
-    first, again, other = (config.build(LABELS, seed, SUPER_CLASSES) for seed in (1, 1, 2))
-    again.batches(epoch=7)  # drawing other epochs changes nothing
-    assert first.batches(epoch=3) == again.batches(epoch=3)
-    assert first.batches(epoch=3) != first.batches(epoch=4)
-    assert first.batches(epoch=3) != other.batches(epoch=3)
-
-
-def test_length_and_batch_size_are_honest(config: SamplerConfig):
-    sampler = config.build(LABELS, 1, SUPER_CLASSES)
-    batches = sampler.batches(epoch=0)
-    assert len(batches) == len(sampler) > 0
-    assert {len(batch) for batch in batches} == {sampler.batch_size}
-    assert all(0 <= index < len(LABELS) for batch in batches for index in batch)
-
-
-def test_too_few_images_or_classes_are_refused(config: SamplerConfig):
-    with pytest.raises(UserError, match="sampler"):
-        config.build(torch.tensor([0, 0, 1, 1]), 1, torch.tensor([0, 1]))
+@pytest.mark.parametrize("name", sorted(SamplerConfig.variants))
+@pytest.mark.parametrize("promise", SAMPLER, ids=lambda promise: promise.__name__)
+def test_contract(promise: Promise, name: str):
+    hold([promise], name, SamplerConfig.variants[name]())
 
 
 def epochs(sampler: Sampler, count: int) -> list[int]:

@@ -7,20 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.schedules.base import ScheduleConfig
+from dmlkit.testing.promise import Promise, hold
+from dmlkit.testing.schedules import SCHEDULE, expect_share
+
+NAMES = sorted(ScheduleConfig.variants)
 
 
-@pytest.mark.parametrize("name", sorted(ScheduleConfig.variants))
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("promise", SCHEDULE, ids=lambda promise: promise.__name__)
+def test_contract(promise: Promise, name: str):
+    hold([promise], name, ScheduleConfig.variants[name]())
+
+
+@pytest.mark.parametrize("name", NAMES)
 @given(progress=st.floats(0, 1), epochs=st.integers(1, 200), warmup=st.floats(0, 5))
 def test_factors_are_shares(name: str, progress: float, epochs: int, warmup: float):
-    schedule = ScheduleConfig.variants[name](warmup_epochs=warmup)
-    assert 0 <= schedule.factor(progress * epochs, epochs) <= 1
-
-
-@pytest.mark.parametrize("name", sorted(ScheduleConfig.variants))
-def test_warmup_is_linear_and_ends_at_one(name: str):
-    schedule = ScheduleConfig.variants[name](warmup_epochs=4.0)
-    assert [schedule.factor(epoch, 100) for epoch in (0, 1, 2, 3)] == [0, 0.25, 0.5, 0.75]
-    assert schedule.factor(4, 100) == pytest.approx(1)
+    expect_share(ScheduleConfig.variants[name](warmup_epochs=warmup), progress * epochs, epochs)
 
 
 def test_curves():

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.base import BackboneConfig
+from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.testing import check_tuning
 from dmlkit.training.experiment import Experiment, assemble
 from tests.conftest import TINY_RECIPE
 from tests.contracts.test_backbones import config
@@ -22,11 +23,6 @@ TUNED: dict[str, dict[str, Any]] = {
 BACKBONES = sorted(set(BackboneConfig.variants) - {"resnet50", "resnet101", "identity"})
 
 
-def built(backbone: str, tuning: str, **options: Any) -> Backbone:
-    torch.manual_seed(0)
-    return config(backbone, tuning=TUNED[tuning], **options).build().train()
-
-
 def trained_names(backbone: nn.Module) -> list[str]:
     return [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
 
@@ -34,21 +30,8 @@ def trained_names(backbone: nn.Module) -> list[str]:
 @pytest.mark.parametrize("tuning", sorted(TUNED))
 @pytest.mark.parametrize("name", sorted(set(BACKBONES) - {"identity"}))  # which has no weights
 def test_only_what_is_tuned_has_gradients_and_moves(name: str, tuning: str):
-    backbone = built(name, tuning)
-    head = nn.Linear(backbone.num_features, 2)
-    tuned = {id(parameter) for parameter in backbone.tuned_parameters()}
-    before = {key: tensor.clone() for key, tensor in backbone.state_dict().items()}
-    features = backbone(torch.randn(4, 3, 64, 64))
-    head(features).square().sum().backward()
-    assert features.requires_grad == bool(tuned)
-    for key, parameter in backbone.named_parameters():
-        assert (parameter.grad is not None) == (id(parameter) in tuned) == parameter.requires_grad, key
-    optimizer = torch.optim.SGD([*backbone.tuned_parameters(), *head.parameters()], lr=0.1)
-    optimizer.step()
-    moved = {key for key, tensor in backbone.state_dict().items() if not torch.equal(tensor, before[key])}
-    training = {key for key, module in backbone.named_modules() if module.training}
-    assert all(key.rpartition(".")[0] in training for key in moved), moved
-    assert bool(moved) == bool(tuned)
+    variant = TuningConfig.variants[tuning]
+    check_tuning(variant.model_validate(TUNED[tuning]), config(name))
 
 
 def experiment(*overrides: str) -> Experiment:

@@ -14,6 +14,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.provenance import PluginRecord
 from tests.conftest import TINY_RECIPE
 from tests.embedding.stored import manifest
 
@@ -43,6 +44,19 @@ def test_a_job_is_told_as_by_0_1_0_but_for_its_index(trained: TrainedModel, tmp_
         found["model"]["backbone"] == stored["model"]["backbone"] | {"tuning": {"name": "full"}}
     )
     assert found["preprocessing"].items() <= {**stored["preprocessing"], "name": "plain"}.items()
+
+
+def test_a_job_does_not_go_on_with_other_code_of_a_plugin(
+    trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    job = job_of(tmp_path)
+    for sha256 in ("a" * 64, "b" * 64):
+        record = PluginRecord(name="toy.py", version=None, sha256=sha256)
+        monkeypatch.setattr("dmlkit.embedding.job.plugins_of", lambda _, record=record: (record,))
+        if sha256[0] == "a":
+            job.parts.begin(job.describe(trained))
+    with pytest.raises(UserError, match=r"parts of other embeddings \(plugins.*aaaa.*bbbb"):
+        job.parts.check(job.describe(trained))
 
 
 def test_an_image_whose_embedding_is_not_finite_stops_the_job(trained: TrainedModel, tmp_path: Path):

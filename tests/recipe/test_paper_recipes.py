@@ -154,7 +154,6 @@ def test_a_listing_shows_headers_and_skips_what_is_no_recipe(dmlkit, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("recipes",), "recipes: no such folder; expected one of recipes"),
         (("recipes", "--root", "nowhere"), "nowhere: no such folder"),
         (("recipes", "--root", "."), "holds no recipes"),
         (("losses", "--root", "."), "--root is a folder of recipes"),

@@ -1,0 +1,154 @@
+"""The model of a run in a Python program: images or vectors in, NumPy arrays out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from rich.console import Console
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.image import read_image, to_rgb
+from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.progress_bar import image_progress
+from dmlkit.embedding.questions.queries import BATCH, embed_images
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+
+Picture = str | Path | Image.Image | NDArray[np.uint8]
+"""An image: the path of a file, an image of Pillow's, or an RGB array (H, W, 3) uint8."""
+
+
+class Embedder:
+    """The model of a run. `dmlkit.load` makes one.
+
+    Args:
+        trained: the model, on the fabric's device.
+        fabric: that device.
+    """
+
+    def __init__(self, trained: TrainedModel, fabric: Fabric) -> None:
+        self.trained, self._fabric = trained, fabric
+
+    def embed(self, images: Sequence[Picture] | NDArray[Any]) -> NDArray[np.float32]:
+        """The embeddings (N, D) of N images, or of vectors (N, F) where the run is over vectors.
+
+        More than a batch of images show a bar in a terminal.
+
+        Args:
+            images: paths, images of Pillow's and arrays (H, W, 3) uint8, also mixed; or one array (N, H, W, 3).
+
+        Raises:
+            UserError: one of them is no image, or cannot be read: all that cannot, one a line.
+        """
+        if isinstance(images, str | Path | Image.Image):
+            raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
+        num_features = self.trained.model.num_features
+        dataset = GivenImages(images) if num_features is None else GivenVectors(images, num_features)
+        if not len(dataset):
+            return np.empty((0, self.trained.model.manifold.point_dim), dtype=np.float32)
+        if len(dataset) <= BATCH:
+            found = embed_images(self.trained, self._fabric, dataset, "embed")
+        else:
+            with image_progress(Console(stderr=True), "embedding") as progress:
+                found = embed_images(self.trained, self._fabric, dataset, "embed", progress)
+        raise_faults(found.faults)
+        return found.points.numpy()
+
+    @torch.inference_mode()
+    def similarity(self, a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float32]:
+        """How alike the embeddings a (N, D) and b (M, D) are: (N, M), larger is more alike, by the run's manifold.
+
+        Raises:
+            UserError: they are not embeddings of this model.
+        """
+        manifold = self.trained.model.manifold
+        for name, points in (("a", a), ("b", b)):
+            if points.ndim != 2 or points.shape[1] != manifold.point_dim:
+                raise UserError(f"similarity: expected {name} of shape (N, {manifold.point_dim}), got {points.shape}")
+        x, y = (torch.from_numpy(points.astype(np.float32)).to(self._fabric.device) for points in (a, b))
+        return manifold.similarity(x, y).cpu().numpy()
+
+
+def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:
+    """The model of a run, ready to embed.
+
+    Args:
+        run: its folder.
+        checkpoint: which weights; by default the best, else the last.
+        device: where, see `start_fabric`.
+
+    Raises:
+        UserError: there is no run, or no readable checkpoint of it.
+    """
+    fabric = start_fabric(device)
+    return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
+
+
+class GivenImages(Dataset):
+    """Unlabelled images: files, and images in memory.
+
+    Args:
+        images: see `Picture`.
+
+    Raises:
+        UserError: one is neither, or a file is missing.
+    """
+
+    def __init__(self, images: Sequence[Picture] | NDArray[Any]) -> None:
+        self.images = images
+        self.in_memory = not any(isinstance(image, str | Path) for image in images)
+        raise_faults(fault for row, image in enumerate(images) if (fault := _fault(row, image)))
+        names = [str(image) if isinstance(image, str | Path) else f"images[{row}]" for row, image in enumerate(images)]
+        super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
+
+    def sample(self, index: int) -> Tensor:
+        image = self.images[index]
+        if isinstance(image, str | Path):
+            return read_image(image)
+        pixels = np.asarray(to_rgb(ImageOps.exif_transpose(image))) if isinstance(image, Image.Image) else image
+        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+
+def _fault(row: int, image: object) -> str | None:
+    """What is wrong with an image, as far as it shows without decoding a file."""
+    if isinstance(image, str | Path):
+        return None if Path(image).is_file() else f"{image}: no such image file"
+    if isinstance(image, np.ndarray):
+        is_image = image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size
+        return None if is_image else f"images[{row}]: expected (H, W, 3) uint8 RGB, got {image.shape} {image.dtype}"
+    if isinstance(image, Image.Image):
+        return None
+    return f"images[{row}]: expected a path, an image of Pillow's or an array, got {type(image).__name__}"
+
+
+class GivenVectors(Dataset):
+    """Unlabelled vectors in memory.
+
+    Args:
+        vectors: (N, F) of floats.
+        num_features: F.
+
+    Raises:
+        UserError: they are none, or of another width.
+    """
+
+    in_memory = True
+
+    def __init__(self, vectors: object, num_features: int) -> None:
+        if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.shape[1] != num_features:
+            found = f"an array {vectors.shape}" if isinstance(vectors, np.ndarray) else type(vectors).__name__
+            raise UserError(f"embed: this run is over vectors; expected an array (N, {num_features}), got {found}")
+        names = [f"vectors[{row}]" for row in range(len(vectors))]
+        super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
+        self.num_features, self.vectors = num_features, vectors.astype(np.float32)
+
+    def sample(self, index: int) -> Tensor:
+        return torch.from_numpy(self.vectors[index])

@@ -1,0 +1,71 @@
+"""Whose code a recipe uses: recorded when a run begins, and looked at when the run is opened."""
+
+import warnings
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from dmlkit.component import components_below
+from dmlkit.errors import UserError
+from dmlkit.recipe.plugin import loaded_plugins, plugin_of
+from dmlkit.recipe.schema import Recipe
+
+
+class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+    """A plug-in that a recipe has members of."""
+
+    name: str
+    """Of the distribution, or of the file."""
+    version: str | None
+    """Of the distribution; null for a file."""
+    sha256: str
+    """Of its code."""
+
+
+def plugins_of(recipe: Recipe) -> tuple[PluginRecord, ...]:
+    """The plug-ins that a recipe has members of, by name.
+
+    Example:
+        >>> from dmlkit.recipe.file import parse_recipe
+        >>> plugins_of(parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml"))
+        ()
+    """
+    found = {plugin_of(type(component)) for _, component in components_below((), recipe)} - {None}
+    records = (PluginRecord(name=one.name, version=one.version, sha256=one.sha256) for one in found if one)
+    return tuple(sorted(records, key=lambda record: record.name))
+
+
+def open_plugins(records: Sequence[PluginRecord], source: str) -> None:
+    """Make sure that the plug-ins of a run are loaded. One that has changed since is told in a warning.
+
+    Args:
+        records: the run's.
+        source: names the run in messages.
+
+    Raises:
+        UserError: one is missing; says what to install, or to name by ``--plugin``.
+    """
+    names = {(plugin.name, plugin.version is None) for plugin in loaded_plugins()}
+    missing = [record for record in records if (record.name, record.version is None) not in names]
+    if missing:
+        raise UserError("\n".join(f"{source}: needs the plug-in {_told(record)}" for record in missing))
+    for change in changed_plugins(records):
+        warnings.warn(f"{source}: {change}; its results may differ", stacklevel=2)
+
+
+def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:
+    """How the plug-ins of a run differ from those that are loaded, one a line."""
+    changes: list[str] = []
+    for record in records:
+        same_name = [plugin for plugin in loaded_plugins() if plugin.name == record.name]
+        if same_name and all(plugin.sha256 != record.sha256 for plugin in same_name):
+            was = f"{record.name} {record.version}" if record.version else record.name
+            hashes = f"sha256 {record.sha256[:12]} then, {same_name[0].sha256[:12]} now"
+            changes.append(f"trained with the plug-in {was}, now {same_name[0].title} ({hashes})")
+    return changes
+
+
+def _told(record: PluginRecord) -> str:
+    if record.version is None:
+        return f"{record.name} (sha256 {record.sha256[:12]}...); name it by --plugin PATH/{record.name}"
+    return f"{record.name} {record.version}; pip install {record.name}=={record.version}"

@@ -1,0 +1,44 @@
+"""The contracts of all families, as functions for the tests of those who add a member.
+
+``check_loss(MyLossConfig())`` raises an AssertionError that names what is broken::
+
+    from dmlkit.testing import check_loss
+    from my_losses import MyLossConfig
+
+    def test_my_loss():
+        check_loss(MyLossConfig(scale=8.0))
+"""
+
+from dmlkit.testing.backbones import check_backbone
+from dmlkit.testing.datasets import check_dataset
+from dmlkit.testing.heads import check_head
+from dmlkit.testing.losses import check_loss
+from dmlkit.testing.manifolds import check_manifold
+from dmlkit.testing.metrics import check_metric
+from dmlkit.testing.miners import check_miner
+from dmlkit.testing.optimizers import check_optimizer
+from dmlkit.testing.pooling import check_pooling
+from dmlkit.testing.regularizers import check_regularizer
+from dmlkit.testing.samplers import check_sampler
+from dmlkit.testing.schedules import check_schedule
+from dmlkit.testing.transforms import check_transform
+from dmlkit.testing.transport import check_transport
+from dmlkit.testing.tuning import check_tuning
+
+__all__ = [
+    "check_backbone",
+    "check_dataset",
+    "check_head",
+    "check_loss",
+    "check_manifold",
+    "check_metric",
+    "check_miner",
+    "check_optimizer",
+    "check_pooling",
+    "check_regularizer",
+    "check_sampler",
+    "check_schedule",
+    "check_transform",
+    "check_transport",
+    "check_tuning",
+]

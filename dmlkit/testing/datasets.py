@@ -1,0 +1,105 @@
+"""The contract of datasets."""
+
+from itertools import combinations
+
+import torch
+
+from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.testing.promise import Promise, a_line_of_help_says_what_it_is, expect, hold
+
+LOOKED_AT = 8  # images of a split, evenly spread: a dataset may have a million
+
+
+def check_dataset(config: DatasetConfig) -> None:
+    """Hold a dataset, as it is configured, to its contract; files that it reads must be there.
+
+    Labels, names and paths of every split fit together; no class of the test split is trained on or validated on;
+    images are uint8 RGB, vectors float32, the same at each call; the dataset is the same each time that it is built.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Example:
+        >>> from dmlkit.datasets import GlyphsConfig
+        >>> check_dataset(GlyphsConfig(classes=20, images_per_class=3, size=16))
+    """
+    hold(DATASET, config.name, config)
+
+
+def splits_of(config: DatasetConfig) -> dict[Split, Dataset]:
+    """What the dataset has."""
+    names: tuple[Split, ...] = ("train", "validation", "test", "all") if config.validates else ("train", "test", "all")
+    return {name: config.build(name) for name in names}
+
+
+def labels_names_and_paths_fit_together(config: DatasetConfig) -> None:
+    """Labels are 0..C-1, all of them, with C names; each image has a key of its own; masks have the right shapes."""
+    for split, dataset in splits_of(config).items():
+        labels, count, classes = dataset.labels, len(dataset), len(dataset.class_names)
+        is_right = labels.dtype == torch.int64 and labels.shape == (count,)
+        expect(is_right, f"{split}: labels are {labels.dtype} of shape {tuple(labels.shape)}")
+        expect(count > 0, f"{split}: no images")
+        found = labels.unique().tolist()
+        expect(found == list(range(classes)), f"{split}: labels {found[:3]}..{found[-1]} of {classes} class names")
+        expect(len(set(dataset.class_names)) == classes, f"{split}: two classes have one name")
+        expect(len(dataset.paths) == count, f"{split}: {len(dataset.paths)} paths of {count} images")
+        expect(len({dataset.key(index) for index in range(count)}) == count, f"{split}: two images have one key")
+        for name, mask in (("query", dataset.query), ("gallery", dataset.gallery)):
+            fits = mask is None or (mask.dtype == torch.bool and mask.shape == (count,))
+            expect(fits, f"{split}: {name} is not bool of shape ({count},)")
+        expect((dataset.query is None) == (dataset.gallery is None), f"{split}: query or gallery without the other")
+        coarse = dataset.super_classes
+        fits = coarse is None or (coarse.dtype == torch.int64 and coarse.shape == (classes,) and int(coarse.min()) >= 0)
+        expect(fits, f"{split}: super_classes is not int64 of shape ({classes},), from 0")
+
+
+def splits_share_no_class(config: DatasetConfig) -> None:
+    """Training, validation and test classes are apart, and all holds every image of them."""
+    splits = splits_of(config)
+    whole = splits.pop("all")
+    for (one, first), (other, second) in combinations(splits.items(), 2):
+        shared = sorted(set(first.class_names) & set(second.class_names))
+        expect(not shared, f"{one} and {other} share {', '.join(shared[:3])}")
+    known = {whole.key(index) for index in range(len(whole))}
+    for split, dataset in splits.items():
+        missing = [key for key in map(dataset.key, range(len(dataset))) if key not in known]
+        expect(not missing, f"{split} has {', '.join(missing[:3])}, which all has not")
+
+
+def samples_are_of_one_kind_and_stay_the_same(config: DatasetConfig) -> None:
+    """An image is (3, H, W) uint8, a vector (F,) float32; it is the same at each call, and comes with its label."""
+    kind = torch.uint8 if config.sample == "image" else torch.float32
+    for split, dataset in splits_of(config).items():
+        told = f"{split}: num_features {dataset.num_features}, and the dataset holds {config.sample}s"
+        expect((dataset.num_features is None) == (config.sample == "image"), told)
+        for index in range(0, len(dataset), max(1, len(dataset) // LOOKED_AT)):
+            sample, where = dataset.sample(index), f"{split}, {config.sample} {index}"
+            shape = tuple(sample.shape)
+            is_image = len(shape) == 3 and shape[0] == 3 and min(shape) > 0
+            fits = is_image if dataset.num_features is None else shape == (dataset.num_features,)
+            expect(fits, f"{where}: shape {shape}")
+            expect(sample.dtype == kind, f"{where}: {sample.dtype}")
+            again, label = dataset[index]
+            expect(torch.equal(again, sample), f"{where}: other numbers at the second call")
+            expect(label == int(dataset.labels[index]), f"{where}: label {label}, labels say {dataset.labels[index]}")
+
+
+def building_again_gives_the_same(config: DatasetConfig) -> None:
+    """Built twice, a split has the same images, labels and names in the same order."""
+    for split, dataset in splits_of(config).items():
+        again = config.build(split)
+        expect(torch.equal(again.labels, dataset.labels), f"{split}: other labels")
+        expect(again.class_names == dataset.class_names, f"{split}: other class names")
+        keys = [[one.key(index) for index in range(len(one))] for one in (dataset, again)]
+        expect(keys[0] == keys[1], f"{split}: other images, or in another order")
+        expect(torch.equal(again.sample(0), dataset.sample(0)), f"{split}: another sample 0")
+
+
+DATASET: tuple[Promise, ...] = (
+    labels_names_and_paths_fit_together,
+    splits_share_no_class,
+    samples_are_of_one_kind_and_stay_the_same,
+    building_again_gives_the_same,
+    a_line_of_help_says_what_it_is,
+)

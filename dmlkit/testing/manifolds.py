@@ -1,0 +1,195 @@
+"""The contract of manifolds."""
+
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.search import Gallery
+from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from dmlkit.testing.promise import Promise, changed, expect, expect_close, expect_refused, has_defaults, hold, title
+
+DIM = 6
+
+
+def check_manifold(config: ManifoldConfig) -> None:
+    """Hold a manifold, with its similarity, to its contract.
+
+    d(x, x) is exactly 0; distance is a metric; gradients are finite from the origin to the boundary and agree with
+    finite differences; paired and matrix forms agree; the vectors for indexes rank as the similarity does; features
+    come back from points; proxies are points; the state_dict brings the geometry back.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Example:
+        >>> from dmlkit.manifolds import SphereConfig
+        >>> check_manifold(SphereConfig(similarity="cosine"))
+    """
+    hold(MANIFOLD, title(config), config)
+
+
+def features(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
+    """Features (..., d)."""
+    return scale * torch.randn(*shape, DIM, generator=torch.Generator().manual_seed(seed))
+
+
+def the_class_defaults_are_the_configs(config: ManifoldConfig) -> None:
+    """The class without options is what the configuration without options builds."""
+    if not has_defaults(config):
+        return
+    built = type(config).model_validate({}).build(DIM)
+    default: Manifold = type(built)(DIM)  # pyright: ignore[reportCallIssue] - members need no more
+    expect(default.similarity_name == built.similarity_name, f"similarity {default.similarity_name}")
+    expect(default.proxies == built.proxies, f"proxies {default.proxies}")
+    x, y = features(4), features(5, seed=1)
+    found = default.similarity(default.from_features(x), default.from_features(y))
+    expected = built.similarity(built.from_features(x), built.from_features(y))
+    expect(torch.equal(found, expected), "similarities differ")
+
+
+def distance_to_itself_is_zero(config: ManifoldConfig) -> None:
+    """A point's distance to itself is exactly 0, with a finite gradient."""
+    manifold = config.build(DIM)
+    for scale in (1e-3, 1.0, 100.0):
+        raw = features(50, scale=scale).requires_grad_()
+        points = manifold.from_features(raw)
+        distance = manifold.distance(points, points)
+        expect((distance.diagonal() == 0).all(), f"features of size {scale}: distance is not 0")
+        expect((manifold.paired_distance(points, points) == 0).all(), f"features of size {scale}: paired is not 0")
+        (gradient,) = torch.autograd.grad(distance.sum(), raw)
+        expect(gradient.isfinite().all(), f"features of size {scale}: a gradient has nan or inf")
+
+
+def gradients_are_finite_everywhere(config: ManifoldConfig) -> None:
+    """Similarities and their gradients are finite from the origin to the clipped boundary."""
+    manifold = config.build(DIM)
+    directions = torch.nn.functional.normalize(features(8), dim=1)
+    for length in (0.0, 1e-20, 1e-3, 2.3, 50.0, 1e6):
+        raw = (length * directions).requires_grad_()
+        points = manifold.from_features(raw)
+        values = manifold.similarity(points, manifold.from_features(features(5, seed=1)))
+        (gradient,) = torch.autograd.grad(values.sum(), raw)
+        expect(values.isfinite().all(), f"features of length {length}: a similarity has nan or inf")
+        expect(gradient.isfinite().all(), f"features of length {length}: a gradient has nan or inf")
+
+
+def distance_is_a_metric(config: ManifoldConfig) -> None:
+    """Distances are symmetric, not negative, and no longer than the way over a third point."""
+    generator = torch.Generator().manual_seed(0)
+    for scale in (1e-3, 0.1, 1.0, 3.0):
+        triangles = scale * torch.randn(10, 3, DIM, generator=generator, dtype=torch.float64)
+        for triangle in triangles:
+            expect_metric(config, triangle)
+
+
+def expect_metric(config: ManifoldConfig, triangle: Tensor) -> None:
+    """Hold the distances of three points, given by features (3, d) in float64, to the axioms."""
+    manifold = config.build(DIM).double()
+    points = manifold.from_features(triangle)
+    distance = manifold.distance(points, points)
+    expect(torch.allclose(distance, distance.T, atol=1e-6), f"not symmetric: {distance.tolist()}")
+    expect((distance >= 0).all(), f"negative: {distance.tolist()}")
+    through_third = distance[:, :, None] + distance[None, :, :]  # d(x, z) + d(z, y) at [x, z, y]
+    expect((distance[:, None, :] <= through_third + 1e-6).all(), f"a way round is shorter: {distance.tolist()}")
+
+
+def the_paired_form_equals_the_matrix_form(config: ManifoldConfig) -> None:
+    """Paired similarities and distances are those of the matrix."""
+    manifold = config.build(DIM).double()
+    x, y = manifold.from_features(features(7).double()), manifold.from_features(features(9, seed=1).double())
+    pairs = (x[:, None], y)
+    expect_close(manifold.paired_similarity(*pairs), manifold.similarity(x, y), "similarity", atol=1e-9, rtol=1e-5)
+    expect_close(manifold.paired_distance(*pairs), manifold.distance(x, y), "distance", atol=1e-9, rtol=1e-5)
+
+
+def gradients_agree_with_finite_differences(config: ManifoldConfig) -> None:
+    """The gradient of the similarity is the one of finite differences."""
+    manifold = config.build(DIM).double()
+
+    def of_features(x: Tensor, y: Tensor) -> Tensor:
+        return manifold.similarity(manifold.from_features(x), manifold.from_features(y))
+
+    inputs = (features(3).double().requires_grad_(), features(4, seed=1).double().requires_grad_())
+    expect(torch.autograd.gradcheck(of_features, inputs), "they differ")
+
+
+def index_vectors_rank_as_the_similarity(config: ManifoldConfig) -> None:
+    """Inner products of the vectors for an index order a gallery as the similarity does."""
+    manifold = config.build(DIM).double()
+    for scale in (0.05, 1.0):
+        x = manifold.from_features(features(20, scale=scale).double())
+        y = manifold.from_features(features(200, scale=scale, seed=1).double())
+        products = manifold.index_vectors(x, "query") @ manifold.index_vectors(y, "gallery").T
+        ranked = manifold.paired_similarity(x[:, None], y).gather(1, products.argsort(dim=1, descending=True))
+        expect((ranked.diff(dim=1) <= 1e-9).all(), f"features of size {scale}: another order")
+
+
+def the_gallery_finds_what_brute_force_finds(config: ManifoldConfig) -> None:
+    """A search finds the neighbours of the exact similarity."""
+    manifold = config.build(DIM)
+    queries, gallery = manifold.from_features(features(30)), manifold.from_features(features(500, scale=2, seed=1))
+    found = Gallery(manifold, gallery).search(queries, k=20)
+    exact = manifold.paired_similarity(queries.double()[:, None], gallery.double()).topk(20)
+    expect(torch.equal(found.indices, exact.indices), "other neighbours")
+    expect(torch.allclose(found.similarities, exact.values.float()), "other similarities")
+
+
+def features_come_back_from_points(config: ManifoldConfig) -> None:
+    """The features of a point give that point."""
+    manifold = config.build(DIM).double()
+    points = manifold.from_features(features(8).double())
+    expect_close(manifold.from_features(manifold.to_features(points)), points, "points", atol=1e-8, rtol=1e-5)
+
+
+def the_state_dict_brings_back_the_geometry(config: ManifoldConfig) -> None:
+    """A manifold restored from its state_dict is the same one to the bit, a learned curvature included."""
+    learned = {"curvature": -2.5, "learnable_curvature": True} if "curvature" in type(config).model_fields else {}
+    fresh = {"learnable_curvature": True} if learned else {}
+    manifold, other = changed(config, **learned).build(DIM), changed(config, **fresh).build(DIM)
+    other.load_state_dict(manifold.state_dict())
+    x, y = manifold.from_features(features(4)), manifold.from_features(features(5, seed=1))
+    expect(torch.equal(other.from_features(features(4)), x), "other points")
+    expect(torch.equal(other.similarity(x, y), manifold.similarity(x, y)), "other similarities")
+    expect(torch.equal(other.index_vectors(x, "query"), manifold.index_vectors(x, "query")), "other index vectors")
+
+
+def proxies_are_points_either_way(config: ManifoldConfig) -> None:
+    """Proxies lie on the manifold, whether they are held as features or as points."""
+    for proxies in ("features", "points"):
+        manifold = changed(config, proxies=proxies).build(DIM)
+        points = manifold.proxy_points(manifold.new_proxies(10, 3))
+        expect(points.shape == (10, 3, manifold.point_dim), f"{proxies}: got shape {tuple(points.shape)}")
+        lies = manifold.geometry.check_point_on_manifold(points.detach(), atol=1e-4, rtol=1e-4)
+        expect(lies, f"{proxies}: not on the manifold")
+
+
+def half_precision_features_become_exact_points(config: ManifoldConfig) -> None:
+    """Features in float16 give, to 0.002, the points that they give in float32."""
+    manifold = config.build(DIM)
+    raw = features(6).half()
+    expected = manifold.from_features(raw.float())
+    expect_close(manifold.from_features(raw).float(), expected, "points", atol=2e-3, rtol=1e-5)
+
+
+def bad_arguments_are_refused(config: ManifoldConfig) -> None:
+    """No dimensions, and a similarity that there is not, raise a ValueError that says so."""
+    kind: type[Manifold] = type(config.build(DIM))
+    expect_refused(lambda: config.build(0), ValueError, "dim must be at least 1, got 0", "dim 0")
+    other = "similarity 'cosinus' is unknown; expected one of"
+    expect_refused(lambda: kind(DIM, similarity="cosinus"), ValueError, other, "cosinus")  # pyright: ignore[reportCallIssue]
+
+
+MANIFOLD: tuple[Promise, ...] = (
+    the_class_defaults_are_the_configs,
+    distance_to_itself_is_zero,
+    gradients_are_finite_everywhere,
+    distance_is_a_metric,
+    the_paired_form_equals_the_matrix_form,
+    gradients_agree_with_finite_differences,
+    index_vectors_rank_as_the_similarity,
+    the_gallery_finds_what_brute_force_finds,
+    features_come_back_from_points,
+    the_state_dict_brings_back_the_geometry,
+    proxies_are_points_either_way,
+    half_precision_features_become_exact_points,
+    bad_arguments_are_refused,
+)

@@ -1,0 +1,143 @@
+"""The contract of metrics."""
+
+from math import isclose
+
+import torch
+from torch import Tensor
+
+from dmlkit.metrics import metrics_from_hits, retrieval_metrics, score_retrieval
+from dmlkit.metrics.base import MetricConfig
+from dmlkit.testing.promise import Promise, expect, hold
+
+
+def check_metric(config: MetricConfig) -> None:
+    """Hold a metric to its contract.
+
+    It says what it is; it returns the figures that it names, by configuration and by name. One that searches gives 1
+    to perfect embeddings, fractions to queries, and no less for a closer positive; neither the order of images nor
+    pessimistic ties raise it.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Example:
+        >>> from dmlkit.metrics import RecallConfig
+        >>> check_metric(RecallConfig(k=(1, 4)))
+    """
+    hold(METRIC if config.searches else OF_POINTS, config.name, config)
+
+
+def embeddings(noise: float, count: int = 120) -> tuple[Tensor, Tensor]:
+    """Points (N, 16) around the centers of 10 classes, and labels (N,)."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 10
+    centers = torch.randn(10, 16, generator=generator)
+    return centers[labels] + noise * torch.randn(count, 16, generator=generator), labels
+
+
+def it_says_what_it_is(config: MetricConfig) -> None:
+    """It has a definition, a key that no other metric has, and a name for each figure."""
+    expect(bool(config.definition), "definition is empty")
+    others = [name for name, variant in config.variants.items() if variant.key == config.key and name != config.name]
+    expect(not others, f"key {config.key!r} is that of {', '.join(others)}")
+    names = config.names()
+    expect(config.key.split("@")[0] in names[0] or len(names) > 1, f"names {names} do not tell of key {config.key!r}")
+    expect(len(set(names)) == len(names), f"names {names} repeat")
+    cutoffs = config.cutoffs()
+    expect(not cutoffs or len(cutoffs) == len(names), f"cut-offs {cutoffs} are not as many as names {names}")
+
+
+def it_returns_its_names(config: MetricConfig) -> None:
+    """It returns the figures that it names, as floats, also where it is asked for by name."""
+    points, labels = embeddings(1.0)
+    values = retrieval_metrics(points, labels, metrics=[config])
+    expect(tuple(values) == config.names(), f"got figures {tuple(values)}, named {config.names()}")
+    expect(all(isinstance(value, float) for value in values.values()), f"got {values}, which are not all floats")
+    if _options(config) - {config.listed()} or config.variants.get(config.name) is not type(config):
+        return  # names hold no other options, and mean what is known by them
+    by_name = [list(config.asked())] if _options(config) else [[config.name], list(config.asked())]
+    for names in by_name:
+        found = retrieval_metrics(points, labels, metrics=names)
+        expect(found == values, f"asked for as {names} it gives {found}, by configuration {values}")
+
+
+def _options(config: MetricConfig) -> set[str]:
+    """The options that are not their defaults."""
+    fields = type(config).model_fields.items()
+    return {
+        name
+        for name, field in fields
+        if name != "name" and (field.is_required() or getattr(config, name) != field.get_default())
+    }
+
+
+def perfect_embeddings_score_one(config: MetricConfig) -> None:
+    """Embeddings that are equal within each class score 1, and shuffled labels less."""
+    points, labels = embeddings(0.0, count=1000)  # 99 positives: precision@10 can be 1
+    for name, value in retrieval_metrics(points, labels, metrics=[config]).items():
+        expect(isclose(value, 1, abs_tol=1e-9), f"{name} of perfect embeddings is {value}")
+    shuffled_labels_score_less(config)
+
+
+def shuffled_labels_score_less(config: MetricConfig) -> None:
+    """Labels that say nothing score less than 1, but where one hit among many is enough."""
+    points, labels = embeddings(0.0, count=1000)
+    shuffled = labels[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
+    for name, value in retrieval_metrics(points, shuffled, metrics=[config]).items():
+        expect(value < 1 or name.startswith(("recall", "cmc")), f"{name} of shuffled labels is {value}")
+
+
+def values_of_queries_are_fractions(config: MetricConfig) -> None:
+    """Each query has a value between 0 and 1, in float64, and their mean is the figure."""
+    points, labels = embeddings(1.5)
+    scores = score_retrieval(points, labels, metrics=[config])
+    for name in config.names():
+        values = scores.per_query[name]
+        expect(values.shape == (120,) and values.dtype == torch.float64, f"{name}: {values.dtype} {values.shape}")
+        expect(((values >= 0) & (values <= 1 + 1e-12)).all(), f"{name}: from {values.min()} to {values.max()}")
+        mean = values.mean().item()
+        expect(isclose(scores.values[name], mean, abs_tol=1e-12), f"{name}: {scores.values[name]}, mean {mean}")
+
+
+def the_order_of_images_does_not_matter(config: MetricConfig) -> None:
+    """The same images in another order have the same figures."""
+    points, labels = embeddings(1.5)
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
+    values = retrieval_metrics(points, labels, metrics=[config])
+    for name, value in retrieval_metrics(points[order], labels[order], metrics=[config]).items():
+        expect(isclose(value, values[name], rel_tol=1e-6, abs_tol=1e-12), f"{name}: {values[name]}, then {value}")
+
+
+def pessimistic_is_never_above_expected(config: MetricConfig) -> None:
+    """With positives last among ties no query has more than with all orders of them."""
+    points, labels = embeddings(1.5)
+    points = points[torch.arange(120) // 4]  # four labels share each point
+    expected = score_retrieval(points, labels, metrics=[config]).per_query
+    pessimistic = score_retrieval(points, labels, metrics=[config], ties="pessimistic").per_query
+    for name in config.names():
+        expect((pessimistic[name] <= expected[name] + 1e-12).all(), f"{name} rises")
+
+
+def a_closer_positive_never_lowers_it(config: MetricConfig) -> None:
+    """A positive that moves to the front of a list of hits lowers no figure."""
+    generator = torch.Generator().manual_seed(2)
+    hits = torch.rand(40, 60, generator=generator) < 0.2
+    hits[:, 30] = True
+    better = hits.clone()
+    better[:, 0], better[:, 30] = True, hits[:, 0]
+    positives = hits.sum(1)
+    before, after = (metrics_from_hits(lists, positives, [config]) for lists in (hits, better))
+    for name in before:
+        expect(after[name] >= before[name] - 1e-12, f"{name} falls from {before[name]} to {after[name]}")
+
+
+OF_POINTS: tuple[Promise, ...] = (it_says_what_it_is, it_returns_its_names)
+METRIC: tuple[Promise, ...] = (
+    *OF_POINTS,
+    perfect_embeddings_score_one,
+    values_of_queries_are_fractions,
+    the_order_of_images_does_not_matter,
+    pessimistic_is_never_above_expected,
+    a_closer_positive_never_lowers_it,
+)
+"""Of those that search."""

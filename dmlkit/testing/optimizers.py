@@ -1,0 +1,67 @@
+"""The contract of optimizers."""
+
+from math import isclose
+
+import torch
+from torch import nn
+
+from dmlkit.manifolds import Sphere
+from dmlkit.optimizers.base import LearningRateMultipliers, OptimizerConfig
+from dmlkit.testing.promise import Promise, changed, expect, expect_close, hold
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    """Hold an optimizer to its contract: each part learns at its own rate, and a quadratic is minimized.
+
+    One whose name begins with ``riemannian`` also keeps points on the sphere.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Example:
+        >>> from dmlkit.optimizers import AdamWConfig
+        >>> check_optimizer(AdamWConfig())
+    """
+    hold(OPTIMIZER, config.name, config)
+
+
+def groups_carry_their_rates(config: OptimizerConfig) -> None:
+    """Each part with parameters is a group with its name and its own learning rate."""
+    multipliers = LearningRateMultipliers(head=10.0, loss=100.0)
+    parts = {"backbone": [nn.Parameter(torch.ones(2))], "head": [], "loss": [nn.Parameter(torch.ones(2))]}
+    groups = changed(config, lr=0.01, lr_multipliers=multipliers).build(parts).param_groups
+    found = [(group["name"], group["lr"]) for group in groups]
+    expect([name for name, _ in found] == ["backbone", "loss"], f"got groups {found}")
+    expect(found[0][1] == 0.01 and isclose(found[1][1], 1.0, rel_tol=1e-6), f"got {found}, expected 0.01 and 1")
+
+
+def a_quadratic_is_minimized(config: OptimizerConfig) -> None:
+    """1000 steps with lr 0.05 bring two numbers to the minimum of a quadratic."""
+    parameter = nn.Parameter(torch.tensor([3.0, -2.0]))
+    optimizer = changed(config, lr=0.05, weight_decay=0.0).build({"backbone": [parameter]})
+    for _ in range(1000):
+        optimizer.zero_grad()
+        (parameter - torch.tensor([1.0, 1.0])).square().sum().backward()
+        optimizer.step()
+    expect_close(parameter.data, torch.ones(2), "the minimum", atol=1e-2, rtol=0)
+
+
+def riemannian_ones_keep_points_on_the_sphere(config: OptimizerConfig) -> None:
+    """Points of the sphere stay on it, where the name begins with riemannian."""
+    if not config.name.startswith("riemannian"):
+        return
+    proxies = Sphere(5, proxies="points").new_proxies(7)
+    optimizer = changed(config, lr=0.1).build({"loss": [proxies]})
+    target = torch.randn(7, 5)
+    for _ in range(50):
+        optimizer.zero_grad()
+        (proxies * target).sum().neg().backward()
+        optimizer.step()
+    expect_close(proxies.norm(dim=1), torch.ones(7), "lengths", atol=1e-5, rtol=0)
+
+
+OPTIMIZER: tuple[Promise, ...] = (
+    groups_carry_their_rates,
+    a_quadratic_is_minimized,
+    riemannian_ones_keep_points_on_the_sphere,
+)

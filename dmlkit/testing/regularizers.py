@@ -1,0 +1,98 @@
+"""The contract of regularizers."""
+
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds.base import ManifoldConfig
+from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+from dmlkit.testing.loss_cases import degenerate_batches, draw
+from dmlkit.testing.promise import DIM, Promise, a_line_of_help_says_what_it_is, expect, fitting_manifolds, hold, title
+
+
+def check_regularizer(config: RegularizerConfig) -> None:
+    """Hold a regularizer to its contract, on every manifold that its requirements allow.
+
+    Its value is a finite scalar, with finite gradients, also for degenerate batches; half precision is computed in
+    full; it changes nothing that it is given, and its state_dict is complete.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Example:
+        >>> from dmlkit.regularizers import GraphConsistencyConfig
+        >>> check_regularizer(GraphConsistencyConfig())
+    """
+    for manifold in fitting_manifolds(config):
+        hold(REGULARIZER, f"{config.name} on {title(manifold)}", config, manifold)
+
+
+def _value(term: Regularizer, features: Tensor, labels: Tensor) -> Tensor:
+    torch.manual_seed(2)
+    return term(term.manifold.from_features(features), labels)
+
+
+def value_is_a_finite_scalar(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
+    """The value is a finite scalar, not negative, and it hangs on the embeddings by a finite gradient."""
+    features, labels = draw()
+    value = _value(config.build(manifold.build(DIM)), features, labels)
+    expect(value.ndim == 0 and bool(value.isfinite()), f"got {value.tolist()}")
+    expect(value.requires_grad, "it has no gradient")
+    (gradient,) = torch.autograd.grad(value, features)
+    expect(gradient.isfinite().all(), "its gradient has nan or inf")
+
+
+def degenerate_batches_stay_finite(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
+    """Value and gradient are finite for batches without positives, without negatives, or of equal embeddings."""
+    term = config.build(manifold.build(DIM))
+    for case, (features, labels) in degenerate_batches().items():
+        value = _value(term, features.requires_grad_(), labels)
+        expect(value.isfinite(), f"{case}: the value is {value.item()}")
+        if value.requires_grad:  # a batch may have nothing to regularize
+            gradients = torch.autograd.grad(value, features, allow_unused=True, materialize_grads=True)
+            expect(gradients[0].isfinite().all(), f"{case}: the gradient has nan or inf")
+
+
+def half_precision_is_computed_in_full(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
+    """Embeddings in bfloat16 give, under autocast, the bits that they give in float32."""
+    features, labels = draw()
+    term = config.build(manifold.build(DIM))
+    half = term.manifold.from_features(features).detach().bfloat16()
+    torch.manual_seed(2)
+    full = term(half.float(), labels)
+    torch.manual_seed(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = term(half, labels)
+    expect(mixed.dtype == torch.float32, f"got a value in {mixed.dtype}")
+    expect(torch.equal(mixed, full), f"got {mixed.item()}, in float32 {full.item()}")
+
+
+def inputs_are_left_alone(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
+    """Embeddings and labels are as before."""
+    features, labels = draw()
+    term = config.build(manifold.build(DIM))
+    points = term.manifold.from_features(features).detach()
+    copies = points.clone(), labels.clone()
+    term(points, labels)
+    expect(torch.equal(points, copies[0]), "embeddings have changed")
+    expect(torch.equal(labels, copies[1]), "labels have changed")
+
+
+def the_state_dict_is_complete(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
+    """A regularizer restored from its state_dict gives the same to the bit."""
+    features, labels = draw()
+    term, restored = (config.build(manifold.build(DIM)) for _ in range(2))
+    for parameter in term.parameters():
+        parameter.data.add_(0.1)
+    restored.load_state_dict(term.state_dict())
+    expect(torch.equal(_value(restored, features, labels), _value(term, features, labels)), "another value")
+
+
+REGULARIZER: tuple[Promise, ...] = (
+    value_is_a_finite_scalar,
+    degenerate_batches_stay_finite,
+    half_precision_is_computed_in_full,
+    inputs_are_left_alone,
+    the_state_dict_is_complete,
+    a_line_of_help_says_what_it_is,
+)
+"""Each takes a regularizer and a manifold."""

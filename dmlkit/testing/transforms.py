@@ -1,0 +1,64 @@
+"""The contract of transforms."""
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.glyphs import Glyphs
+from dmlkit.loading.inputs import TransformedImages
+from dmlkit.testing.promise import Promise, expect, hold
+from dmlkit.transforms.base import TransformConfig
+
+
+def check_transform(config: TransformConfig) -> None:
+    """Hold a transform to its contract: uint8 squares of the size it says, and chance only in training.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Example:
+        >>> from dmlkit.transforms import PlainConfig
+        >>> check_transform(PlainConfig(size=32))
+    """
+    hold(TRANSFORM, config.name, config)
+
+
+def images_become_squares(config: TransformConfig) -> None:
+    """An image of any shape becomes (3, size, size) uint8, in training and in evaluation."""
+    for shape in ((3, 300, 200), (3, 32, 32), (3, 17, 500)):
+        image = torch.randint(0, 256, shape, dtype=torch.uint8)
+        for kind, transform in (("training", config.training()), ("evaluation", config.evaluation())):
+            result = transform(image)
+            found = f"{kind} makes {tuple(result.shape)} {result.dtype} of {shape}"
+            expect(result.shape == (3, config.size, config.size) and result.dtype == torch.uint8, found)
+
+
+def a_flat_image_keeps_its_colour(config: TransformConfig) -> None:
+    """In evaluation the middle of an image of one colour has that colour."""
+    image = torch.tensor([10, 100, 200], dtype=torch.uint8).view(3, 1, 1).expand(3, 60, 80)
+    colour = config.evaluation()(image)[:, config.size // 2, config.size // 2].tolist()
+    expect(colour == [10, 100, 200], f"got {colour} of [10, 100, 200]")
+
+
+def augmentation_follows_the_draw_alone(config: TransformConfig) -> None:
+    """A draw's seed decides its augmentation, and the model's random numbers are left alone."""
+    images = TransformedImages(Glyphs(["a", "b"], 4, 32, 0), config, training=True)
+    state = torch.get_rng_state()
+    first, same, other = (_pixels(images, draw) for draw in ((1, 5), (1, 5), (1, 6)))
+    expect(torch.equal(torch.get_rng_state(), state), "it draws from the model's random numbers")
+    expect(torch.equal(first, same), "the same draw gives other pixels")
+    differs = not torch.equal(first, other)
+    expect(differs == config.augments, f"augments is {config.augments}, another draw differs: {differs}")
+
+
+def _pixels(images: TransformedImages, draw: tuple[int, int]) -> Tensor:
+    image = images[draw][0]
+    if not isinstance(image, Tensor):
+        raise AssertionError(f"got {type(image).__name__}, not a tensor")
+    return image
+
+
+TRANSFORM: tuple[Promise, ...] = (
+    images_become_squares,
+    a_flat_image_keeps_its_colour,
+    augmentation_follows_the_draw_alone,
+)

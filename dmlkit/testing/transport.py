@@ -1,0 +1,146 @@
+"""The contract of transport solvers."""
+
+import torch
+from torch import Tensor
+
+from dmlkit.testing.promise import Promise, expect, expect_close, expect_refused, hold
+from dmlkit.testing.transport_problems import bad_problems, random_problem, with_gaps
+from dmlkit.transport.base import TransportConfig
+
+
+def check_transport(config: TransportConfig) -> None:
+    """Hold a transport solver to its contract.
+
+    Plans are not negative and have the sums that were asked for; a batch is its problems one by one, in value and in
+    gradient; dtype and device are kept; empty rows and columns may be dropped; constants per row and column change
+    nothing; bad problems are refused.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Example:
+        >>> from dmlkit.transport import ExactConfig
+        >>> check_transport(ExactConfig())
+    """
+    hold(TRANSPORT, config.name, config)
+
+
+def expect_plan(plan: Tensor, rows: Tensor, cols: Tensor) -> None:
+    """Make sure that a plan (G, n, m) is not negative and has its sums, to 1e-6."""
+    expect_close(plan.double().sum(2), rows.double(), "sums of the rows", atol=1e-6, rtol=0)
+    expect_close(plan.double().sum(1), cols.double(), "sums of the columns", atol=1e-6, rtol=0)
+    expect(plan.min() >= -1e-6, f"a plan has {plan.min().item()}")
+
+
+def marginals_hold(config: TransportConfig) -> None:
+    """Rows and columns have their sums, whatever the shape and the masses."""
+    solver = config.build()
+    for n, m in ((1, 1), (1, 5), (5, 1), (4, 4), (3, 9), (8, 3)):
+        cost, rows, cols = random_problem(n * m, n=n, m=m)
+        expect_plan(solver.plan(cost, rows, cols), rows, cols)
+    for seed in range(10):  # whole masses and costs make ties
+        generator = torch.Generator().manual_seed(seed)
+        cost = torch.randint(0, 3, (2, 3, 5), generator=generator).double() / 2
+        rows = torch.randint(1, 3, (2, 3), generator=generator).double()
+        cols = torch.randint(0, 3, (2, 5), generator=generator).double() + torch.eye(5, dtype=torch.float64)[0]
+        cols *= (rows.sum(1) / cols.sum(1))[:, None]
+        expect_plan(solver.plan(cost, rows, cols), rows, cols)
+
+
+def a_batch_equals_its_problems(config: TransportConfig) -> None:
+    """The plans of a batch are those of its problems one by one."""
+    solver, (cost, rows, cols) = config.build(), random_problem(2)
+    batch = solver.plan(cost, rows, cols)
+    for group in range(len(cost)):
+        one = slice(group, group + 1)
+        expect_close(batch[one], solver.plan(cost[one], rows[one], cols[one]), f"problem {group}", atol=1e-6, rtol=0)
+
+
+def dtype_and_device_are_kept(config: TransportConfig) -> None:
+    """The plan and the gradient have the dtype and the device of the cost."""
+    cost = random_problem(3, n=3, m=3)[0]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        ones = torch.ones(3, 3, dtype=dtype)
+        leaf = cost.clone().to(dtype).requires_grad_()
+        plan = config.build().plan(leaf, ones, ones)
+        expect(plan.dtype == dtype and plan.device == leaf.device, f"{dtype}: a plan in {plan.dtype} on {plan.device}")
+        ((plan * plan).sum() + leaf.sum()).backward()
+        expect(leaf.grad is not None and leaf.grad.dtype == dtype, f"{dtype}: no gradient, or of another dtype")
+        expect(leaf.grad is not None and bool(leaf.grad.isfinite().all()), f"{dtype}: a gradient has nan or inf")
+
+
+def empty_rows_and_columns_are_dropped_exactly(config: TransportConfig) -> None:
+    """Rows and columns without mass hold exact zeros, and solving with them gives the same plan."""
+    solver, (cost, rows, cols) = config.build(), with_gaps()
+    plan = solver.plan(cost, rows, cols)
+    expect_plan(plan, rows, cols)
+    expect((plan[(rows == 0)[:, :, None] | (cols == 0)[:, None]] == 0).all(), "mass where there is none")
+    full = solver.solve(cost[:3], rows[:3], cols[:3])  # with its empty rows and columns
+    expect_close(plan[:3], full, "solved with them", atol=1e-6, rtol=0)
+
+
+def dropped_columns_pass_the_gradient(config: TransportConfig) -> None:
+    """Empty columns beside a problem change neither its plan nor its gradient."""
+    solver, (cost, rows, cols) = config.build(), random_problem(5, n=4, m=4)
+    weights = torch.randn(3, 4, 4, dtype=torch.float64)
+    kept = torch.tensor([0, 2, 3, 6])
+    wide_cost = torch.full((3, 4, 8), 0.3, dtype=torch.float64).index_copy(2, kept, cost).requires_grad_()
+    wide_cols = torch.zeros(3, 8, dtype=torch.float64).index_copy(1, kept, cols)
+    leaf = cost.clone().requires_grad_()
+    narrow, wide = solver.plan(leaf, rows, cols), solver.plan(wide_cost, rows, wide_cols)
+    expect_close(wide[:, :, kept], narrow, "plan", atol=1e-6, rtol=0)
+    (expected,) = torch.autograd.grad((narrow * weights).sum() + 0 * leaf.sum(), leaf)
+    (gradient,) = torch.autograd.grad((wide[:, :, kept] * weights).sum() + 0 * wide_cost.sum(), wide_cost)
+    expect_close(gradient[:, :, kept], expected, "gradient", atol=1e-4, rtol=1e-4)
+
+
+def the_gradient_of_a_shared_input_is_the_sum(config: TransportConfig) -> None:
+    """A cost that all problems share gets the sum of their gradients; qpth averages them, 5 times too small here."""
+    solver, (cost, rows, cols) = config.build(), random_problem(6, groups=5)
+    weights = torch.randn(5, 4, 6, dtype=torch.float64)
+
+    def gradient(shared: Tensor, group: slice) -> Tensor:
+        leaf = shared.clone().requires_grad_()
+        costs = leaf.expand(5, -1, -1)[group]
+        plan = solver.plan(costs, rows[:1].expand(5, -1)[group], cols[:1].expand(5, -1)[group])
+        return torch.autograd.grad((plan * weights[group]).sum() + 0 * leaf.sum(), leaf)[0]
+
+    apart = sum(gradient(cost[0], slice(group, group + 1)) for group in range(5))
+    expect_close(gradient(cost[0], slice(None)), apart, "gradient", atol=1e-4, rtol=1e-4)
+
+
+def constants_per_row_and_column_change_nothing(config: TransportConfig) -> None:
+    """A constant added to the costs of a row or column leaves the plan as it is."""
+    solver, (cost, rows, cols) = config.build(), random_problem(7)
+    shifted = cost + torch.randn(3, 4, 1, dtype=torch.float64) + torch.randn(3, 1, 6, dtype=torch.float64)
+    expect_close(solver.plan(shifted, rows, cols), solver.plan(cost, rows, cols), "plan", atol=1e-6, rtol=0)
+
+
+def inputs_are_left_alone(config: TransportConfig) -> None:
+    """Cost, rows and columns are as before."""
+    problem = with_gaps()
+    copies = [one.clone() for one in problem]
+    config.build().plan(*problem)
+    for name, one, copy in zip(("cost", "rows", "cols"), problem, copies, strict=True):
+        expect(torch.equal(one, copy), f"{name} has changed")
+
+
+def bad_problems_name_the_entry(config: TransportConfig) -> None:
+    """Values that are not finite, negative masses, other totals and wrong shapes raise a ValueError that says where."""
+    solver = config.build()
+    for message, problem in bad_problems():
+        pattern = f"^{type(solver).__name__}: .*{message}"
+        expect_refused(lambda problem=problem: solver.plan(*problem), ValueError, pattern, message)
+
+
+TRANSPORT: tuple[Promise, ...] = (
+    marginals_hold,
+    a_batch_equals_its_problems,
+    dtype_and_device_are_kept,
+    empty_rows_and_columns_are_dropped_exactly,
+    dropped_columns_pass_the_gradient,
+    the_gradient_of_a_shared_input_is_the_sum,
+    constants_per_row_and_column_change_nothing,
+    inputs_are_left_alone,
+    bad_problems_name_the_entry,
+)

@@ -1,0 +1,60 @@
+"""The contract of tunings."""
+
+import torch
+from torch import nn
+
+from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.tuning.base import TuningConfig
+from dmlkit.testing.backbones import samples
+from dmlkit.testing.promise import Promise, changed, expect, hold
+
+
+def check_tuning(config: TuningConfig, backbone: BackboneConfig) -> None:
+    """Hold a tuning to its contract, on a backbone that it can tune.
+
+    What it leaves out has no gradient and stays as it is to the bit, batch norms included; what it trains has a
+    gradient and moves; features need a gradient where anything trains.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Example:
+        >>> from dmlkit.backbones import SmallCNNConfig
+        >>> from dmlkit.backbones.tuning import LastBlocksConfig
+        >>> check_tuning(LastBlocksConfig(blocks=2), SmallCNNConfig(width=4))
+    """
+    hold(TUNING, f"{config.name} of {backbone.name}", config, backbone)
+
+
+def _tuned(config: TuningConfig, backbone: BackboneConfig) -> Backbone:
+    return changed(backbone, tuning=config).build().train()
+
+
+def what_is_tuned_alone_has_gradients(config: TuningConfig, backbone: BackboneConfig) -> None:
+    """A weight has a gradient where it is tuned, and nowhere else."""
+    network = _tuned(config, backbone)
+    tuned = {id(parameter) for parameter in network.tuned_parameters()}
+    features = network(samples(backbone, 4))
+    expect(features.requires_grad == bool(tuned), f"{len(tuned)} weights are tuned, features need a gradient or do not")
+    nn.Linear(network.num_features, 2)(features).square().sum().backward()
+    for name, parameter in network.named_parameters():
+        told = f"{name}: tuned {id(parameter) in tuned}, has a gradient {parameter.grad is not None}"
+        expect((parameter.grad is not None) == (id(parameter) in tuned) == parameter.requires_grad, told)
+
+
+def what_is_not_tuned_stays_to_the_bit(config: TuningConfig, backbone: BackboneConfig) -> None:
+    """A step of training moves weights and statistics of what trains alone, and moves some where anything does."""
+    network = _tuned(config, backbone)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    head = nn.Linear(network.num_features, 2)
+    head(network(samples(backbone, 4))).square().sum().backward()
+    torch.optim.SGD([*network.tuned_parameters(), *head.parameters()], lr=0.1).step()
+    moved = [name for name, tensor in network.state_dict().items() if not torch.equal(tensor, before[name])]
+    training = {name for name, module in network.named_modules() if module.training}
+    frozen = [name for name in moved if name.rpartition(".")[0] not in training or name in network.frozen_names]
+    expect(not frozen, f"{', '.join(frozen[:3])} moved")
+    tuned = len(network.tuned_parameters())
+    expect(bool(moved) == bool(tuned), f"{tuned} weights are tuned, {len(moved)} tensors moved")
+
+
+TUNING: tuple[Promise, ...] = (what_is_tuned_alone_has_gradients, what_is_not_tuned_stays_to_the_bit)

@@ -1,0 +1,74 @@
+"""Every dataset: labels, names and images fit together, and no test class is trained on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv
+
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.testing.datasets import DATASET
+from dmlkit.testing.promise import Promise, hold
+from tests.datasets import trees
+
+
+def in_folders(root: Path) -> Path:
+    for label in range(6):
+        for index in range(2):
+            trees.photo(root / f"class {label}" / f"{index}.jpg", 10 * label + index)
+    return root
+
+
+def in_a_table(root: Path) -> Path:
+    paths = [str(trees.photo(root / f"{index}.jpg", index).name) for index in range(12)]
+    boxes = {name: [value] * 12 for name, value in (("x_1", 0), ("y_1", 0), ("x_2", 10), ("y_2", 12))}
+    table = pa.table({"path": paths, "label": [index // 2 for index in range(12)], **boxes})
+    csv.write_csv(table, root / "table.csv")
+    return root / "table.csv"
+
+
+def in_arrays(root: Path) -> Path:
+    numbers = np.random.default_rng(0)
+    np.save(root / "labels.npy", np.arange(12) // 2)
+    np.save(root / "vectors.npy", numbers.normal(size=(12, 5)).astype(np.float32))
+    return root / "vectors.npy"
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "cub200": trees.cub,
+    "cars196": trees.cars,
+    "sop": trees.sop,
+    "inshop": trees.inshop,
+    "folder": in_folders,
+    "table": in_a_table,
+    "vectors": in_arrays,
+}
+GLYPHS: dict[str, Any] = {"classes": 20, "images_per_class": 2, "size": 16}
+
+
+def test_every_dataset_of_dmlkit_is_made_here():
+    ours = {name for name, kind in DatasetConfig.variants.items() if kind.__module__.startswith("dmlkit.")}
+    assert ours == {*MAKERS, "glyphs"}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("promise", DATASET, ids=lambda promise: promise.__name__)
+def test_files(promise: Promise, name: str, tmp_path: Path):
+    place = MAKERS[name](tmp_path)
+    keys = {"table": {"file": place}, "vectors": {"embeddings": place, "labels": place.with_name("labels.npy")}}
+    options = {key: str(path) for key, path in keys.get(name, {"root": place}).items()}
+    config = DatasetConfig.variants[name](**options, validation_fraction=0.0)
+    hold([promise], name, config)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"validation_fraction": 0.0}, {"split": "reality_check", "fold": 1}],
+    ids=lambda options: str(options),
+)
+@pytest.mark.parametrize("promise", DATASET, ids=lambda promise: promise.__name__)
+def test_glyphs(promise: Promise, options: dict[str, Any]):
+    hold([promise], "glyphs", DatasetConfig.variants["glyphs"](**GLYPHS | options))

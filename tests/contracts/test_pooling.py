@@ -1,0 +1,16 @@
+"""Every pooling: a vector for each image, with finite gradients."""
+
+import pytest
+
+from dmlkit.pooling import GeMConfig
+from dmlkit.pooling.base import PoolingConfig
+from dmlkit.testing.pooling import POOLING
+from dmlkit.testing.promise import Promise, hold
+
+CONFIGS = [*(variant() for _, variant in sorted(PoolingConfig.variants.items())), GeMConfig(learn=True)]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("promise", POOLING, ids=lambda promise: promise.__name__)
+def test_contract(promise: Promise, config: PoolingConfig):
+    hold([promise], config.name, config)

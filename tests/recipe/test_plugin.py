@@ -1,0 +1,320 @@
+"""Plug-ins, each in processes of their own: members stay for as long as a process does."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from dmlkit.cli.app import app
+from tests.conftest import ROOT
+from tests.docs.test_readme import leaves
+
+TOY = ROOT / "tests" / "toy_plugin"
+RECIPE = """\
+dataset: {name: toy_stripes, validation_fraction: 0.34}
+transform: {name: plain, size: 16}
+backbone: {name: small_cnn, width: 4}
+embedding_dim: 8
+loss: {name: toy_pairs}
+sampler: {name: random, batch_size: 8}
+training: {epochs: 1, select_by: recall@1}
+metrics: [recall@1]
+"""
+RUN = """\
+import contextlib, io, json, sys
+from dmlkit.cli.app import main
+for words in json.load(sys.stdin):
+    sys.argv, code, out, err = ["dmlkit", *words], 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+STUDY = """\
+claim: Steep pairs retrieve better than flat ones.
+recipe: toy.yaml
+seeds: [0]
+metrics: [recall@1]
+variants: {steep: {loss.scale: 8.0}, flat: {loss.scale: 1.0}}
+expect: [{better: steep, than: flat, metric: recall@1}]
+"""
+
+pytestmark = pytest.mark.slow
+Told = list[tuple[int, str, str]]
+
+
+def commands_with(option: str) -> set[str]:
+    """The commands that take an option."""
+    return {name for name, command in leaves(get_command(app)) if option in {one.name for one in command.params}}
+
+
+def commands(folder: Path, *lines: str, installed: Path | None = None) -> Told:
+    """Exit code, output and errors of command lines, given one after another in one process."""
+    path = ":".join(str(place) for place in (ROOT, installed) if place)
+    result = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input=json.dumps([line.split() for line in lines]),
+        cwd=folder,
+        env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return [tuple(json.loads(line)) for line in result.stdout.splitlines()]
+
+
+def install(source: Path, target: Path) -> Path:
+    """Install a package as its users would, from a copy, since pip builds beside it."""
+    shutil.copytree(source, target.with_suffix(".source"))
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, str(target.with_suffix(".source"))],
+        capture_output=True,
+        check=True,
+    )
+    return target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe of toy members, a study of it, and the toy package as one file."""
+    path = tmp_path_factory.mktemp("plugins")
+    (path / "toy.yaml").write_text(RECIPE)
+    (path / "study.yaml").write_text(STUDY)
+    parts = [(TOY / "toy_dml" / name).read_text() for name in ("losses.py", "datasets.py")]
+    (path / "toy.py").write_text("\n".join(parts))
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Path:
+    return install(TOY, folder / "site")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, site: Path) -> Told:
+    return commands(
+        folder,
+        "train toy.yaml -o runs/installed",
+        "eval runs/installed --json",
+        "embed runs/installed --split test",
+        "export runs/installed --format safetensors",
+        "export runs/installed/embeddings/test --format npz",
+        "list losses",
+        "schema",
+        "check toy.yaml --set loss.scal=2",
+        installed=site,
+    )
+
+
+def recorded(run: Path) -> list[dict[str, Any]]:
+    return json.loads((run / "environment.json").read_text())["plugins"]
+
+
+def test_members_of_an_installed_package_train_evaluate_embed_and_export(folder: Path, trained: Told):
+    assert [code for code, _, _ in trained] == [0] * 7 + [2], trained
+    assert json.loads(trained[1][1])["metrics"]["recall@1"] > 0.3  # 1 of 8 by chance
+    assert (folder / "runs/installed/exports/model.safetensors").exists()
+    assert (folder / "runs/installed/embeddings/test/embeddings.npz").exists()
+    (record,) = recorded(folder / "runs/installed")
+    assert (record["name"], record["version"], len(record["sha256"])) == ("toy-dml", "1.0", 64)
+
+
+def test_members_are_listed_described_and_held_to_their_keys(trained: Told):
+    assert "toy_pairs (toy-dml 1.0)" in trained[5][1] and "alpha, how steep it is." in trained[5][1]
+    definitions = json.loads(trained[6][1])["$defs"]
+    assert definitions["ToyPairsConfig"]["properties"]["scale"]["description"] == "alpha, how steep it is."
+    assert "loss.scal: unknown key; did you mean 'scale'?" in trained[7][2]
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Told:
+    return commands(
+        folder,
+        "train toy.yaml -o runs/file",
+        "train toy.yaml -o runs/file --plugin toy.py",
+        "eval runs/file --plugin toy.py --plugin ./toy.py --json",
+        "embed runs/file --split test --plugin toy.py",
+        "export runs/file --format safetensors --plugin toy.py",
+    )
+
+
+def test_members_of_a_file_do_where_it_is_named(folder: Path, loaded: Told):
+    assert [code for code, _, _ in loaded] == [2, 0, 0, 0, 0], loaded
+    assert "loss.name: unknown loss 'toy_pairs'" in loaded[0][2]
+    (record,) = recorded(folder / "runs/file")
+    assert (record["name"], record["version"]) == ("toy.py", None)
+    assert list(folder.glob("__pycache__")) == []
+
+
+def test_a_run_says_which_plugin_is_missing(folder: Path, trained: Told, loaded: Told):
+    assert trained[0][0] == loaded[1][0] == 0
+    installed, file, resumed = commands(
+        folder, "eval runs/installed", "eval runs/file", "train toy.yaml -o runs/installed --resume --plugin toy.py"
+    )
+    assert installed[0] == resumed[0] == file[0] == 2
+    assert installed[2] == "error: runs/installed: needs the plug-in toy-dml 1.0; pip install toy-dml==1.0\n"
+    assert resumed[2] == installed[2]
+    assert file[2].startswith("error: runs/file: needs the plug-in toy.py (sha256 ")
+    assert file[2].endswith("...); name it by --plugin PATH/toy.py\n")
+
+
+def test_a_run_says_which_plugin_has_changed(folder: Path, site: Path, trained: Told, tmp_path: Path):
+    assert trained[0][0] == 0
+    other = tmp_path / "site"
+    shutil.copytree(site, other)
+    with (other / "toy_dml" / "losses.py").open("a") as file:
+        file.write("# changed\n")
+    lines = ("eval runs/installed", "train toy.yaml -o runs/installed --resume")
+    told = commands(folder, *lines, installed=other)
+    assert [code for code, _, _ in told] == [0, 2]
+    change = "runs/installed: trained with the plug-in toy-dml 1.0, now toy-dml 1.0 (sha256 "
+    assert told[0][2].startswith(f"warning: {change}") and told[0][2].count("\n") == 1
+    assert told[1][2].startswith(f"error: {change}") and told[1][2].count("\n") == 1
+
+
+def test_runs_of_a_study_at_once_have_the_file_too(folder: Path):
+    told = commands(folder, "study study.yaml -o runs/study --jobs 2 --plugin toy.py")
+    assert told[0][0] == 0, told
+    assert "--plugin toy.py" in (folder / "runs/study/results.md").read_text()
+
+
+BAD = {
+    "def f(:": "{path}: cannot load this plug-in: SyntaxError: invalid syntax (bad.py, line 1)",
+    "\n\nimport nothere": "{path}: cannot load this plug-in: ModuleNotFoundError: No module named 'nothere' (line 3)",
+    "import sys\nsys.exit()": "{path}: cannot load this plug-in: SystemExit (line 2)",
+    "x = 1": "{path}: this plug-in defines no member of a family; expected a class that derives from LossConfig, "
+    "DatasetConfig or another root",
+    "TAKEN": "{path}: cannot load this plug-in: the name 'triplet' is taken by dmlkit; choose another (line 13)",
+    "UNTYPED": "{path}: cannot load this plug-in: ToyPairsConfig: name it by a field such as "
+    'name: Literal["mine"] = "mine" (line 13)',
+    "\0": "{path}: cannot load this plug-in: SyntaxError: source code string cannot contain null bytes",
+}
+
+
+def test_a_bad_file_is_told_in_one_line(folder: Path, tmp_path: Path):
+    losses = (TOY / "toy_dml" / "losses.py").read_text()
+    texts = {"TAKEN": losses.replace("toy_pairs", "triplet"), "UNTYPED": losses.replace('Literal["toy_pairs"]', "str")}
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    expected: list[str] = []
+    lines: list[str] = []
+    for index, (text, message) in enumerate(BAD.items()):
+        path = tmp_path / str(index) / "bad.py"
+        path.parent.mkdir()
+        path.write_text(texts.get(text, text))
+        lines.append(f"check toy.yaml --plugin {path}")
+        expected.append(f"error: {message.format(path=path)}\n")
+    told = commands(
+        tmp_path, *lines, "check toy.yaml --plugin gone.py", f"check toy.yaml --plugin {tmp_path}", "list losses"
+    )
+    assert [err for _, _, err in told[: len(BAD)]] == expected
+    assert [code for code, _, _ in told] == [2] * (len(BAD) + 2) + [0]
+    assert told[-3][2] == "error: gone.py: no such plug-in; expected a Python file\n"
+    assert told[-2][2].endswith("cannot read this plug-in: this is a folder; expected a regular file\n")
+    assert "toy_pairs" not in told[-1][1]
+
+
+PROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "{name}"
+version = "2.0"
+[project.entry-points.dmlkit]
+members = "{module}"
+[tool.setuptools]
+py-modules = ["{module}"]
+"""
+
+
+def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_path: Path):
+    """In the order of their names: aa needs what is not there, half defines a loss before it fails, zz is toy again."""
+    losses = (TOY / "toy_dml" / "losses.py").read_text()
+    texts = {
+        "aa": "import nothere\n",
+        "half": losses.replace("toy_pairs", "half_pairs") + "1 / 0\n",
+        "unlisted": "x = 1\n",
+        "zz": losses,
+    }
+    both = tmp_path / "both"
+    shutil.copytree(site, both)
+    for name, text in texts.items():
+        source = tmp_path / name
+        source.mkdir()
+        (source / f"{name}_dml.py").write_text(text)
+        (source / "pyproject.toml").write_text(PROJECT.format(name=f"{name}-dml", module=f"{name}_dml"))
+        shutil.copytree(install(source, tmp_path / f"{name}-site"), both, dirs_exist_ok=True)
+    (checked, listed) = commands(folder, "check toy.yaml", "list losses", installed=both)
+    assert checked[0] == listed[0] == 0
+    assert checked[2].splitlines() == [
+        "warning: plug-in aa-dml 2.0 is left out: aa_dml cannot be imported: ModuleNotFoundError: No module named "
+        "'nothere'; mend or uninstall it",
+        "warning: plug-in half-dml 2.0 is left out: half_dml cannot be imported: ZeroDivisionError: division by zero; "
+        "mend or uninstall it",
+        "warning: plug-in zz-dml 2.0 is left out: zz_dml cannot be imported: the name 'toy_pairs' is taken by toy-dml "
+        "1.0; choose another; mend or uninstall it",
+    ]
+    assert "half_pairs" not in listed[1] and "toy_pairs (toy-dml 1.0)" in listed[1]
+
+
+def test_the_toys_keep_the_contracts_of_their_families(folder: Path):
+    code = (
+        "from toy import ToyPairsConfig, ToyStripesConfig; from dmlkit.testing import check_dataset, check_loss; "
+        "check_loss(ToyPairsConfig(scale=2.0)); check_dataset(ToyStripesConfig(validation_fraction=0.34))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+
+
+def test_the_page_does_what_it_says(tmp_path: Path):
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    lines: list[str] = []
+    for kind, body in re.findall(r"```(python|yaml|sh)\n(.*?)```", page, re.DOTALL):
+        if kind == "sh":
+            lines += [line.removeprefix("dmlkit ") for line in body.splitlines()]
+        else:
+            name, _, text = body.removeprefix("# ").partition("\n")
+            (tmp_path / name).write_text(text)
+    told = commands(tmp_path, *lines)
+    assert [code for code, _, _ in told] == [0] * 3, told
+    assert "How steep it is." in told[0][1]
+    result = subprocess.run(
+        [sys.executable, "-c", "from test_my_losses import test_my_pairs; test_my_pairs()"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (message,) = re.findall(r"^    (my_pairs on .*\n    .*)$", page, re.MULTILINE)
+    assert " ".join(message.split()) in result.stderr
+
+
+@pytest.mark.parametrize("command", sorted(commands_with("device") - {"start"}))
+def test_every_command_that_runs_a_model_takes_plugins(command: str):
+    assert command in commands_with("plugins")
+
+
+def test_the_command_line_starts_without_plugins(site: Path, tmp_path: Path):
+    code = "import sys; from dmlkit.cli.app import app; print([name for name in sys.modules if 'toy' in name])"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{ROOT}:{site}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == "[]"

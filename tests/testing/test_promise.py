@@ -1,0 +1,83 @@
+"""How broken promises are told."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dmlkit import testing
+from dmlkit.losses import ArcFaceConfig, MarginConfig
+from dmlkit.manifolds import EuclideanConfig, SphereConfig
+from dmlkit.recipe.schema import FAMILIES
+from dmlkit.testing.promise import expect, expect_close, expect_refused, fits, fitting_manifolds, hold
+
+
+def it_is_small(number: float) -> None:
+    """It is below 5.
+
+    More is not told.
+    """
+    expect(number < 5, f"got {number}")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (7, "seven: it_is_small: it is below 5: got 7"),
+        ("7", "seven: it_is_small: it is below 5: TypeError: '<' not supported between instances of 'str' and 'int'"),
+    ],
+)
+def test_a_broken_promise_names_subject_promise_and_finding(number: float, message: str):
+    hold([it_is_small], "four", 4)
+    with pytest.raises(AssertionError) as caught:
+        hold([it_is_small], "seven", number)
+    assert str(caught.value) == message
+
+
+def test_random_numbers_of_the_caller_stay():
+    def it_draws(draws: list[float]) -> None:
+        draws.append(torch.rand(()).item())
+
+    draws: list[float] = []
+    state = torch.get_rng_state()
+    hold([it_draws, it_draws], "chance", draws)
+    assert torch.equal(torch.get_rng_state(), state) and draws[0] == draws[1]
+
+
+def test_what_is_expected():
+    with pytest.raises(AssertionError, match=r"value: Tensor-likes are not close! .* Greatest absolute difference"):
+        expect_close(torch.zeros(2), torch.ones(2), "value")
+    with pytest.raises(AssertionError, match="zero: expected ValueError, and nothing was raised"):
+        expect_refused(lambda: None, ValueError, "", "zero")
+    with pytest.raises(AssertionError, match="zero: expected a message like small, got large"):
+        expect_refused(_raise, ValueError, "small", "zero")
+
+
+def _raise() -> None:
+    raise ValueError("large")
+
+
+def test_requirements_choose_manifolds():
+    assert fits(ArcFaceConfig(), SphereConfig()) and not fits(ArcFaceConfig(), EuclideanConfig())
+    assert {one.name for one in fitting_manifolds(MarginConfig())} == {"sphere"}  # its miner's, which is nested in it
+
+
+def test_every_family_has_a_check():
+    of_family = {"losses": "loss", "pooling": "pooling", "transport": "transport"}
+    names = {f"check_{of_family.get(family, family.removesuffix('s'))}" for family in FAMILIES}
+    assert set(testing.__all__) == names
+    for name in names:
+        root = next(iter(getattr(testing, name).__annotations__.values()))
+        assert root in FAMILIES.values()
+        assert "Raises:" in getattr(testing, name).__doc__ and ">>>" in getattr(testing, name).__doc__
+
+
+def test_checks_look_also_where_asserts_are_left_out():
+    code = (
+        "from dmlkit.testing.promise import expect, hold\n"
+        "def it_fails(_): 'It fails.'; expect(False, 'as it must')\n"
+        "try: hold([it_fails], 'x', 1)\nexcept AssertionError as error: print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "x: it_fails: it fails: as it must\n"
