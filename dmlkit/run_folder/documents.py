@@ -105,8 +105,8 @@ class Summary(Document, frozen=True, use_attribute_docstrings=True):
     """Median over epochs, of training alone without validation; null where every epoch was stopped in between."""
     peak_memory_bytes: int | None = None
     """Of the first rank, over all sessions. On CUDA what tensors of the training took at most on its device
-    (``torch.cuda.max_memory_allocated``); elsewhere the largest resident size of its process (``ru_maxrss``), which
-    holds all that this process did before, and not the processes that read images; null where neither is told."""
+    (``torch.cuda.max_memory_allocated``); elsewhere the largest resident size of its process since the training
+    began (on macOS since the process did), without those that read images; null where neither is told."""
 
     @model_validator(mode="after")
     def check_selection(self) -> "Summary":
