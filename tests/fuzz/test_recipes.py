@@ -1,4 +1,4 @@
-"""Mutated recipes and overrides: one that is read is read again, any other is refused in few lines."""
+"""Mutated recipes, overrides and studies: one that is read is read again, any other is refused in few lines."""
 
 import copy
 from collections.abc import Callable
@@ -13,11 +13,23 @@ from hypothesis import strategies as st
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import FAMILIES
+from dmlkit.study.file import read_study
 from tests.conftest import ROOT
-from tests.fuzz.conftest import RECIPE, examples
+from tests.fuzz.conftest import RECIPE, STUDY, examples
 
 RECIPES = [RECIPE, *(path.read_text() for path in sorted((ROOT / "recipes" / "glyphs").glob("[!_]*.yaml")))]
 NAMES = [name for root in FAMILIES.values() for name in root.variants]
+STUDIES = [
+    STUDY,
+    STUDY.replace("seeds:", "tune: {optimizer.lr: [0.01, 0.02]}\nseeds:"),
+    """\
+claim: The best margin lies inside.
+recipe: base.yaml
+seeds: [0]
+metrics: [map@r]
+grid: {loss.margin: [0.1, 0.2, 0.3]}
+""",
+]
 LONGEST = 8_000  # characters of a refusal: 20 faults of 400
 
 scalars = st.one_of(
@@ -44,9 +56,9 @@ def places(data: Any, key: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @st.composite
-def mutated(draw: Callable[..., Any]) -> str:
-    """A recipe with one to three changes of its data, or one of its text."""
-    text = draw(st.sampled_from(RECIPES))
+def mutated(draw: Callable[..., Any], originals: list[str]) -> str:
+    """One of some documents with one to three changes of its data, or one of its text."""
+    text = draw(st.sampled_from(originals))
     if draw(st.integers(0, 4)) == 0:
         at = draw(st.integers(0, len(text)))
         return text[:at] + draw(texts | st.text(max_size=5)) + text[at + draw(st.integers(0, 3)) :]
@@ -79,9 +91,35 @@ def check(text: str, overrides: list[str]):
 
 
 @examples(200, 20_000)
-@given(mutated())
+@given(mutated(RECIPES))
 def test_a_recipe_is_read_and_read_again_or_refused(text: str):
     check(text, [])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe of the studies."""
+    place = tmp_path_factory.mktemp("studies")
+    (place / "base.yaml").write_text(RECIPE)
+    return place
+
+
+def test_the_studies_are_sound(folder: Path):
+    for text in STUDIES:
+        (folder / "study.yaml").write_text(text)
+        assert read_study(folder / "study.yaml").variants
+
+
+@examples(200, 20_000)
+@given(text=mutated(STUDIES))
+def test_a_study_is_read_or_refused(text: str, folder: Path):
+    (folder / "study.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
+    try:
+        study = read_study(folder / "study.yaml")
+    except UserError as error:
+        assert 0 < len(str(error)) <= LONGEST
+        return
+    assert study.variants
 
 
 KEYS = st.sampled_from(
