@@ -1,6 +1,8 @@
-"""Galleries that are written by several processes, and by some that are killed."""
+"""Galleries that are written by several processes, and by some that are killed.
 
-import os
+None is forked from this process: the threads of lancedb, which end there, would be waited for, or the process crashes.
+"""
+
 import shutil
 import signal
 from collections.abc import Callable
@@ -16,11 +18,13 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.errors import UserError
 from dmlkit.files import lock
+from tests.conftest import END
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
 from tests.embedding.gallery.test_gallery import rows_of
+from tests.processes import Forked, wait_until
 
-FRACTIONS = (0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)
+FRACTIONS = (0.02, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Of the time that a change takes, at which it is killed."""
 
 
@@ -40,21 +44,30 @@ def compact(place: Path, gallery: Path) -> None:
     compact_gallery(gallery)
 
 
-def started(action: Callable[[], Any]) -> int:
-    """A forked process that does something and ends."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            action()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
+Change = Callable[[Path, Path], None]
 
 
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def make(change: Change, place: Path, gallery: Path) -> None:
+    import lancedb  # noqa: F401 - not a part of the time that the change takes
+
+    begun(gallery).touch()
+    change(place, gallery)
+
+
+def begun(gallery: Path) -> Path:
+    """Is there once a process begins its change."""
+    return gallery.with_suffix(".begun")
+
+
+def started(change: Change, place: Path, gallery: Path) -> Forked:
+    """A process that has just begun a change."""
+    process = Forked(make, change, place, gallery)
+    wait_until(begun(gallery).exists, process)
+    return process
+
+
+def ended(process: Forked) -> int:
+    return process.wait(END)
 
 
 @pytest.fixture
@@ -70,25 +83,23 @@ def some(place: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [create, add, remove, compact])
-def test_a_kill_leaves_the_gallery_before_or_after(
-    change: Callable[[Path, Path], None], place: Path, some: Path, tmp_path: Path
-):
+def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, some: Path, tmp_path: Path):
     whole = tmp_path / "whole"
     if change is not create:
         shutil.copytree(some, whole)
-    begun = perf_counter()
-    assert ended(started(lambda: change(place, whole))) == 0
-    seconds = perf_counter() - begun
+    process, since = started(change, place, whole), perf_counter()
+    assert ended(process) == 0
+    seconds = perf_counter() - since
     after, killed, states = rows_of(whole), 0, set[str]()
     before = {} if change is create else rows_of(some)
     for fraction in FRACTIONS:
         gallery = tmp_path / f"killed-{fraction}"
         if change is not create:
             shutil.copytree(some, gallery)
-        child = started(lambda gallery=gallery: change(place, gallery))
+        process = started(change, place, gallery)
         sleep(fraction * seconds)
-        os.kill(child, signal.SIGKILL)
-        killed += ended(child) == -signal.SIGKILL
+        process.kill()
+        killed += ended(process) == -signal.SIGKILL
         if change is create and not holds_gallery(gallery):
             states.add("before")
             change(place, gallery)  # the same command starts over
@@ -103,20 +114,24 @@ def test_a_kill_leaves_the_gallery_before_or_after(
     assert killed > 0
 
 
+def write(folder: Path, first: int) -> None:
+    """Add five images to the gallery in a folder, and remove two of them."""
+    for index in range(first, first + 5):
+        photo = trees.photo(folder / f"{index}.jpg", 100 + index, (40, 30))
+        assert add_images(folder / "gallery", photo, label=str(index), device="cpu").added == 1
+        if index % 2:
+            remove_images(folder / "gallery", labels=[str(index)])
+
+
 @pytest.mark.slow
 def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
 
-    def write(first: int) -> None:
-        for index in range(first, first + 5):
-            photo = trees.photo(tmp_path / f"{index}.jpg", 100 + index, (40, 30))
-            assert add_images(gallery, photo, label=str(index), device="cpu").added == 1
-            if index % 2:
-                remove_images(gallery, labels=[str(index)])
-
-    writers = [started(lambda first=first: write(first)) for first in (0, 10)]
-    seen = [len(GalleryFolder(gallery)) for _ in range(10)]  # readers go on meanwhile
+    writers = [Forked(write, tmp_path, first) for first in (0, 10)]
+    seen: list[int] = []
+    while any(writer.poll() is None for writer in writers):  # readers go on meanwhile
+        seen.append(len(GalleryFolder(gallery)))
     assert [ended(writer) for writer in writers] == [0, 0]
     assert all(3 <= count <= 13 for count in seen)
     labels = GalleryFolder(gallery).label_counts()
@@ -127,7 +142,7 @@ def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
 def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", None, gallery, device="cpu")
-    writers = [started(lambda: add(place, gallery)) for _ in range(2)]
+    writers = [Forked(add, place, gallery) for _ in range(2)]
     assert [ended(writer) for writer in writers] == [0, 0]
     assert len(rows_of(gallery)) == 12
 
