@@ -23,6 +23,7 @@ WARM = get_context("forkserver")
 WARM.set_forkserver_preload(
     [
         *("dmlkit.cli.app", "dmlkit.cli.progress", "dmlkit.study.run", "dmlkit.training.train"),
+        *("lance_namespace", "pandas", "pyarrow.dataset"),  # not lancedb, whose threads end in a forked process
         *("matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision.models", "torchvision.transforms.v2"),
         "lance_namespace",  # of LanceDB, which itself starts threads that outlive no fork
     ]
@@ -99,10 +100,10 @@ def at_step(step: int, act: Callable[[StopRequest], object]) -> None:
     """From here on this process does something at the ``step``-th step of its trainings; an epoch's end counts too."""
     steps, is_known = count(1), StopRequest.is_known  # asked at each
 
-    def asked(request: StopRequest, fabric: Any) -> bool:
+    def asked(self: StopRequest, fabric: Any) -> bool:
         if next(steps) == step:
-            act(request)
-        return is_known(request, fabric)
+            act(self)
+        return is_known(self, fabric)
 
     StopRequest.is_known = asked
 
@@ -135,7 +136,7 @@ def start_ranks(ranks: int, function: Callable[..., object], *arguments: object)
     Returns:
         What each of them printed. All have ended well.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     patience = timedelta(seconds=END)
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=patience)  # at a free port

@@ -1,4 +1,7 @@
-"""Galleries that are written by several processes, and by some that are killed."""
+"""Galleries that are written by several processes, and by some that are killed.
+
+None is forked from this process: the threads of lancedb, which end there, would be waited for, or the process crashes.
+"""
 
 import shutil
 import signal
@@ -15,12 +18,13 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.errors import UserError
 from dmlkit.files import lock
+from tests.conftest import END
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
 from tests.embedding.gallery.test_gallery import rows_of
-from tests.processes import END, Forked
+from tests.processes import Forked, wait_until
 
-FRACTIONS = (0.05, 0.3, 0.55, 0.8, 0.95)
+FRACTIONS = (0.02, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Of the time that a change takes, at which it is killed."""
 
 
@@ -40,13 +44,30 @@ def compact(place: Path, gallery: Path) -> None:
     compact_gallery(gallery)
 
 
-def write(gallery: Path, first: int) -> None:
-    """Add five pictures one by one, and remove every other one."""
-    for index in range(first, first + 5):
-        photo = trees.photo(gallery.parent / f"{index}.jpg", 100 + index, (40, 30))
-        assert add_images(gallery, photo, label=str(index), device="cpu").added == 1
-        if index % 2:
-            remove_images(gallery, labels=[str(index)])
+Change = Callable[[Path, Path], None]
+
+
+def make(change: Change, place: Path, gallery: Path) -> None:
+    import lancedb  # noqa: F401 - not a part of the time that the change takes
+
+    begun(gallery).touch()
+    change(place, gallery)
+
+
+def begun(gallery: Path) -> Path:
+    """Is there once a process begins its change."""
+    return gallery.with_suffix(".begun")
+
+
+def started(change: Change, place: Path, gallery: Path) -> Forked:
+    """A process that has just begun a change."""
+    process = Forked(make, change, place, gallery)
+    wait_until(begun(gallery).exists, process)
+    return process
+
+
+def ended(process: Forked) -> int:
+    return process.wait(END)
 
 
 @pytest.fixture
@@ -62,25 +83,23 @@ def some(place: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [create, add, remove, compact])
-def test_a_kill_leaves_the_gallery_before_or_after(
-    change: Callable[[Path, Path], None], place: Path, some: Path, tmp_path: Path
-):
+def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, some: Path, tmp_path: Path):
     whole = tmp_path / "whole"
     if change is not create:
         shutil.copytree(some, whole)
-    begun = perf_counter()
-    assert Forked(change, place, whole).wait(END) == 0
-    seconds = perf_counter() - begun
+    process, since = started(change, place, whole), perf_counter()
+    assert ended(process) == 0
+    seconds = perf_counter() - since
     after, killed, states = rows_of(whole), 0, set[str]()
     before = {} if change is create else rows_of(some)
     for fraction in FRACTIONS:
         gallery = tmp_path / f"killed-{fraction}"
         if change is not create:
             shutil.copytree(some, gallery)
-        child = Forked(change, place, gallery)
+        process = started(change, place, gallery)
         sleep(fraction * seconds)
-        child.kill()
-        killed += child.wait(END) == -signal.SIGKILL
+        process.kill()
+        killed += ended(process) == -signal.SIGKILL
         if change is create and not holds_gallery(gallery):
             states.add("before")
             change(place, gallery)  # the same command starts over
@@ -95,14 +114,25 @@ def test_a_kill_leaves_the_gallery_before_or_after(
     assert killed > 0
 
 
+def write(folder: Path, first: int) -> None:
+    """Add five images to the gallery in a folder, and remove two of them."""
+    for index in range(first, first + 5):
+        photo = trees.photo(folder / f"{index}.jpg", 100 + index, (40, 30))
+        assert add_images(folder / "gallery", photo, label=str(index), device="cpu").added == 1
+        if index % 2:
+            remove_images(folder / "gallery", labels=[str(index)])
+
+
 @pytest.mark.slow
 def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
 
-    writers = [Forked(write, gallery, first) for first in (0, 10)]
-    seen = [len(GalleryFolder(gallery)) for _ in range(10)]  # readers go on meanwhile
-    assert [writer.wait(END) for writer in writers] == [0, 0]
+    writers = [Forked(write, tmp_path, first) for first in (0, 10)]
+    seen: list[int] = []
+    while any(writer.poll() is None for writer in writers):  # readers go on meanwhile
+        seen.append(len(GalleryFolder(gallery)))
+    assert [ended(writer) for writer in writers] == [0, 0]
     assert all(3 <= count <= 13 for count in seen)
     labels = GalleryFolder(gallery).label_counts()
     assert labels == {"crow": 3} | dict.fromkeys(["0", "2", "4", "10", "12", "14"], 1)
@@ -113,7 +143,7 @@ def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", None, gallery, device="cpu")
     writers = [Forked(add, place, gallery) for _ in range(2)]
-    assert [writer.wait(END) for writer in writers] == [0, 0]
+    assert [ended(writer) for writer in writers] == [0, 0]
     assert len(rows_of(gallery)) == 12
 
 
