@@ -25,7 +25,6 @@ WARM.set_forkserver_preload(
         *("dmlkit.cli.app", "dmlkit.cli.progress", "dmlkit.study.run", "dmlkit.training.train"),
         *("lance_namespace", "pandas", "pyarrow.dataset"),  # not lancedb, whose threads end in a forked process
         *("matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision.models", "torchvision.transforms.v2"),
-        "lance_namespace",  # of LanceDB, which itself starts threads that outlive no fork
     ]
 )
 
