@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -116,22 +116,23 @@ def train_at_once(
     for job in range(jobs):
         devices.put(_device(fabric, job))
     threads = max(1, torch.get_num_threads() // jobs)
+    pending: set[Future[None]] = set()
     with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, threads, plugin_files())) as pool:
         try:
             with _ignored(signal.SIGINT):  # Ctrl-C goes to every process; here the first one tells the others
                 names = {pool.submit(_train, run, protocol): run.name for run in runs}
-            pending: set[Future[None]] = set(names)
+            pending.update(names)
             while pending:
                 done, waiting = wait(pending, LOOK, FIRST_COMPLETED)
                 pending = {future for future in waiting if not future.cancelled()}  # which `wait` never calls done
                 while not events.empty():
                     tell(*events.get())
                 for future in done:
-                    if not isinstance(future.exception(), TrainingStoppedError):
+                    if not future.cancelled() and not isinstance(future.exception(), TrainingStoppedError):
                         future.result()
                         tell(names[future], "finish", {})
                 if stop_requested(fabric) and not stop.closed:
-                    pool.shutdown(wait=False, cancel_futures=True)
+                    _cancel(pending)
                     stop.close()
         except BrokenProcessPool:
             raise UserError(
@@ -139,7 +140,7 @@ def train_at_once(
                 "--jobs"
             ) from None
         except UserError:
-            pool.shutdown(wait=False, cancel_futures=True)
+            _cancel(pending)
             stop.close()
             raise
         except KeyboardInterrupt:  # Ctrl-C came twice
@@ -148,6 +149,12 @@ def train_at_once(
             raise
     if stop.closed:
         raise TrainingStoppedError("stopped, each run after a checkpoint")
+
+
+def _cancel(futures: Iterable[Future[None]]) -> None:
+    """Those that have not begun; unlike ``pool.shutdown(wait=False)``, the pool's end waits for the others still."""
+    for future in futures:
+        future.cancel()
 
 
 def _device(fabric: Fabric, job: int) -> str:

@@ -24,7 +24,7 @@ def photos(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     calibrate_run(run, far=0.1)
     dataset = images_of_split(RunFolder(run).recipe().dataset, "test")
     for name, index in (("a1", 0), ("a2", 1), ("b1", 6), ("b2", 7)):
-        Image.fromarray(dataset.image(index).permute(1, 2, 0).numpy()).save(folder / f"{name}.png")
+        Image.fromarray(dataset.sample(index).permute(1, 2, 0).numpy()).save(folder / f"{name}.png")
     (folder / "broken.png").write_bytes(b"no image")
     (folder / "pairs.csv").write_text(
         "a,b,same\na1.png,a2.png,1\na1.png,b1.png,0\nb1.png,broken.png,0\nb1.png,b2.png,1\na2.png,a2.png,1\n"
