@@ -70,7 +70,7 @@ def check_threshold(threshold: float | None) -> None:
 
 
 def lancedb() -> Any:
-    """The package that keeps galleries.
+    """The package that keeps galleries, and tables for others.
 
     Raises:
         UserError: it is not installed.
@@ -82,5 +82,5 @@ def lancedb() -> Any:
     try:
         import lancedb as package
     except ImportError:
-        raise UserError("galleries need LanceDB; install it with: pip install 'dmlkit[gallery]'") from None
+        raise UserError("this needs LanceDB; install it with: pip install 'dmlkit[gallery]'") from None
     return package
