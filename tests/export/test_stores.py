@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -291,36 +292,38 @@ def tables_in(kind: str, target: str) -> list[str]:
         return [name for (name,) in found]
 
 
-def killed_export(kind: Any, folder: EmbeddingFolder, target: str) -> int:
-    """Export in a forked process that is killed when some rows are written; its exit code."""
-    child = os.fork()
-    if child == 0:
-        module = importlib.import_module(f"dmlkit.export.{kind}")
-        whole, calls = module.rows_of, iter(range(9))
+def killed_export(kind: Any, path: Path, target: str) -> None:
+    """Export, and be killed when some rows are written."""
+    module, store = (importlib.import_module(f"dmlkit.export.{name}") for name in (kind, "store"))
+    whole, calls = module.rows_of, iter(range(9))
 
-        def rows_of(*words: Any) -> Iterator[Any]:
-            writes = next(calls) == (kind == "lancedb")  # which looks at all rows first
-            for number, rows in enumerate(whole(*words)):
-                if writes and number == 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                yield rows
+    def rows_of(*words: Any) -> Iterator[Any]:
+        writes = next(calls) == (kind == "lancedb")  # which looks at all rows first
+        for number, rows in enumerate(whole(*words)):
+            if writes and number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield rows
 
-        module.__dict__["rows_of"] = rows_of
-        try:
-            export_to_store(folder, kind, target, None, overwrite=True)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    module.__dict__["rows_of"] = rows_of
+    store.__dict__["ROWS"] = 2
+    export_to_store(EmbeddingFolder(path), kind, target, None, overwrite=True)
+
+
+def exit_code_of(action: Callable[..., Any], *words: Any) -> int | None:
+    """How a process ends: one of a server that never used LanceDB, whose threads do not outlive a fork."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "dmlkit.export.stores"])
+    process = context.Process(target=action, args=words)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_kill_leaves_the_table_that_was_there(
-    kind: Any, tmp_path: Path, target: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("dmlkit.export.store.ROWS", 2)
+def test_a_kill_leaves_the_table_that_was_there(kind: Any, tmp_path: Path, target: Callable[[str], str]):
     store, folder = target(kind), EmbeddingFolder(embeddings_at(tmp_path / "out"))
     for rows in (0, 5):
-        assert killed_export(kind, folder, store) == -signal.SIGKILL
+        assert exit_code_of(killed_export, kind, folder.path, store) == -signal.SIGKILL
         if rows:
             assert len(stored_in(kind, store).rows) == rows
         export_to_store(folder, kind, store, None, overwrite=bool(rows))
