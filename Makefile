@@ -49,7 +49,7 @@ audit: setup  ## The licences of what is installed, and known vulnerabilities of
 
 bench: setup  ## Measure side by side with peers; writes benchmarks/results
 	$(BIN)/python benchmarks/losses.py times && $(BIN)/python benchmarks/losses.py memory
-	for name in training_loop transport grouplet data evaluation manifolds scale; do \
+	for name in training_loop transport grouplet data evaluation gallery manifolds scale; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:  ## Remove the environment and all that was built; runs stay

@@ -88,6 +88,11 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
     return found
 
 
+def partitions(images: int) -> int:
+    """Parts of an index: as many as each has images, but at least those that LanceDB learns a part from."""
+    return max(1, min(isqrt(images), images // FEWEST))
+
+
 def _build(table: Any, gallery: GalleryFolder, kind: IndexKind) -> str:
     """Build an index of a name of its own, which tells it from the one before."""
     from lancedb.index import HnswSq, IvfPq
@@ -98,7 +103,7 @@ def _build(table: Any, gallery: GalleryFolder, kind: IndexKind) -> str:
     if kind == "ivf_pq":
         # 2 coordinates a code found 99.9 % of the 10 nearest among 26 candidates, 4 found 89 %
         coordinates = next(number for number in (2, 3, 1) if width % number == 0)
-        config: Any = IvfPq(**options, num_partitions=isqrt(len(gallery)), num_sub_vectors=width // coordinates)
+        config: Any = IvfPq(**options, num_partitions=partitions(len(gallery)), num_sub_vectors=width // coordinates)
     else:
         config = HnswSq(**options)
     name = f"approximate-{uuid4().hex[:12]}"
@@ -134,7 +139,7 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, se
 
     best, taken = tried(index)
     while best.recall < recall:
-        further = [tried(one) for one in _further(best, isqrt(len(gallery)))]
+        further = [tried(one) for one in _further(best, partitions(len(gallery)))]
         if not further:
             raise UserError(
                 f"{gallery.path}: {best.kind} finds {best.recall:.4f} of the {nearest} nearest at most, expected "
