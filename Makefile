@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo test test-gpu lint audit bench clean fuzz wheel
+.PHONY: setup demo test test-gpu test-postgres lint audit bench clean fuzz wheel
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -11,7 +11,7 @@ setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dmlkit needs Python 3.11 or later; set PYTHON, e.g. make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[transport,timm,lite,onnx,tensorboard,ray,gallery,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[transport,timm,lite,onnx,tensorboard,ray,gallery,qdrant,pgvector,dev]'
 	@touch $@
 
 demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores
@@ -33,6 +33,9 @@ test: setup  ## Run the tests: under 10 minutes on 2 cores
 test-gpu: setup  ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m cuda
 
+test-postgres: setup  ## Run the tests that need PostgreSQL with pgvector; PG_CONFIG names one that is not Debian's
+	$(BIN)/python -m pytest -m postgres -rs tests/export
+
 fuzz: setup  ## Mutated recipes, damaged files and random command lines by the thousand: about 20 minutes on 2 cores
 	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz --numprocesses auto --maxprocesses 8
 
@@ -46,7 +49,7 @@ audit: setup  ## The licences of what is installed, and known vulnerabilities of
 
 bench: setup  ## Measure side by side with peers; writes benchmarks/results
 	$(BIN)/python benchmarks/losses.py times && $(BIN)/python benchmarks/losses.py memory
-	for name in training_loop transport grouplet data evaluation manifolds scale; do \
+	for name in training_loop transport grouplet data evaluation gallery manifolds scale; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 wheel: setup  ## Build wheel and sdist into dist/, and try the wheel in a fresh environment without extras: 8 GB of disk

@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("transport", "timm", "onnx", "tensorboard", "ray", "dev")  # what `make setup` installs
+EXTRAS = ("transport", "timm", "onnx", "tensorboard", "ray", "gallery", "qdrant", "pgvector", "dev")  # of `make setup`
 PERMITTED = re.compile(
     r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|CC0|BSL-1\.0|Boost|HPND|Unlicense|Public Domain"
     r"|MPL|Mozilla|LGPL|Lesser General Public",  # copyleft that stays with the files, or with the library

@@ -1,6 +1,5 @@
 """``dmlkit export``."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -11,17 +10,40 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples:  dmlkit export runs/demo --format onnx    dmlkit export embeddings/photos --format faiss"
+    epilog="Examples:  dmlkit export runs/demo --format onnx    dmlkit export embeddings/photos --format faiss    "
+    "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds"
 )
 def export(
     source: SourcePath,
     format: Annotated[  # noqa: A002
-        Literal["safetensors", "onnx", "torch-export", "faiss", "parquet", "npz", "tensorboard"],
-        typer.Option(help="Of a run: the first three. Of embeddings: the others.", show_default=False),
+        Literal[
+            "safetensors",
+            "onnx",
+            "torch-export",
+            "faiss",
+            "parquet",
+            "npz",
+            "tensorboard",
+            "lancedb",
+            "qdrant",
+            "pgvector",
+        ],
+        typer.Option(
+            help="Of a run: the first three. Of embeddings: the others, the last three of which are stores.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; by default in the source.")
+        str | None,
+        typer.Option(
+            "--output", "-o", help="File or folder to write, or address of a store; by default in the source."
+        ),
     ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(help="Table, or collection, of a store; by default embeddings.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table of a store.")] = False,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     plugins: Plugins = None,
@@ -33,13 +55,23 @@ def export(
     from dmlkit.cli.console import say
     from dmlkit.export.run import export as export_source
 
-    exported = export_source(source, format, output=output, checkpoint=checkpoint, overrides=overrides or [])
+    exported = export_source(
+        source,
+        format,
+        output=output,
+        table=table,
+        overwrite=overwrite,
+        checkpoint=checkpoint,
+        overrides=overrides or [],
+    )
     console = Console()
     if exported.model:
         parity = exported.model.parity
         difference = f"{parity.largest_difference:.0e}"
         kind = exported.model.input.partition(":")[0]
-        say(console, f"{exported.files[0]}: agrees with the run on {parity.images} {kind} to {difference}")
+        say(console, f"{exported.written[0]}: agrees with the run on {parity.images} {kind} to {difference}")
         return
-    for path in exported.files:
-        say(console, f"wrote {path}")
+    for written in exported.written:
+        say(console, f"wrote {written}")
+    for note in exported.notes:
+        say(console, f"note: {note}")

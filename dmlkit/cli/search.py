@@ -30,6 +30,9 @@ def search(
         typer.Argument(metavar="IMAGES|EMBEDDINGS", help="An image, a folder of images, or one that embed wrote."),
     ],
     k: Annotated[int, typer.Option("-k", help="How many neighbours of each.")] = 10,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Look at every image, also of a gallery that has an index.")
+    ] = False,
     run: Annotated[
         Path | None,
         typer.Option(
@@ -44,7 +47,7 @@ def search(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the images that are most like others: exactly, on every manifold."""
+    """Find the images that are most like others: exactly, unless gallery index was run."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say, say_json
@@ -59,11 +62,16 @@ def search(
         check_page(html, option="--html")
     console = Console(stderr=json)
     with image_progress(console, "embedding") as progress:
-        answers = search_images(source, queries, k=k, run=run, device=device, progress=progress)
+        answers = search_images(source, queries, k=k, exact=exact, run=run, device=device, progress=progress)
     if json:
         say_json(answers.plain())
     else:
         print_neighbors(answers, console)
+    if answers.index is not None:
+        say(
+            console,
+            f"note: found by {answers.index.kind}, measured recall {answers.index.recall:.4f}; --exact finds all",
+        )
     if answers.k < k:
         say(console, f"note: -k {k} is cut to {answers.k}, all that {source} holds")
     if answers.skipped:

@@ -15,8 +15,9 @@ class TableConfig(DatasetConfig, frozen=True):
     """A CSV or Parquet file with columns ``path`` and ``label``; OML's tables as they are.
 
     Optional columns: ``split`` (train, validation or test; a table without test rows tests on validation, as OML's
-    do), ``query`` and ``gallery`` (true or false), ``super_class``, and the box ``x1 y1 x2 y2`` in pixels. Without
-    ``split`` the first half of the sorted labels trains, the rest tests. Other columns are left alone.
+    do), ``query`` and ``gallery`` (true or false), ``super_class``, ``group`` (camera, burst, video), and the box
+    ``x1 y1 x2 y2`` in pixels. Without ``split`` the first half of the sorted labels trains, the rest tests. Other
+    columns are left alone.
     """
 
     name: Literal["table"] = "table"

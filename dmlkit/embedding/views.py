@@ -69,6 +69,7 @@ class CachedFeatures(Dataset):
             query=dataset.query,
             gallery=dataset.gallery,
             super_classes=dataset.super_classes,
+            groups=dataset.groups,
         )
         self.dataset, self.vectors = dataset, vectors
         self.views = len(vectors) // len(dataset)

@@ -65,6 +65,8 @@ def score_dataset(
 ) -> Evaluation:
     """Score embeddings of a dataset. Where it names queries and a gallery, they are searched apart.
 
+    Images of a query's own group are junk, as in Market-1501: they are not ranked, and count neither for nor against.
+
     Raises:
         ValueError: see `dmlkit.metrics.retrieval_metrics`.
     """
@@ -73,8 +75,10 @@ def score_dataset(
     gallery: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:
         query, found = dataset.query[ids], dataset.gallery[ids]
+    if query is not found or dataset.groups is not None:
         gallery = {"gallery": points[found], "gallery_labels": labels[found]}
-        gallery |= {"ids": ids[query], "gallery_ids": ids[found]}  # an image that is both never finds itself
+        own = ids if dataset.groups is None else dataset.groups[ids]
+        gallery |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
     scores = score_retrieval(
         points[query], labels[query], manifold=model.manifold, metrics=metrics, ties=ties, group=group, **gallery
     )

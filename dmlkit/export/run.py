@@ -9,10 +9,13 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
+from dmlkit.export.address import is_address
 from dmlkit.export.embeddings import FILE_NAMES as EMBEDDING_FILES
 from dmlkit.export.embeddings import EmbeddingFormat, check_embeddings_output, export_embeddings
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import ModelFormat, ModelManifest, beside, check_model_output, export_model
+from dmlkit.export.store import Destination
+from dmlkit.export.stores import StoreFormat, export_to_store
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -22,19 +25,23 @@ class Exported:
     """What was written.
 
     Args:
-        files: the export, and what stands beside it.
+        written: the export, and what stands beside it.
         model: of a model, its manifest.
+        notes: what to know of a table in a store.
     """
 
-    files: list[Path]
+    written: list[Path | Destination]
     model: ModelManifest | None = None
+    notes: Sequence[str] = ()
 
 
 def export(
     source: Path,
-    format: ModelFormat | EmbeddingFormat,  # noqa: A002
+    format: ModelFormat | EmbeddingFormat | StoreFormat,  # noqa: A002
     *,
-    output: Path | None = None,
+    output: Path | str | None = None,
+    table: str | None = None,
+    overwrite: bool = False,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
 ) -> Exported:
@@ -42,32 +49,46 @@ def export(
 
     Args:
         source: a run, for ``safetensors``, ``onnx`` and ``torch-export``; a folder of embeddings for the others.
-        format: one of `ModelFormat` or `EmbeddingFormat`.
-        output: the file to write (a folder for tensorboard); by default in the source.
+        format: one of `ModelFormat`, `EmbeddingFormat` or `StoreFormat`.
+        output: the file to write (a folder for tensorboard, lancedb and qdrant), or the address of a store; by default
+            in the source.
+        table: of a store, see `export_to_store`.
+        overwrite: replace the table of a store.
         checkpoint: of a run, which weights.
         overrides: ``key=value`` each, of a run's dataset, which may have moved: its images check the export.
 
     Raises:
-        UserError: the format is not for such a source, ``output`` is somebody else's, or see `export_model` and
-            `export_embeddings`.
+        UserError: the format is not for such a source, ``output`` is somebody else's, or see `export_model`,
+            `export_embeddings` and `export_to_store`.
     """
+    is_store = format in get_args(StoreFormat)
+    for name, value in (("--table", table is not None), ("--overwrite", overwrite)):
+        if value and not is_store:
+            raise UserError(f"export: {name} applies to a store ({', '.join(get_args(StoreFormat))}); leave it out")
+    if output is not None and not is_store and is_address(str(output)):
+        raise UserError(f"--output: is an address, but --format {format} writes a file; name one")
+    path = None if output is None or is_store else Path(output)
     if format in get_args(ModelFormat):
         kind = cast(ModelFormat, format)
         if (source / "manifest.json").exists():
             raise UserError(f"{source}: holds embeddings; --format {format} exports the model of a run")
         run = RunFolder(source)
-        if output is not None:
-            check_model_output(kind, output, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
+        if path is not None:
+            check_model_output(kind, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
         trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides, merged=False)
-        output = output or run.exports / MODEL_FILES[kind]
-        manifest = export_model(trained, kind, output, threshold_of(run, trained.model.fingerprint()))
-        return Exported([output, beside(output)], manifest)
+        path = path or run.exports / MODEL_FILES[kind]
+        manifest = export_model(trained, kind, path, threshold_of(run, trained.model.fingerprint()))
+        return Exported([path, beside(path)], manifest)
     if RunFolder(source).holds_run():
         raise UserError(f"{source}: is a run; --format {format} exports embeddings: run dmlkit embed {source} first")
     for name, value in (("--checkpoint", checkpoint), ("--set", overrides)):
         if value:
             raise UserError(f"export: {name} does not apply to a folder of embeddings; leave it out")
+    if is_store:
+        folder, store = EmbeddingFolder(source), cast(StoreFormat, format)
+        to, notes = export_to_store(folder, store, None if output is None else str(output), table, overwrite=overwrite)
+        return Exported([to], notes=notes)
     kind = cast(EmbeddingFormat, format)
-    if output is not None:
-        check_embeddings_output(source, kind, output)
-    return Exported(export_embeddings(EmbeddingFolder(source), kind, output or source / EMBEDDING_FILES[kind]))
+    if path is not None:
+        check_embeddings_output(source, kind, path)
+    return Exported([*export_embeddings(EmbeddingFolder(source), kind, path or source / EMBEDDING_FILES[kind])])

@@ -81,6 +81,7 @@ class CachedImages(Dataset):
             query=dataset.query,
             gallery=dataset.gallery,
             super_classes=dataset.super_classes,
+            groups=dataset.groups,
         )
         self.cache = Cache(Path(folder))
         self.resizing = self.cache.resizing

@@ -30,8 +30,17 @@ class SamplerConfig(ComponentConfig, frozen=True):
         """Which pairs a batch may hold; see `pairs_among`."""
         return ALL_PAIRS
 
-    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Sampler":
-        """The sampler for training images with ``labels`` (N,); ``super_classes`` (C,) of datasets that have them."""
+    def build(
+        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
+    ) -> "Sampler":
+        """The sampler for training images with ``labels`` (N,).
+
+        Args:
+            labels: (N,) int64.
+            seed: see `Sampler`.
+            super_classes: (C,) int64, of datasets that have them.
+            groups: (N,) int64, likewise; see `Dataset`.
+        """
         raise NotImplementedError
 
 

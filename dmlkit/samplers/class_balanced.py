@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler, SamplerConfig, pairs_among
-from dmlkit.samplers.drawing.deck import Deck, group_by
+from dmlkit.samplers.drawing.deck import Deck, Piles, group_by
 
 
 class ClassBalancedConfig(SamplerConfig, frozen=True):
@@ -19,14 +19,25 @@ class ClassBalancedConfig(SamplerConfig, frozen=True):
     """m, classes in a batch."""
     images_per_class: PositiveInt = 4
     """n, images of a class in a batch."""
+    apart: Literal["group"] | None = None
+    """Take the n images from n groups (the table's column ``group``: camera, burst, video), so that no two of a class
+    in a batch are of one group; null looks at no groups."""
 
     @property
     def pairs(self) -> str:
         return pairs_among(self.classes_per_batch, self.images_per_class)
 
-    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "ClassBalanced":
+    def build(
+        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
+    ) -> "ClassBalanced":
+        if self.apart and groups is None:
+            raise UserError("sampler.apart: the dataset has no groups; expected a table with a column group, or null")
         return ClassBalanced(
-            labels, seed, classes_per_batch=self.classes_per_batch, images_per_class=self.images_per_class
+            labels,
+            seed,
+            classes_per_batch=self.classes_per_batch,
+            images_per_class=self.images_per_class,
+            groups=groups if self.apart else None,
         )
 
 
@@ -42,9 +53,10 @@ class ClassBalanced(Sampler):
         seed: see `Sampler`.
         classes_per_batch: m.
         images_per_class: n.
+        groups: (N,) int64; the n images of a class are of n groups, dealt from decks of their own. None: of any.
 
     Raises:
-        UserError: there are fewer than m classes.
+        UserError: there are fewer than m classes, or a class has fewer than n groups.
 
     Example:
         >>> import torch
@@ -53,7 +65,15 @@ class ClassBalanced(Sampler):
         [0, 1, 2, 3, 4, 5]
     """
 
-    def __init__(self, labels: Tensor, seed: int, *, classes_per_batch: int = 8, images_per_class: int = 4) -> None:
+    def __init__(
+        self,
+        labels: Tensor,
+        seed: int,
+        *,
+        classes_per_batch: int = 8,
+        images_per_class: int = 4,
+        groups: Tensor | None = None,
+    ) -> None:
         super().__init__(seed)
         self.images = group_by(labels.numpy())  # the images of each class
         if len(self.images) < classes_per_batch:
@@ -64,6 +84,7 @@ class ClassBalanced(Sampler):
         self.classes_per_batch, self.images_per_class = classes_per_batch, images_per_class
         self.batch_size = classes_per_batch * images_per_class
         self.num_images = len(labels)
+        self.piles = None if groups is None else self._piles(groups.numpy())
 
     def __len__(self) -> int:
         return max(1, self.num_images // self.batch_size)
@@ -71,7 +92,10 @@ class ClassBalanced(Sampler):
     def batches(self, epoch: int) -> list[list[int]]:
         generator = self.generator(epoch)
         classes = Deck(np.arange(len(self.images)), generator)
-        decks = [Deck(images, generator) for images in self.images]
+        if self.piles is None:
+            decks = [Deck(images, generator) for images in self.images]
+        else:
+            decks = [Piles(piles, generator) for piles in self.piles]
         return [
             [
                 index
@@ -80,3 +104,14 @@ class ClassBalanced(Sampler):
             ]
             for _ in range(len(self))
         ]
+
+    def _piles(self, groups: np.ndarray) -> list[list[np.ndarray]]:
+        """The images of each class by their groups."""
+        piles = [[images[place] for place in group_by(groups[images])] for images in self.images]
+        few = sum(len(of_class) < self.images_per_class for of_class in piles)
+        if few:
+            raise UserError(
+                f"sampler.apart: {few} of {len(piles)} training classes have images of fewer than "
+                f"{self.images_per_class} groups; lower sampler.images_per_class, or leave these classes out"
+            )
+        return piles

@@ -26,7 +26,9 @@ class HierarchicalConfig(SamplerConfig, frozen=True):
     def pairs(self) -> str:
         return pairs_among(self.super_classes_per_batch * self.classes_per_super_class, self.images_per_class)
 
-    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Hierarchical":
+    def build(
+        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
+    ) -> "Hierarchical":
         if super_classes is None:
             raise UserError("sampler: hierarchical needs a dataset with super-classes, such as sop, inshop or a table")
         return Hierarchical(

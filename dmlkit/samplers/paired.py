@@ -22,7 +22,9 @@ class PairedConfig(SamplerConfig, frozen=True):
     def pairs(self) -> str:
         return pairs_among(self.classes_per_batch, 2 * self.images_per_class)
 
-    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Paired":
+    def build(
+        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
+    ) -> "Paired":
         return Paired(labels, seed, classes_per_batch=self.classes_per_batch, images_per_class=self.images_per_class)
 
 

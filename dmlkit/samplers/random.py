@@ -20,7 +20,9 @@ class RandomConfig(SamplerConfig, frozen=True):
     def pairs(self) -> str:
         return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
 
-    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Random":
+    def build(
+        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
+    ) -> "Random":
         return Random(labels, seed, batch_size=self.batch_size)
 
 

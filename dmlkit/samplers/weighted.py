@@ -23,7 +23,9 @@ class WeightedConfig(SamplerConfig, frozen=True):
     def pairs(self) -> str:
         return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
 
-    def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> "Weighted":
+    def build(
+        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
+    ) -> "Weighted":
         return Weighted(labels, seed, batch_size=self.batch_size, power=self.power)
 
 

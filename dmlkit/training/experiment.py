@@ -85,7 +85,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         if len(train.class_names) < 2:
             raise UserError("dataset: 1 class to train on; expected at least 2, to tell apart")
     with faults_of(recipe, "sampler"):
-        sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes)
+        sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes, train.groups)
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
         backbone = recipe.backbone.build(train.num_features)

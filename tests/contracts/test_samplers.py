@@ -112,3 +112,29 @@ def test_weighted_draws_follow_the_class_sizes(power: float):
     expected *= drawn.sum() / expected.sum()
     # 21 000 draws: five standard deviations of a binomial count
     assert ((drawn - expected).abs() < 5 * expected.sqrt()).all()
+
+
+@given(images=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
+def test_images_of_a_class_are_of_groups_apart(images: int, seed: int):
+    """20 images of each class, of 3 to 6 groups; all groups are shown equally often, and all images of one."""
+    groups = torch.arange(600) * 7919 % (3 + LABELS % 4)
+    config = SamplerConfig.variants["class_balanced"](classes_per_batch=10, images_per_class=images, apart="group")
+    sampler = config.build(LABELS, seed, None, groups)
+    shown = Counter[tuple[int, int]]()
+    for batch in sampler.batches(epoch=0):
+        pairs = list(zip(LABELS[batch].tolist(), groups[batch].tolist(), strict=True))
+        assert len(set(pairs)) == len(batch)
+        shown.update(pairs)
+    for label in range(30):
+        counts = [shown[label, group] for group in groups[label == LABELS].unique().tolist()]
+        assert max(counts) - min(counts) <= 1
+    assert sampler.batches(epoch=2) == config.build(LABELS, seed, None, groups).batches(epoch=2)
+
+
+def test_too_few_groups_are_told():
+    config = SamplerConfig.variants["class_balanced"](classes_per_batch=2, images_per_class=2, apart="group")
+    with pytest.raises(UserError, match=r"sampler\.apart: the dataset has no groups; expected a table"):
+        config.build(LABELS, 1)
+    groups = torch.where(LABELS < 3, LABELS, torch.arange(600))
+    with pytest.raises(UserError, match=r"sampler\.apart: 3 of 30 training classes have images of fewer than 2 groups"):
+        config.build(LABELS, 1, None, groups)

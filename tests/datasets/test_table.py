@@ -9,6 +9,7 @@ import torch
 from pyarrow import csv, parquet
 
 from dmlkit.datasets import TableConfig
+from dmlkit.datasets.files.dataset import ClassSubset
 from dmlkit.errors import UserError
 from tests.datasets import trees
 
@@ -136,13 +137,30 @@ def test_a_class_in_both_splits_is_refused(tmp_path: Path):
         write(tmp_path, {"split": ["train", "test"] * 4}).build("train")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("name", ["group", "sequence"])
+def test_groups(name: str, suffix: str, tmp_path: Path):
+    config = write(tmp_path, {name: ["7", "7", "a", None, "7", None, "a", "a"]}, suffix)
+    whole, test = config.build("all"), config.build("test")
+    assert whole.groups is not None and test.groups is not None
+    alike = whole.groups[:, None] == whole.groups
+    expected = torch.eye(8, dtype=torch.bool)
+    for members in ([0, 1, 4], [2, 6, 7]):
+        expected[torch.tensor(members)[:, None], torch.tensor(members)] = True
+    assert torch.equal(alike, expected)
+    assert torch.equal(test.groups[:, None] == test.groups, expected[4:, 4:])
+    subset = ClassSubset(whole, [3, 0]).groups
+    assert subset is not None and torch.equal(subset, whole.groups[torch.tensor([0, 1, 6, 7])])
+    assert write(tmp_path, {}, suffix).build("all").groups is None
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
         ("name,label\na,b\n", "has no column 'path'; it has name, label"),
         ("path,label,is_query\na,b,1\n", "has query without gallery"),
         ("path,label,x1,y1\na,b,1,1\n", "has x1 and y1 without x2 and y2"),
-        ("path,label,sequence\na,b,1\n", "not supported"),
+        ("path,label,sequence,group\na,b,1,1\n", "has column 'group' twice"),
         ("path,label\na,b,c,d\n", "cannot read this table"),
         ("", "cannot read this table"),
         ("path,label,path\na,b,c\n", "has column 'path' twice"),

@@ -24,6 +24,8 @@ class Dataset(ABC):
         query: (N,) bool, the images to search with; None, with ``gallery``, where each image searches all others.
         gallery: (N,) bool, the images to find.
         super_classes: (C,) int64 in 0..S-1, a coarser label of each class, where the dataset has one.
+        groups: (N,) int64, equal for images of one camera, burst or video, which are no neighbours of each other in
+            evaluation; an image of none has a number of its own. None: no image has a group.
 
     Attributes:
         num_features: coordinates of a vector; None: the samples are images.
@@ -44,12 +46,13 @@ class Dataset(ABC):
         query: Tensor | None = None,
         gallery: Tensor | None = None,
         super_classes: Tensor | None = None,
+        groups: Tensor | None = None,
     ) -> None:
         self.labels = labels
         self.class_names = tuple(class_names)
         self.paths = paths
         self.query, self.gallery = query, gallery
-        self.super_classes = super_classes
+        self.super_classes, self.groups = super_classes, groups
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -97,6 +100,7 @@ class ClassSubset(Dataset):
             query=query,
             gallery=gallery,
             super_classes=None if super_classes is None else super_classes[list(classes)],
+            groups=None if dataset.groups is None else dataset.groups[self.indices],
         )
         self.dataset = dataset
         self.num_features = dataset.num_features

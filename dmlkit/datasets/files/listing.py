@@ -33,6 +33,7 @@ class Listing:
         gallery: (N,) bool, or None.
         super_classes: (C,) int64, or None.
         super_class_names: what they number.
+        groups: (N,) int64, or None; see `Dataset`.
         boxes: (N, 4) float64, left, top, right, bottom in pixels, NaN for the whole image; or None.
         faults: what is wrong, one line each; images at fault are not listed.
         notes: what is worth knowing but not wrong.
@@ -49,6 +50,7 @@ class Listing:
     gallery: np.ndarray | None = None
     super_classes: np.ndarray | None = None
     super_class_names: Sequence[str] = ()
+    groups: np.ndarray | None = None
     boxes: np.ndarray | None = None
     faults: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
@@ -104,6 +106,7 @@ class Listing:
             "query": picked(self.query, rows) if searches else None,
             "gallery": picked(self.gallery, rows) if searches else None,
             "super_classes": picked(self.super_classes, classes),
+            "groups": picked(self.groups, rows),
         }
 
 

@@ -40,6 +40,16 @@ def text_column(table: Any, where: str, name: str) -> Any:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
+def group_numbers(table: Any, where: str) -> np.ndarray | None:
+    """The column ``group`` as (N,) int64, equal within a group; a row without one has a number of its own."""
+    if "group" not in table.column_names:
+        return None
+    encoded = text_column(table, where, "group").dictionary_encode()
+    numbers = encoded.indices.fill_null(-1).to_numpy()
+    alone = len(encoded.dictionary) + np.arange(len(numbers))
+    return np.where(numbers < 0, alone, numbers).astype(np.int64)
+
+
 def arrow_compute() -> Any:
     """pyarrow.compute, whose functions are made at run time: their types are unknown."""
     from pyarrow import compute

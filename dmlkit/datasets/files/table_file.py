@@ -10,6 +10,7 @@ SYNONYMS = {
     "is_query": "query",
     "is_gallery": "gallery",
     "category": "super_class",
+    "sequence": "group",
     "x_1": "x1",
     "x_2": "x2",
     "y_1": "y1",
@@ -17,7 +18,7 @@ SYNONYMS = {
 }
 """Columns of OML's tables by our names."""
 BOX = ("x1", "y1", "x2", "y2")
-TEXTS = ("path", "label", "split", "query", "gallery", "super_class")
+TEXTS = ("path", "label", "split", "query", "gallery", "super_class", "group")
 
 
 def read_table(file: Path) -> Any:
@@ -56,8 +57,6 @@ def known_columns(table: Any, where: str) -> Any:
     columns: list[str] = table.column_names
     faults = [f"has no column {name!r}; it has {', '.join(columns)}" for name in TEXTS[:2] if name not in columns]
     faults += [f"has column {name!r} twice" for name in (*TEXTS, *BOX) if columns.count(name) > 1]
-    if "sequence" in columns:
-        faults.append("has a column 'sequence', whose rule (no neighbour of a query's own sequence) is not supported")
     for together in (("query", "gallery"), BOX):
         given = [name for name in together if name in columns]
         if given and len(given) < len(together):

@@ -7,7 +7,7 @@ import numpy as np
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
-from dmlkit.datasets.files.table_columns import ArrowNames, arrow_compute, rows_where, text_column
+from dmlkit.datasets.files.table_columns import ArrowNames, arrow_compute, group_numbers, rows_where, text_column
 from dmlkit.datasets.files.table_file import BOX, is_csv
 
 MAX_DIGITS = 4000  # of a label that is taken as a number: Python reads 4300
@@ -39,6 +39,7 @@ class TableRows:
         query, gallery = (
             self._truths(name) if name in self.table.column_names else None for name in ("query", "gallery")
         )
+        groups = group_numbers(self.table, self.told)
         boxes = self._boxes()
         self._refuse_repeated(names, labels, boxes)
         keep = self.keep.nonzero()[0]
@@ -55,6 +56,7 @@ class TableRows:
             gallery=masks[1],
             super_classes=super_classes,
             super_class_names=super_class_names,
+            groups=None if groups is None else groups[keep],
             boxes=None if boxes is None else boxes[keep],
             faults=self.faults,
             notes=self.notes,

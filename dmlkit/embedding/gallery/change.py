@@ -48,7 +48,7 @@ def add_images(
     incoming.drop(present(gallery.table, list(incoming.new)))
     fabric = start_fabric(device)
     trained = load_same_model(gallery, run, fabric)
-    with incoming.embedded(gallery.manifest, trained, fabric, path, progress) as rows, _changing(path) as table:
+    with incoming.embedded(gallery.manifest, trained, fabric, path, progress) as rows, changing(path) as table:
         incoming.drop(present(table, list(incoming.new)))  # what another process has added meanwhile
         if incoming.new:
             table.add(rows.reader(incoming.new))
@@ -70,7 +70,7 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] 
     if not any(values for _, values in named):
         raise UserError("remove: name what to take out by --label, --id or --path")
     read_gallery_manifest(path)
-    with _changing(path) as table:
+    with changing(path) as table:
         for column, values in named:
             for value in values:
                 if not readable_name(value) or table.count_rows(is_any(column, [value])) == 0:
@@ -89,7 +89,7 @@ def restore_version(path: Path, version: int) -> int:
         UserError: there is no such version.
     """
     read_gallery_manifest(path)
-    with _changing(path) as table:
+    with changing(path) as table:
         versions = [found["version"] for found in table.list_versions()]
         if version not in versions:
             raise UserError(f"{path}: has no version {version}; dmlkit gallery history {path} lists them")
@@ -104,12 +104,16 @@ def compact_gallery(path: Path) -> None:
         UserError: there is no gallery, or its folder cannot be written.
     """
     read_gallery_manifest(path)
-    with _changing(path) as table:
+    with changing(path) as table:
         table.optimize()
 
 
 @contextmanager
-def _changing(path: Path) -> Generator[Any]:
-    """The table of a gallery, for one writer at a time."""
+def changing(path: Path) -> Generator[Any]:
+    """The table of a gallery, for one writer at a time.
+
+    Raises:
+        UserError: another process does not let go of it, or it cannot be written.
+    """
     with sole_writer(path, what="a change of a gallery", patience=PATIENCE), writing(path, RuntimeError):
         yield open_table(path)

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from dmlkit.embedding.gallery.manifest import (
     TABLE,
+    ApproximateIndex,
     GalleryVersion,
     lancedb,
     read_gallery_manifest,
 )
 from dmlkit.embedding.searchable import GalleryItem
 from dmlkit.errors import UserError
+from dmlkit.files.arrays import Values
 from dmlkit.manifolds.base import Manifold
 
 IDS = 1000  # looked up at once
@@ -75,6 +77,21 @@ class GalleryFolder:
         found, places = self._take(rows, ["id", "label", "path", "thumbnail"])
         items = [GalleryItem(**row) for row in found.to_pylist()]
         return [items[place] for place in places.tolist()]
+
+    def row_addresses(self) -> Values:
+        """LanceDB's numbers (N,) of the rows."""
+        return self.table.search().select(["added"]).with_row_id(True).to_arrow()["_rowid"].to_numpy()
+
+    @property
+    def approximate(self) -> ApproximateIndex | None:
+        """The index of this version, if there is one."""
+        index = self.manifest.approximate
+        return index if index and any(one.name == index.name for one in self.table.list_indices()) else None
+
+    def not_indexed(self) -> int:
+        """How many images are not in the index: a search looks at each of them."""
+        index = self.approximate
+        return self.table.index_stats(index.name).num_unindexed_rows if index else len(self)
 
     def labels(self) -> list[str | None]:
         """The labels of all images, in their order."""

@@ -3,23 +3,39 @@
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import FiniteFloat
+from pydantic import BaseModel, FiniteFloat, PositiveInt
 
 from dmlkit.embedding.manifest import Description
 from dmlkit.errors import UserError
 
 MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
+IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
+
+
+class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+    """An index that finds most of the nearest, and how far a search through it looks."""
+
+    name: str
+    """LanceDB's; where the table has no index of this name, the search is exact."""
+    kind: IndexKind
+    """How vectors are kept in it."""
+    nprobes: PositiveInt
+    """Parts of the index that a search looks at."""
+    candidates: PositiveInt
+    """Images that are compared exactly, for each neighbour that is asked for."""
+    recall: FiniteFloat
+    """Share of the 10 nearest that it found, measured on images of the gallery."""
 
 
 class GalleryManifest(Description, frozen=True, strict=True, use_attribute_docstrings=True):
     """``gallery.json``: the model that all embeddings of a gallery are of, and how it was created."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 1
-    older: ClassVar[dict[int, tuple[str, ...]]] = {}
+    version: ClassVar[int] = 2  # 1 knew no approximate index
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     run: str
     """The run whose model embeds images, where it was."""
@@ -27,6 +43,8 @@ class GalleryManifest(Description, frozen=True, strict=True, use_attribute_docst
     """Small pictures are kept in the rows."""
     threshold: FiniteFloat | None
     """The similarity below which an image is of no label of the gallery."""
+    approximate: ApproximateIndex | None = None
+    """What ``dmlkit gallery index`` has built."""
 
 
 class GalleryVersion(NamedTuple):
@@ -70,17 +88,19 @@ def check_threshold(threshold: float | None) -> None:
 
 
 def lancedb() -> Any:
-    """The package that keeps galleries.
+    """The package that keeps galleries, and tables for others.
 
     Raises:
         UserError: it is not installed.
     """
+    import os
     import warnings
 
+    os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of its own defaults
     # loader processes are forked after it is imported; they decode images and never call it
     warnings.filterwarnings("ignore", message="lancedb fork support")
     try:
         import lancedb as package
     except ImportError:
-        raise UserError("galleries need LanceDB; install it with: pip install 'dmlkit[gallery]'") from None
+        raise UserError("this needs LanceDB; install it with: pip install 'dmlkit[gallery]'") from None
     return package

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from dmlkit.embedding.gallery.manifest import ApproximateIndex
 from dmlkit.embedding.searchable import GalleryItem, Searchable
 
 
@@ -33,6 +34,7 @@ class Answers:
         similarities: (Q, k).
         rows: (Q, k), of what was searched.
         skipped: one message per query that could not be read.
+        index: that has found them, if the search was approximate.
     """
 
     searched: Searchable
@@ -40,6 +42,7 @@ class Answers:
     similarities: Tensor
     rows: Tensor
     skipped: tuple[str, ...]
+    index: ApproximateIndex | None = None
 
     @property
     def k(self) -> int:
@@ -58,6 +61,7 @@ class Answers:
         return {
             "similarity": self.searched.manifest.similarity,
             "k": self.k,
+            "recall": self.index.recall if self.index else 1.0,
             "queries": [
                 {"path": path, "neighbors": [neighbor.plain() for neighbor in neighbors]}
                 for path, neighbors in self.neighbors()

@@ -9,13 +9,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from dmlkit.embedding.gallery.approximate import ApproximateGallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.in_memory import ImageProgress
 from dmlkit.embedding.questions.answers import Answers, Neighbor
 from dmlkit.embedding.questions.queries import Queries, queries_of
-from dmlkit.embedding.questions.search import nearest
+from dmlkit.embedding.questions.search import nearest, searcher_of
 from dmlkit.embedding.questions.table import write_table
 from dmlkit.embedding.search import Gallery, StoredGallery
 from dmlkit.errors import UserError
@@ -91,9 +92,9 @@ def identify(
         )
     names, codes = np.unique(np.array(labels, dtype=object), return_inverse=True)
     asked = queries_of(images, searched, run=run, device=device, progress=progress)
-    stored = StoredGallery(searched.manifold(), searched)
+    searcher = searcher_of(searched)
     voters = VOTERS if by == "vote" and k is None else k or 1
-    decided = _by_mean(searched, codes, asked) if by == "mean" else _by_pictures(stored, codes, asked, voters)
+    decided = _by_mean(searched, codes, asked) if by == "mean" else _by_pictures(searcher, codes, asked, voters)
     floor = searched.manifest.threshold if threshold is None else threshold
     answers = [
         Answer(UNKNOWN if floor is not None and score < floor else str(names[code]), score, margin)
@@ -106,14 +107,16 @@ Decided = tuple[int, float, float | None]
 """The code of a label, its score and its margin."""
 
 
-def _by_pictures(stored: StoredGallery, codes: np.ndarray, asked: Queries, voters: int) -> Iterator[Decided]:
+def _by_pictures(
+    searcher: StoredGallery | ApproximateGallery, codes: np.ndarray, asked: Queries, voters: int
+) -> Iterator[Decided]:
     """Look among more and more neighbours, until there is one of another label."""
     labels = len(np.unique(codes))
     for block in asked.blocks():
         decided: dict[int, Decided] = {}
         remaining, length = list(range(len(block))), min(max(FIRST, voters), len(codes))
         while remaining:
-            found = stored.search(block[remaining], length)
+            found = searcher.search(block[remaining], length)
             for query, similarities, rows in zip(remaining, found.similarities, found.indices, strict=True):
                 near = codes[rows.numpy()]
                 if len(np.unique(near)) > 1 or labels == 1 or length == len(codes):

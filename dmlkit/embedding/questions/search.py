@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.approximate import ApproximateGallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.in_memory import ImageProgress
@@ -20,16 +21,18 @@ def search(
     queries: Path,
     *,
     k: int = 10,
+    exact: bool = False,
     run: Path | None = None,
     device: str = "auto",
     progress: ImageProgress | None = None,
 ) -> Answers:
-    """The k nearest of each query, exactly, in bounded memory.
+    """The k nearest of each query, in bounded memory: exactly, unless a gallery has an approximate index.
 
     Args:
         source: a folder of embeddings, or a gallery.
         queries: an image, a folder of images, or a folder of embeddings.
         k: neighbours of a query; all, where there are fewer.
+        exact: also of a gallery that has an index.
         run: embeds images; by default the run of ``source``.
         device: where images are embedded, see `start_fabric`.
         progress: told of images.
@@ -40,7 +43,7 @@ def search(
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbour")
     searched = searchable_at(source)
-    return nearest(searched, queries_of(queries, searched, run=run, device=device, progress=progress), k)
+    return nearest(searched, queries_of(queries, searched, run=run, device=device, progress=progress), k, exact=exact)
 
 
 def searchable_at(source: Path) -> Searchable:
@@ -59,11 +62,19 @@ def searchable_at(source: Path) -> Searchable:
     return searched
 
 
-def nearest(searched: Searchable, asked: Queries, k: int) -> Answers:
+def nearest(searched: Searchable, asked: Queries, k: int, *, exact: bool = False) -> Answers:
     """The k nearest of each query; all, where there are fewer."""
-    gallery = StoredGallery(searched.manifold(), searched)
+    gallery = searcher_of(searched, exact=exact)
     k = min(k, len(searched))
     found = [gallery.search(block, k) for block in asked.blocks()]
     similarities = torch.cat([torch.empty(0, k), *(one.similarities for one in found)])
     rows = torch.cat([torch.empty(0, k, dtype=torch.int64), *(one.indices for one in found)])
-    return Answers(searched, asked.paths, similarities, rows, asked.skipped)
+    index = gallery.index if isinstance(gallery, ApproximateGallery) else None
+    return Answers(searched, asked.paths, similarities, rows, asked.skipped, index)
+
+
+def searcher_of(searched: Searchable, *, exact: bool = False) -> StoredGallery | ApproximateGallery:
+    """What finds neighbours: the index of a gallery that has one, unless they shall be exact."""
+    if isinstance(searched, GalleryFolder) and not exact and (index := searched.approximate):
+        return ApproximateGallery(searched, index)
+    return StoredGallery(searched.manifold(), searched)

@@ -81,7 +81,8 @@ def retrieval_metrics(
         manifold: the geometry whose similarity ranks the neighbours; None normalises and takes the cosine.
         metrics: configs or names, e.g. ``["recall@1", "map@r", "ndcg@10", "nmi"]``; all share one search.
             Those that do not search describe ``embeddings`` (nmi, ami, f1, diagnostics), or all pairs (eer, roc_auc).
-        ids: (N,) integers or strings that tell the queries apart; only with ``gallery_ids``.
+        ids: (N,) integers or strings that tell the queries apart; only with ``gallery_ids``. All items with the id of a
+            query are left out for it, so the ids may also be of groups: cameras, bursts, videos.
         gallery_ids: (M,).
         ties: ``"expected"`` or ``"pessimistic"``.
         group: a torch.distributed process group whose ranks share the queries; each must call with the same arguments.

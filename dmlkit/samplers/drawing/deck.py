@@ -29,6 +29,23 @@ class Deck:
         return hand
 
 
+class Piles:
+    """Deals from several decks in turn; a hand of at most as many cards as there are piles has no two of one.
+
+    Args:
+        piles: the cards (n,) int64 of each.
+        generator: shuffles them.
+    """
+
+    def __init__(self, piles: list[np.ndarray], generator: np.random.Generator) -> None:
+        self.piles = [Deck(cards, generator) for cards in piles]
+        self.turns = Deck(np.arange(len(piles)), generator)
+
+    def deal(self, count: int) -> list[int]:
+        """A hand of ``count`` cards."""
+        return [card for pile in self.turns.deal(count) for card in self.piles[pile].deal(1)]
+
+
 def group_by(values: np.ndarray) -> list[np.ndarray]:
     """The positions of each distinct value, in the order of the values.
 

@@ -1,0 +1,251 @@
+"""Embeddings that are searched: folders and galleries beside FAISS and plain LanceDB.
+
+Points are unit vectors in random clusters; queries are drawn likewise. Medians, peers in turn in one process; what is
+on disk is in its cache. `plain LanceDB` is its own search of 26 candidates, and their order by the exact similarity.
+
+    python benchmarks/gallery.py [SHARE]
+
+SHARE below 1 makes all sizes that much smaller and writes no report: 0.02 takes a minute on 2 cores.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import faiss
+import lancedb
+import numpy as np
+import pyarrow as pa
+import torch
+from evaluation import SOP, embeddings, peak_memory, product, timed
+from PIL import Image
+from pyarrow import parquet
+from report import write_report
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.approximate import AT_ONCE, ApproximateGallery
+from dmlkit.embedding.gallery.change import add_images
+from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.index import index_gallery
+from dmlkit.embedding.gallery.manifest import TABLE
+from dmlkit.embedding.gallery.rows import schema_of
+from dmlkit.embedding.manifest import Manifest, describe
+from dmlkit.embedding.search import MARGIN, StoredGallery
+from dmlkit.embedding.trained import load_model
+from dmlkit.metrics import retrieval_metrics
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.train import train
+
+RECIPE = """\
+dataset: {{name: glyphs, classes: 12, images_per_class: 6, size: 16, validation_fraction: 0}}
+transform: {{name: plain, size: 16}}
+backbone: {{name: small_cnn, width: 4}}
+embedding_dim: {dim}
+loss: {{name: proxy_anchor}}
+sampler: {{name: random, batch_size: 8}}
+optimizer: {{name: adamw, lr: 0.003}}
+training: {{epochs: 1, workers: 0}}
+"""
+BLOCK = 50_000
+QUERIES, K = 1000, 10
+Rows = list[list[str]]
+
+
+def blocks(count: int, dim: int, seed: int = 0) -> Iterator[Tensor]:
+    """Unit vectors in random clusters of about 1 000."""
+    centres = torch.randn(max(10, count // 1000), dim, generator=torch.Generator().manual_seed(9))
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, count, BLOCK):
+        rows = min(BLOCK, count - start)
+        chosen = centres[torch.randint(len(centres), (rows,), generator=generator)]
+        yield normalize(chosen + 0.5 * torch.randn(rows, dim, generator=generator), dim=1)
+
+
+def trained_run(folder: Path, dim: int) -> Path:
+    run = folder / f"run-{dim}"
+    if not run.exists():
+        train(parse_recipe(RECIPE.format(dim=dim), "benchmarks/gallery.py"), run, fabric=start_fabric("cpu"))
+    return run
+
+
+def embeddings_on_disk(folder: Path, count: int, dim: int) -> EmbeddingFolder:
+    path = folder / f"embeddings-{count}-{dim}"
+    path.mkdir()
+    trained = load_model(RunFolder(trained_run(folder, dim)), start_fabric("cpu"))
+    manifest = Manifest(**dict(describe(trained)), source="clusters", count=count, skipped=())
+    points = np.lib.format.open_memmap(path / "embeddings.npy", "w+", np.dtype("<f4"), (count, dim))
+    for start, block in zip(range(0, count, BLOCK), blocks(count, dim), strict=True):
+        points[start : start + len(block)] = block.numpy()
+    points.flush()
+    ids = pa.array(range(count))
+    paths = pa.array([f"{row}.jpg" for row in range(count)])
+    parquet.write_table(pa.table({"id": ids, "path": paths, "label": paths}), path / "items.parquet")
+    manifest.write(path / "manifest.json")
+    return EmbeddingFolder(path)
+
+
+def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
+    path = folder / f"gallery-{count}-{dim}"
+    create_gallery(trained_run(folder, dim), None, path, device="cpu")
+    schema = schema_of(GalleryFolder(path).manifest)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start, block in zip(range(0, count, BLOCK), blocks(count, dim), strict=True):
+            names = [f"{start + row:032x}" for row in range(len(block))]
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), dim)
+            times = pa.array([0] * len(block), pa.timestamp("us", "UTC"))
+            nothing = pa.nulls(len(block), pa.binary())
+            yield pa.record_batch([names, names, names, nothing, lists, lists, times], schema=schema)
+
+    lancedb.connect(path).open_table(TABLE).add(pa.RecordBatchReader.from_batches(schema, batches()))
+    return path
+
+
+def plain_lancedb(table: Any, queries: Tensor) -> Callable[[], object]:
+    def search() -> None:
+        for block in queries.split(AT_ONCE):
+            found = table.search(block.numpy(), vector_column_name="vector").distance_type("dot")
+            found = found.bypass_vector_index().limit(K + MARGIN).select(["point", "_distance"]).to_arrow()
+            points = torch.from_numpy(np.array(found["point"].combine_chunks().flatten())).view(
+                len(block), -1, block.shape[1]
+            )
+            (points.double() @ block.double()[:, :, None])[:, :, 0].topk(K)
+
+    return search
+
+
+def row(what: str, who: str, seconds: float, floor: float, note: str = "") -> list[str]:
+    return [what, who, f"{1e3 * seconds:.1f} ms", f"{seconds / floor:.2f}", note]
+
+
+def exact_rows(folder: Path, count: int, runs: int = 5) -> Rows:
+    dim = 512
+    stored, path = embeddings_on_disk(folder, count, dim), gallery_on_disk(folder, count, dim)
+    gallery = GalleryFolder(path)
+    (queries,) = blocks(QUERIES, dim, seed=1)
+    index = faiss.IndexFlatIP(dim)
+    for block in blocks(count, dim):
+        index.add(block.numpy())
+    seconds = timed(
+        {
+            "faiss": lambda: index.search(queries.numpy(), K),
+            "folder": lambda: StoredGallery(stored.manifold(), stored).search(queries, K),
+            "lancedb": plain_lancedb(gallery.table, queries),
+            "gallery": lambda: StoredGallery(gallery.manifold(), gallery).search(queries, K),
+        },
+        runs,
+    )
+    what = f"{QUERIES} queries in {count:,} x {dim}, k={K}, exact"
+    return [
+        row(what, "FAISS IndexFlatIP, in memory", seconds["faiss"], seconds["faiss"]),
+        row(what, "dmlkit, a folder of embeddings", seconds["folder"], seconds["faiss"]),
+        row(what, "plain LanceDB, flat, re-ranked", seconds["lancedb"], seconds["lancedb"]),
+        row(what, "dmlkit, a gallery", seconds["gallery"], seconds["lancedb"]),
+    ]
+
+
+def memory_rows(folder: Path, count: int) -> Rows:
+    stored = embeddings_on_disk(folder, count, 512)
+    (queries,) = blocks(QUERIES, 512, seed=1)
+    grown = peak_memory(lambda: StoredGallery(stored.manifold(), stored).search(queries, K))
+    return [[f"{QUERIES} queries in {count:,} x 512", "dmlkit, a folder of embeddings", "", "", f"{grown:.2f} GB more"]]
+
+
+def approximate_rows(path: Path, count: int, runs: int = 3) -> Rows:
+    found = index_gallery(path, "ivf_pq", 0.99)
+    gallery = GalleryFolder(path)
+    (queries,) = blocks(QUERIES, 128, seed=1)
+    exact, through = StoredGallery(gallery.manifold(), gallery), ApproximateGallery(gallery, found.index)
+    seconds = timed(
+        {"exact": lambda: exact.search(queries, K), "index": lambda: through.search(queries, K)},
+        runs,
+    )
+    right = through.search(queries, K).similarities >= exact.search(queries, K).similarities[:, -1:]
+    what = f"{QUERIES} queries in {count:,} x 128, k={K}"
+    built = (
+        f"recall {right.double().mean():.4f} here, {found.index.recall:.4f} when built, in {found.build_seconds:.0f} s"
+    )
+    return [
+        row(what, "dmlkit, a gallery, exact", seconds["exact"], seconds["exact"]),
+        row(what, "dmlkit, through ivf_pq", seconds["index"], seconds["exact"], built),
+    ]
+
+
+def photos(folder: Path, seed: int, count: int = 100) -> Path:
+    folder.mkdir()
+    generator = np.random.default_rng(seed)
+    for number in range(count):
+        Image.fromarray(generator.integers(256, size=(16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+def written_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def add_rows(folder: Path, galleries: dict[int, Path], runs: int = 5) -> Rows:
+    rows: Rows = []
+    floor = None
+    for count, path in galleries.items():
+        taken: list[float] = []
+        for turn in range(runs + 1):
+            images, before = photos(folder / f"photos-{count}-{turn}", count + turn), written_bytes(path)
+            started = perf_counter()
+            add_images(path, images, label="new", device="cpu")
+            taken.append(perf_counter() - started)
+            size = written_bytes(path) - before
+        seconds = float(np.median(taken[1:]))
+        floor = floor or seconds
+        rows.append(
+            row(f"100 images added to {count:,} x 128", "dmlkit gallery add", seconds, floor, f"{size:,} bytes")
+        )
+    return rows
+
+
+def pair_rows(images: int, classes: int) -> Rows:
+    points, labels = embeddings(images, classes, noise=3.0)
+    asked = ["eer", "tar@far=1e-3"]
+    grown = peak_memory(lambda: retrieval_metrics(points, labels, metrics=asked))
+    seconds = timed(
+        {
+            "product": lambda: product(points, points),
+            "pairs": lambda: retrieval_metrics(points, labels, metrics=asked),
+        },
+        1,
+    )
+    what = f"all pairs of {images:,} x 512"
+    return [
+        row(what, "matrix product alone", seconds["product"], seconds["product"]),
+        row(what, "dmlkit, eer and tar@far=1e-3", seconds["pairs"], seconds["product"], f"{grown:.2f} GB more"),
+    ]
+
+
+def all_rows(folder: Path, share: float) -> Iterator[Rows]:
+    many, some = int(1_000_000 * share), int(100_000 * share)
+    yield memory_rows(folder, many)  # first: later what others have freed would be used again
+    yield pair_rows(int(SOP[0] * share), int(SOP[1] * share))
+    yield exact_rows(folder, some)
+    galleries = {count: gallery_on_disk(folder, count, 128) for count in (many // 100, many)}
+    yield add_rows(folder, galleries)
+    yield approximate_rows(galleries[many], many)
+
+
+if __name__ == "__main__":
+    start_fabric("cpu")
+    share = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
+    with tempfile.TemporaryDirectory() as place:
+        rows: Rows = []
+        for found in all_rows(Path(place), share):
+            for one in found:
+                print(" | ".join(one), flush=True)
+            rows += found
+    if share == 1:
+        write_report("gallery", __doc__, ["what", "who", "median", "ratio", "note"], rows)

@@ -1,0 +1,102 @@
+"""Search a gallery through an approximate index: it names candidates, which the exact similarity orders."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.manifest import ApproximateIndex, GalleryManifest
+from dmlkit.embedding.search import MARGIN, Neighbors, StoredGallery
+from dmlkit.errors import UserError
+
+ELEMENTS = 2**22  # float64 coordinates of candidates at once: 32 MB
+AT_ONCE = 64  # queries; of 320 LanceDB 0.40 took 4 times as long for each on 2 processors, and twice did not come back
+
+
+class ApproximateGallery:
+    """A gallery with an approximate index.
+
+    Args:
+        folder: of the gallery.
+        index: how to search it.
+    """
+
+    def __init__(self, folder: GalleryFolder, index: ApproximateIndex) -> None:
+        self.folder, self.index = folder, index
+        self.manifold = folder.manifold()
+        self.exact = StoredGallery(self.manifold, folder)
+        self.column, self.metric = column_and_metric(folder.manifest)
+        addresses = folder.row_addresses()
+        self.order = np.argsort(addresses)  # compacting may put later rows before earlier ones
+        self.addresses = addresses[self.order]
+
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """About the k most similar points of each query (Q, D), in their exact order.
+
+        All are searched exactly where k is so large that every point would be a candidate.
+        """
+        length = self.index.candidates * (k + MARGIN)
+        if length >= len(self.folder):
+            return self.exact.search(queries, k)
+        rows = min(AT_ONCE, max(1, ELEMENTS // (length * queries.shape[1])))
+        found = [self._search(block, k, length) for block in queries.split(rows)]
+        return Neighbors(*(torch.cat(one) for one in zip(*found, strict=True)))
+
+    def _search(self, queries: Tensor, k: int, length: int) -> Neighbors:
+        candidates = self._candidates(queries, length)
+        once, places = candidates.clamp(min=0).unique(return_inverse=True)
+        points = self.folder.points_at(once).double()[places]
+        similarity = self.manifold.paired_similarity(queries[:, None].double(), points)
+        similarity[candidates < 0] = -torch.inf
+        order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+        found = Neighbors(similarity.gather(1, order).to(queries.dtype), candidates.gather(1, order))
+        few = (found.indices < 0).any(dim=1)  # the parts of the index that were looked at hold fewer than k
+        if few.any():
+            exact = self.exact.search(queries[few], k)
+            found.similarities[few], found.indices[few] = exact.similarities, exact.indices
+        return found
+
+    def _candidates(self, queries: Tensor, length: int) -> Tensor:
+        """Rows (Q, length) in ascending order, after -1 where there are fewer."""
+        vectors = queries if self.column == "point" else self.manifold.index_vectors(queries.double(), "query")
+        search: Any = self.folder.table.search(vectors.float().numpy(), vector_column_name=self.column)
+        search = search.distance_type(self.metric).nprobes(self.index.nprobes).limit(length).with_row_id(True)
+        table = search.select(["_distance"]).to_arrow()
+        rows = self.order[np.searchsorted(self.addresses, table["_rowid"].to_numpy())]
+        # a search with one query does not number it
+        asked = table["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(rows), np.int64)
+        order = np.lexsort((rows, asked))
+        rows, asked = rows[order], asked[order]
+        counts = np.bincount(asked, minlength=len(queries))
+        candidates = np.full((len(queries), max(length, counts.max(initial=0))), -1)
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        candidates[asked, candidates.shape[1] - counts[asked] + places] = rows
+        return torch.from_numpy(candidates)
+
+
+def column_and_metric(manifest: GalleryManifest) -> tuple[str, str]:
+    """The column that an index is of, and LanceDB's distance, which orders it as the similarity does.
+
+    Straight distances where there are any: by products LanceDB leaves parts of an index empty, and others too full.
+    """
+    match manifest.index.form:
+        case "unit" | "unit_space":
+            return "vector", "l2"
+        case "euclidean_lift":
+            return "point", "l2"
+        case "as_is" if manifest.similarity != "dot":  # unit vectors
+            return "vector", "l2"
+        case _:
+            return "vector", "dot"
+
+
+def check_recall(recall: float) -> None:
+    """Make sure that a recall can be asked for.
+
+    Raises:
+        UserError: it is not above 0 and at most 1.
+    """
+    if not 0 < recall <= 1:
+        raise UserError(f"--recall {recall}: expected a share of the nearest, above 0 and at most 1")

@@ -1,0 +1,226 @@
+"""`dmlkit gallery index`: what it says of itself is so, and no change of a gallery makes it wrong."""
+
+import json
+import multiprocessing
+import shutil
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import lancedb
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.gallery import index as building
+from dmlkit.embedding.gallery.approximate import ApproximateGallery
+from dmlkit.embedding.gallery.change import compact_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.index import index_gallery
+from dmlkit.embedding.gallery.manifest import GalleryManifest
+from dmlkit.embedding.gallery.rows import schema_of
+from dmlkit.embedding.manifest import index_of
+from dmlkit.embedding.questions.search import searcher_of
+from dmlkit.embedding.search import StoredGallery
+from dmlkit.errors import UserError
+from dmlkit.manifolds.base import ManifoldConfig
+from dmlkit.manifolds.euclidean import EuclideanConfig
+from dmlkit.manifolds.poincare import PoincareConfig
+from dmlkit.manifolds.sphere import SphereConfig
+from tests.conftest import Result
+from tests.embedding.gallery.test_faults import FRACTIONS
+from tests.embedding.gallery.test_gallery import refused, rows_of
+
+SPACES: dict[str, ManifoldConfig] = {
+    "ball": PoincareConfig(),
+    "sphere": SphereConfig(),
+    "flat": EuclideanConfig(),
+    "dot": EuclideanConfig(similarity="dot"),
+}
+
+
+def stocked(place: Path, path: Path, space: str = "ball", rows: int = 1000, dim: int = 8) -> Path:
+    """A gallery of clusters of points, whose images nobody has."""
+    create_gallery(place / "run", None, path, device="cpu")
+    manifold = SPACES[space].build(dim)
+    of_space = {"manifold": SPACES[space], "similarity": manifold.similarity_name, "index": index_of(manifold)}
+    manifest = GalleryManifest.read(path / "gallery.json").model_copy(update={**of_space, "dim": dim, "features": dim})
+    manifest.write(path / "gallery.json")
+    schema = schema_of(manifest)
+    database = lancedb.connect(path)
+    database.drop_table("images")
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(40, dim, generator=generator)
+    features = centers.repeat_interleave(rows // 40, 0) + 0.3 * torch.randn(rows, dim, generator=generator)
+    database.create_table("images", as_rows(manifest, features, 0), schema=schema)
+    return path
+
+
+def as_rows(manifest: GalleryManifest, features: Tensor, start: int) -> Any:
+    manifold = manifest.manifold.build(manifest.features)
+    points = manifold.from_features(features)
+    vectors = manifold.index_vectors(points.double(), "gallery").float()
+    ids = [f"{start + row:032x}" for row in range(len(points))]
+    columns = {
+        "id": ids,
+        "label": [f"c{row % 40}" for row in range(len(points))],
+        "path": [f"/none/{one}.jpg" for one in ids],
+        "thumbnail": [None] * len(ids),
+        "point": points.tolist(),
+        "vector": vectors.tolist(),
+        "added": [datetime.now(UTC)] * len(ids),
+    }
+    return pa.table(columns, schema=schema_of(manifest))
+
+
+def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, GalleryFolder]:
+    """The answers through the index, the exact ones, and the gallery."""
+    gallery = GalleryFolder(path)
+    assert gallery.approximate is not None
+    found = ApproximateGallery(gallery, gallery.approximate).search(queries, k)
+    return found, StoredGallery(gallery.manifold(), gallery).search(queries, k), gallery
+
+
+@pytest.mark.parametrize("kind", ["ivf_pq", "ivf_hnsw_sq"])
+@pytest.mark.parametrize("space", SPACES)
+def test_an_index_finds_what_it_says(space: str, kind: Any, place: Path, tmp_path: Path):
+    path = stocked(place, tmp_path / "gallery", space)
+    told = index_gallery(path, kind, 0.9)
+    gallery = GalleryFolder(path)
+    assert gallery.approximate == told.index and 0.9 <= told.index.recall <= 1 and told.queries == 1000
+    # every image against all, by hand
+    points = torch.cat(list(gallery.blocks(1000)))
+    similarity = gallery.manifold().paired_similarity(points[:, None].double(), points.double())
+    similarity.fill_diagonal_(-torch.inf)
+    nearest = similarity.topk(10).indices.tolist()
+    found = ApproximateGallery(gallery, told.index).search(points, 11)
+    rows = [[one for one in row if one != number][:10] for number, row in enumerate(found.indices.tolist())]
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, nearest, strict=True)])
+    assert told.index.recall == pytest.approx(recall, abs=1e-3)
+    # what is found is told with its exact similarity, in its order
+    expected = gallery.manifold().paired_similarity(points[:, None].double(), points[found.indices].double())
+    assert torch.equal(found.similarities, expected.float())
+    assert (found.similarities.diff(dim=1) <= 0).all()
+
+
+def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
+    path = stocked(place, tmp_path / "gallery", "sphere")
+    before = GalleryFolder(path).version
+    result = dmlkit("gallery", "index", path, "--recall", "1")
+    assert result.code == 0 and "recall 1.0000 of the 10 nearest, on 1000 images" in result.out, result.err
+    points = torch.cat(list(GalleryFolder(path).blocks(1000)))[::7]
+
+    def check(not_indexed: int) -> None:
+        found, exact, gallery = searched(path, points)
+        same = (found.indices == exact.indices).double().mean()
+        assert same > 0.99 and gallery.not_indexed() == not_indexed
+        info = json.loads(dmlkit("gallery", "info", path, "--json").out)
+        assert info["not_indexed"] == not_indexed and info["approximate"]["kind"] == "ivf_pq"
+
+    check(0)
+    manifest = GalleryManifest.read(path / "gallery.json")
+    new = torch.randn(60, 8, generator=torch.Generator().manual_seed(5))
+    lancedb.connect(path).open_table("images").add(as_rows(manifest, new, 5000))
+    assert remove_images(path, labels=["c3"]) == 25 + 2
+    check(58)
+    row = torch.tensor([len(GalleryFolder(path)) - 1])
+    assert searched(path, GalleryFolder(path).points_at(row), 1)[0].indices.item() == row.item()
+    assert "58 images are not in it" in dmlkit("gallery", "info", path).out
+    compact_gallery(path)
+    check(0)
+    restore_version(path, before)
+    assert GalleryFolder(path).approximate is None and "every search is exact" in dmlkit("gallery", "info", path).out
+    assert dmlkit("gallery", "index", path, "--kind", "ivf_hnsw_sq").code == 0
+    assert [one.index_type for one in GalleryFolder(path).table.list_indices()] == ["IvfHnswSq"]
+
+
+def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
+    path, photo = stocked(place, tmp_path / "gallery", dim=4), place / "photos" / "crow" / "0.jpg"
+    exact = json.loads(dmlkit("search", path, photo, "--json").out)
+    assert dmlkit("gallery", "index", path, "--recall", "0.9").code == 0
+    assert json.loads(dmlkit("search", path, photo, "--json", "--exact").out) == exact and exact["recall"] == 1
+    found = json.loads(dmlkit("search", path, photo, "--json").out)
+    recall = GalleryManifest.read(path / "gallery.json").approximate
+    assert recall is not None and found["recall"] == recall.recall
+    assert (
+        f"found by ivf_pq, measured recall {recall.recall:.4f}; --exact finds all" in dmlkit("search", path, photo).out
+    )
+    everything = json.loads(dmlkit("search", path, photo, "--json", "-k", "1000").out)
+    assert len({one["id"] for one in everything["queries"][0]["neighbors"]}) == 1000
+    for by in ("nearest", "vote", "mean"):
+        result = dmlkit("identify", path, photo, "-o", tmp_path / f"{by}.csv", "--by", by)
+        assert result.code == 0, result.err
+    near = (tmp_path / "nearest.csv").read_text().splitlines()[1].split(",")
+    assert near[1] == exact["queries"][0]["neighbors"][0]["label"]
+
+
+def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch):
+    few = stocked(place, tmp_path / "few", rows=240)
+    refused(dmlkit("gallery", "index", few), "240 images are too few for an index, which needs 256")
+    path = stocked(place, tmp_path / "gallery")
+    for recall in ("0.0", "1.01", "nan"):
+        refused(dmlkit("gallery", "index", path, "--recall", recall), f"--recall {recall}: expected a share")
+    refused(dmlkit("gallery", "index", tmp_path, "--recall", "0.5"), "no gallery here")
+    index_gallery(path, "ivf_hnsw_sq", 0.5)
+    kept = (path / "gallery.json").read_bytes()
+    monkeypatch.setattr(building, "_further", lambda *_: iter(()))
+    monkeypatch.setattr(building, "FIRST_PROBES", 1)
+    refused(
+        dmlkit("gallery", "index", path, "--recall", "1"), "ivf_pq finds 0.", "no index was kept: try another --kind"
+    )
+    assert (path / "gallery.json").read_bytes() == kept
+    index = GalleryFolder(path).approximate
+    assert index is not None and index.kind == "ivf_hnsw_sq"
+    with pytest.raises(UserError, match="a change of a gallery"), monkeypatch.context() as patched:
+        patched.setattr("dmlkit.embedding.gallery.change.PATIENCE", 0.1)
+        from dmlkit.files.lock import sole_writer
+
+        with sole_writer(path, what="another"):
+            index_gallery(path, "ivf_pq", 0.5)
+
+
+def indexing(path: Path) -> BaseProcess:
+    """A process that builds an index: of a server that never used LanceDB, whose threads do not outlive a fork."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "dmlkit.embedding.gallery.index"])
+    process = context.Process(target=index_gallery, args=(path, "ivf_hnsw_sq", 0.5))
+    process.start()
+    return process
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_an_index_or_an_exact_search(place: Path, tmp_path: Path):
+    """A gallery that had an index: it has that one, or the new one, or none until the same command is given again."""
+    some = stocked(place, tmp_path / "before", rows=320)
+    index_gallery(some, "ivf_pq", 0.5)
+    before, rows = GalleryFolder(some).approximate, rows_of(some)
+    queries = torch.cat(list(GalleryFolder(some).blocks(1000)))[::9]
+    whole = shutil.copytree(some, tmp_path / "whole")
+    begun = perf_counter()
+    child = indexing(whole)
+    child.join()
+    assert child.exitcode == 0
+    seconds, killed = perf_counter() - begun, 0
+    for fraction in FRACTIONS:
+        path = shutil.copytree(some, tmp_path / f"killed-{fraction}")
+        child = indexing(path)
+        sleep(fraction * seconds)
+        child.kill()
+        child.join()
+        killed += child.exitcode == -signal.SIGKILL
+        gallery = GalleryFolder(path)
+        assert rows_of(path) == rows
+        index = gallery.approximate
+        assert index is None or index == before or index.kind == "ivf_hnsw_sq"
+        found, exact = (searcher_of(gallery, exact=one).search(queries, 5) for one in (False, True))
+        assert index is not None or torch.equal(found.indices, exact.indices)
+        assert (found.indices[:, 0] == exact.indices[:, 0]).double().mean() > 0.5
+        assert index_gallery(path, "ivf_hnsw_sq", 0.5).index.kind == "ivf_hnsw_sq"
+    assert killed > 0
