@@ -2,9 +2,11 @@
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.thumbnail import thumbnail
@@ -18,8 +20,8 @@ STYLE = """
 :root { color-scheme: light dark; font: 15px/1.4 system-ui, sans-serif; }
 body { margin: 0 auto; padding: 1rem; max-width: 75rem; }
 h1 { font-size: 1.3rem; overflow-wrap: anywhere; }
-section { border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); padding: 1rem 0; }
-section, .found { display: flex; flex-wrap: wrap; gap: .75rem; align-items: flex-start; }
+section.shelf { border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); padding: 1rem 0; }
+section.shelf, .found { display: flex; flex-wrap: wrap; gap: .75rem; align-items: flex-start; }
 .found { flex: 1 1 16rem; }
 figure { margin: 0; width: 7.5rem; }
 .asked img, .asked .gone { outline: 3px solid Highlight; outline-offset: 2px; }
@@ -54,14 +56,67 @@ class Shelf:
     found: Sequence[Picture]
 
 
-def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[Shelf]) -> int:
-    """Write a page, all or nothing; it runs no script and loads nothing.
+class Page:
+    """An HTML file while it is written.
+
+    Args:
+        file: opened for text; its head is written.
+
+    Attributes:
+        gone: how many pictures are placeholders, since their images are not where they were.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.gone = 0
+
+    def text(self, text: str) -> None:
+        """Write a paragraph."""
+        self.markup(f"<p>{html(text)}</p>")
+
+    def markup(self, markup: str) -> None:
+        """Write HTML in which all text from outside is escaped already."""
+        self.file.write(f"{markup}\n")
+
+    def shelf(self, shelf: Shelf) -> None:
+        """Write a row of pictures."""
+        figures = [_figure(picture) for picture in (shelf.asked, *shelf.found)]
+        self.gone += sum("<img" not in figure for figure in figures)
+        rest = "\n".join(figures[1:])
+        self.markup(
+            f'<section class="shelf"><div class="asked">{figures[0]}</div>\n<div class="found">{rest}</div></section>'
+        )
+
+
+@contextmanager
+def open_page(path: Path, title: str, *, style: str = "", script: str = "") -> Generator[Page]:
+    """A page to write, all or nothing. It loads nothing, and runs no script but the one given.
+
+    Args:
+        path: the file.
+        title: of the page.
+        style: CSS beside `STYLE`.
+        script: JavaScript that runs once the page is there; the policy of the page allows it by its hash.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.write(_head(title, STYLE + style, script))
+        yield Page(file)
+        file.write(f"<script>{script}</script>\n" if script else "")
+        file.write("</body>\n</html>\n")
+
+
+def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[Shelf], *, rows: str = "queries") -> int:
+    """Write a page of shelves.
 
     Args:
         path: the file.
         title: of the page.
         notes: lines below the title.
         shelves: rows, of which the first `MOST` are shown.
+        rows: what they are.
 
     Returns:
         How many pictures are placeholders, since their images are not where they were.
@@ -69,20 +124,15 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
     Raises:
         UserError: it cannot be written.
     """
-    gone = 0
-    with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
-        file.write(_head(title))
-        file.writelines(f"<p>{html(note)}</p>\n" for note in notes)
+    with open_page(path, title) as page:
+        for note in notes:
+            page.text(note)
         for number, shelf in enumerate(shelves):
             if number == MOST:
-                file.write(f"<p>The page ends here, after the first {MOST} queries.</p>\n")
+                page.text(f"The page ends here, after the first {MOST} {rows}.")
                 break
-            figures = [_figure(picture) for picture in (shelf.asked, *shelf.found)]
-            gone += sum("<img" not in figure for figure in figures)
-            file.write(f'<section><div class="asked">{figures[0]}</div>\n<div class="found">')
-            file.write("\n".join(figures[1:]) + "</div></section>\n")
-        file.write("</body>\n</html>\n")
-    return gone
+            page.shelf(shelf)
+    return page.gone
 
 
 def check_page(path: Path, *, option: str) -> None:
@@ -94,15 +144,20 @@ def check_page(path: Path, *, option: str) -> None:
     check_output(path, lambda file: GENERATOR.encode() in head_of(file), option=option)
 
 
-def _head(title: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+def _head(title: str, style: str, script: str) -> str:
+    scripts = f"script-src {_hash_of(script)}; " if script else ""
+    policy = f"default-src 'none'; {scripts}img-src data:; style-src {_hash_of(style)}"
+    policy += "; base-uri 'none'; form-action 'none'"
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{GENERATOR}\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n"
+        f"<title>{html(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n"
     )
+
+
+def _hash_of(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 def _figure(picture: Picture) -> str:
