@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from dmlkit import __version__
 from dmlkit.cli import (
     calibrate,
+    cluster,
     compare,
     data,
     duplicates,
@@ -89,6 +90,7 @@ for group in (
     gallery,
     identify,
     duplicates,
+    cluster,
     export,
     data,
     geometry,
