@@ -68,6 +68,7 @@ def photos(tmp_path: Path) -> Path:
         ["gallery", "create", HOSTILE, HOSTILE, "-o", HOSTILE, "--label", HOSTILE],
         ["gallery", "remove", HOSTILE, "--label", HOSTILE],
         ["identify", HOSTILE, HOSTILE, "-o", HOSTILE],
+        ["inspect", HOSTILE, "-o", HOSTILE],
         ["cluster", HOSTILE, "--clusters", "2"],
         ["duplicates", HOSTILE, "--threshold", HOSTILE],
         ["duplicates", HOSTILE, HOSTILE, "--threshold", "1"],

@@ -62,9 +62,8 @@ class Clusters:
     def majorities(self) -> list[tuple[str, int] | None]:
         """The label that most images of each cluster have, and how many; None where none has one."""
         labels = self.collection.labels
-        counted = (Counter(labels[row] for row in rows.tolist() if labels[row] is not None) for rows in self.members)
-        best = (sorted(count.items(), key=lambda item: (-item[1], str(item[0]))) for count in counted)
-        return [None if not items else (str(items[0][0]), items[0][1]) for items in best]
+        named = ([label for row in rows.tolist() if (label := labels[row]) is not None] for rows in self.members)
+        return [Counter(sorted(names)).most_common(1)[0] if names else None for names in named]
 
     def purity(self) -> float | None:
         """The share of labelled images in clusters whose label is that of most there; None without labels."""
@@ -180,9 +179,9 @@ def _complete(collection: Collection, threshold: float) -> Tensor:
 def _hdbscan(graph: Any, radius: float) -> Tensor:
     from sklearn.cluster import HDBSCAN
 
-    model = HDBSCAN(min_cluster_size=SMALLEST, metric="precomputed", cluster_selection_epsilon=radius, copy=True)
+    model = HDBSCAN(min_cluster_size=SMALLEST, metric="precomputed", cluster_selection_epsilon=radius)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", FutureWarning)  # of 1.9: it may change the graph, which nobody reads again
         return torch.from_numpy(model.fit_predict(graph)).long()
 
 

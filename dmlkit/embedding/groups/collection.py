@@ -1,7 +1,9 @@
 """Embeddings in memory with what is known of their images: of a folder, or of a split of a run's dataset."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,15 @@ class Collection:
     def manifold(self) -> Manifold:
         """The geometry of the points."""
         return self.description.manifold.build(self.description.features)
+
+    @cached_property
+    def short_paths(self) -> list[str]:
+        """The paths without the folder that they share."""
+        try:
+            shared = os.path.commonpath({os.path.dirname(path) for path in self.paths})  # noqa: PTH120 - text, not files
+        except ValueError:  # some are absolute
+            return list(self.paths)
+        return [path.removeprefix(f"{shared}{os.sep}") for path in self.paths]
 
     def picture(self, row: int, side: int = SIDE) -> bytes | None:
         """A small JPEG of an image; None where there is none, or it cannot be read."""
@@ -134,7 +145,7 @@ def embedded_collection(
     """
     found = embed_images(trained, fabric, dataset, source, progress)
     rows = found.indices.tolist()
-    paths: list[str] = [dataset.paths[row] for row in rows]
+    paths = [str(dataset.paths[row]) for row in rows]
     labels = [dataset.class_names[label] for label in found.labels.tolist()]
     return Collection(
         source,

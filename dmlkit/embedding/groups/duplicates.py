@@ -182,4 +182,5 @@ def check_reachable(collection: Collection, threshold: float) -> None:
 def picture_of(collection: Collection, row: int, lines: Sequence[str]) -> Picture:
     """An image of a collection for a page, its label first."""
     label = collection.labels[row]
-    return Picture(collection.paths[row], [*([] if label is None else [label]), *lines], collection.picture(row))
+    told = [*([] if label is None else [label]), *lines]
+    return Picture(collection.paths[row], told, collection.picture(row) or b"")

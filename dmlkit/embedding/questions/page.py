@@ -24,12 +24,14 @@ section.shelf { border-top: 1px solid color-mix(in srgb, currentColor 25%, trans
 section.shelf, .found { display: flex; flex-wrap: wrap; gap: .75rem; align-items: flex-start; }
 .found { flex: 1 1 16rem; }
 figure { margin: 0; width: 7.5rem; }
-.asked img, .asked .gone { outline: 3px solid Highlight; outline-offset: 2px; }
+.asked img, .asked .gone { outline: 3px solid light-dark(#0969da, #58a6ff); outline-offset: -3px; }
 img, .gone { display: flex; width: 7.5rem; height: 7.5rem; object-fit: contain; align-items: center;
   justify-content: center; background: color-mix(in srgb, currentColor 8%, transparent); }
 figcaption { font-size: .8rem; overflow-wrap: anywhere; padding-top: .25rem; }
 figcaption span { display: block; }
 .name { opacity: .7; }
+.right img, .right .gone { outline-offset: -3px; outline: 3px solid light-dark(#1a7f37, #4ac26b); }
+.wrong img, .wrong .gone { outline-offset: -3px; outline: 3px dashed light-dark(#b35900, #f0a04b); }
 """
 
 
@@ -40,12 +42,14 @@ class Picture:
     Args:
         path: of the image.
         lines: said of it, beside the path.
-        stored: a JPEG of it, where there is one; else the file is read.
+        stored: a JPEG of it; empty where it is known that there is none; None: the file is read.
+        is_right: whether it is what was asked for, where that is known; told by a mark, a word and a frame.
     """
 
     path: str
     lines: Sequence[str] = ()
     stored: bytes | None = None
+    is_right: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,17 @@ class Page:
         """Write HTML in which all text from outside is escaped already."""
         self.file.write(f"{markup}\n")
 
+    def figures(self, pictures: Iterable[Picture]) -> str:
+        """Pictures as HTML, those that are gone counted."""
+        found = [_figure(picture) for picture in pictures]
+        self.gone += sum("<img" not in figure for figure in found)
+        return "\n".join(found)
+
     def shelf(self, shelf: Shelf) -> None:
         """Write a row of pictures."""
-        figures = [_figure(picture) for picture in (shelf.asked, *shelf.found)]
-        self.gone += sum("<img" not in figure for figure in figures)
-        rest = "\n".join(figures[1:])
+        asked, rest = self.figures([shelf.asked]), self.figures(shelf.found)
         self.markup(
-            f'<section class="shelf"><div class="asked">{figures[0]}</div>\n<div class="found">{rest}</div></section>'
+            f'<section class="shelf"><div class="asked">{asked}</div>\n<div class="found">{rest}</div></section>'
         )
 
 
@@ -164,9 +172,14 @@ def _figure(picture: Picture) -> str:
     name = html(picture.path)
     shown = '<div class="gone">no picture</div>'
     try:
-        small = base64.b64encode(picture.stored or thumbnail(picture.path)).decode()
-        shown = f'<img loading="lazy" alt="{name}" title="{name}" src="data:image/jpeg;base64,{small}">'
+        small = base64.b64encode(thumbnail(picture.path) if picture.stored is None else picture.stored).decode()
+        if small:
+            shown = f'<img loading="lazy" alt="{name}" title="{name}" src="data:image/jpeg;base64,{small}">'
     except BadImageError:
         pass
     lines = "".join(f"<span>{html(line)}</span>" for line in picture.lines)
-    return f'<figure>{shown}<figcaption>{lines}<span class="name">{name}</span></figcaption></figure>'
+    kind, verdict = {None: ("", ""), True: (' class="right"', "✓ right"), False: (' class="wrong"', "✗ wrong")}[
+        picture.is_right
+    ]
+    lines = f"<span>{verdict}</span>{lines}" if verdict else lines
+    return f'<figure{kind}>{shown}<figcaption>{lines}<span class="name">{name}</span></figcaption></figure>'
