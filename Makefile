@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo test test-gpu test-postgres lint audit bench clean fuzz wheel
+.PHONY: setup demo test test-gpu test-postgres test-browser lint audit bench clean fuzz wheel
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -35,6 +35,11 @@ test-gpu: setup  ## Run the tests that need a CUDA GPU
 
 test-postgres: setup  ## Run the tests that need PostgreSQL with pgvector; PG_CONFIG names one that is not Debian's
 	$(BIN)/python -m pytest -m postgres -rs tests/export
+
+test-browser: setup  ## Install Playwright, look for chromium, and run the tests that click through pages
+	$(BIN)/pip install --quiet --disable-pip-version-check 'playwright>=1.40'
+	@command -v chromium >/dev/null || $(BIN)/playwright install --with-deps chromium
+	$(BIN)/python -m pytest -m browser -rs
 
 fuzz: setup  ## Mutated recipes, damaged files and random command lines by the thousand: about 20 minutes on 2 cores
 	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz --numprocesses auto --maxprocesses 8

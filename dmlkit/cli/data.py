@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmlkit.cli.options import Debug, Plugins, RecipePath, Set
+from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,17 +17,32 @@ app = typer.Typer(name="data", no_args_is_help=True, help="Check a dataset on di
 FAULTY = 1  # the exit code of data that was checked and has faults
 
 
-@app.command(epilog="Examples:  dmlkit data check recipe.yaml    dmlkit data check data/ --dataset cub200")
+@app.command(
+    epilog="Examples:  dmlkit data check recipe.yaml    dmlkit data check data/ --dataset cub200    "
+    "dmlkit data check data/ --model runs/demo --threshold 0.95"
+)
 def check(
     target: Annotated[Path, typer.Argument(metavar="RECIPE|ROOT|TABLE", help="What to check.", show_default=False)],
     dataset: Annotated[
         str | None, typer.Option(help="What the folder ROOT holds; by default it is recognised.", show_default=False)
     ] = None,
     overrides: Set = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Look for near-duplicates in two splits by its model, too.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="With --model: least similarity of two near-duplicates.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With --model: auto (the default), cpu, cuda, cuda:N or mps.", show_default=False)
+    ] = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Decode every image and compare the counts with the published ones; exit code 1 if anything is wrong."""
+    if (model is None) != (threshold is None) or (model is None and device is not None):
+        raise UserError("data check: --model RUN and --threshold T go together, and --device with them")
+
     from rich.console import Console
 
     from dmlkit.cli.progress import image_progress
@@ -38,6 +54,19 @@ def check(
     listing, findings = check_files(config)
     with image_progress(console, "checking images", len(listing.labels)) as advance:
         check_images(listing, findings, is_published=config.published is not None, advance=advance)
+    if model is not None and threshold is not None:
+        from dmlkit.embedding.groups.leaks import check_leaks
+
+        with image_progress(console, "embedding") as progress:
+            check_leaks(
+                listing,
+                findings,
+                model,
+                threshold,
+                is_published=config.published is not None,
+                device=device or "auto",
+                progress=progress,
+            )
     print_findings(findings, f"{config.name}: {target}", console)
     if not findings.sound:
         raise typer.Exit(FAULTY)

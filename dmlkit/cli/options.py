@@ -18,6 +18,13 @@ SetDataset = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+RunDevice = Annotated[
+    str | None,
+    typer.Option("--device", help="Of a run: auto (the default), cpu, cuda, cuda:N or mps.", show_default=False),
+]
+RunSplit = Annotated[
+    SplitName | None, typer.Option("--split", help="Of a run's dataset; test by default.", show_default=False)
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Build everything, say what would run, write nothing.")]

@@ -119,12 +119,12 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
     tell_page(path, write_page(path, title, notes, shelves), len(answers.queries), console)
 
 
-def tell_page(path: Path, gone: int, queries: int, console: "Console") -> None:
+def tell_page(path: Path, gone: int, count: int, console: "Console", *, rows: str = "queries") -> None:
     """Where a page is, and what it lacks."""
     from dmlkit.cli.console import counted, say
     from dmlkit.embedding.questions.page import MOST
 
-    say(console, f"wrote {path}" + (f": the first {MOST} queries" if queries > MOST else ""))
+    say(console, f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
     if gone:
         told = counted(gone, "picture is a placeholder", "pictures are placeholders")
         say(console, f"note: {told}: no image is where it was")

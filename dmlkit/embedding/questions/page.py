@@ -2,9 +2,11 @@
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.thumbnail import thumbnail
@@ -18,16 +20,18 @@ STYLE = """
 :root { color-scheme: light dark; font: 15px/1.4 system-ui, sans-serif; }
 body { margin: 0 auto; padding: 1rem; max-width: 75rem; }
 h1 { font-size: 1.3rem; overflow-wrap: anywhere; }
-section { border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); padding: 1rem 0; }
-section, .found { display: flex; flex-wrap: wrap; gap: .75rem; align-items: flex-start; }
+section.shelf { border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); padding: 1rem 0; }
+section.shelf, .found { display: flex; flex-wrap: wrap; gap: .75rem; align-items: flex-start; }
 .found { flex: 1 1 16rem; }
 figure { margin: 0; width: 7.5rem; }
-.asked img, .asked .gone { outline: 3px solid Highlight; outline-offset: 2px; }
+.asked img, .asked .gone { outline: 3px solid light-dark(#0969da, #58a6ff); outline-offset: -3px; }
 img, .gone { display: flex; width: 7.5rem; height: 7.5rem; object-fit: contain; align-items: center;
   justify-content: center; background: color-mix(in srgb, currentColor 8%, transparent); }
 figcaption { font-size: .8rem; overflow-wrap: anywhere; padding-top: .25rem; }
 figcaption span { display: block; }
 .name { opacity: .7; }
+.right img, .right .gone { outline-offset: -3px; outline: 3px solid light-dark(#1a7f37, #4ac26b); }
+.wrong img, .wrong .gone { outline-offset: -3px; outline: 3px dashed light-dark(#b35900, #f0a04b); }
 """
 
 
@@ -38,12 +42,14 @@ class Picture:
     Args:
         path: of the image.
         lines: said of it, beside the path.
-        stored: a JPEG of it, where there is one; else the file is read.
+        stored: a JPEG of it; empty where it is known that there is none; None: the file is read.
+        is_right: whether it is what was asked for, where that is known; told by a mark, a word and a frame.
     """
 
     path: str
     lines: Sequence[str] = ()
     stored: bytes | None = None
+    is_right: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,71 @@ class Shelf:
     found: Sequence[Picture]
 
 
-def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[Shelf]) -> int:
-    """Write a page, all or nothing; it runs no script and loads nothing.
+class Page:
+    """An HTML file while it is written.
+
+    Args:
+        file: opened for text; its head is written.
+
+    Attributes:
+        gone: how many pictures are placeholders, since their images are not where they were.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.gone = 0
+
+    def text(self, text: str) -> None:
+        """Write a paragraph."""
+        self.markup(f"<p>{html(text)}</p>")
+
+    def markup(self, markup: str) -> None:
+        """Write HTML in which all text from outside is escaped already."""
+        self.file.write(f"{markup}\n")
+
+    def figures(self, pictures: Iterable[Picture]) -> str:
+        """Pictures as HTML, those that are gone counted."""
+        found = [_figure(picture) for picture in pictures]
+        self.gone += sum("<img" not in figure for figure in found)
+        return "\n".join(found)
+
+    def shelf(self, shelf: Shelf) -> None:
+        """Write a row of pictures."""
+        asked, rest = self.figures([shelf.asked]), self.figures(shelf.found)
+        self.markup(
+            f'<section class="shelf"><div class="asked">{asked}</div>\n<div class="found">{rest}</div></section>'
+        )
+
+
+@contextmanager
+def open_page(path: Path, title: str, *, style: str = "", script: str = "") -> Generator[Page]:
+    """A page to write, all or nothing. It loads nothing, and runs no script but the one given.
+
+    Args:
+        path: the file.
+        title: of the page.
+        style: CSS beside `STYLE`.
+        script: JavaScript that runs once the page is there; the policy of the page allows it by its hash.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.write(_head(title, STYLE + style, script))
+        yield Page(file)
+        file.write(f"<script>{script}</script>\n" if script else "")
+        file.write("</body>\n</html>\n")
+
+
+def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[Shelf], *, rows: str = "queries") -> int:
+    """Write a page of shelves.
 
     Args:
         path: the file.
         title: of the page.
         notes: lines below the title.
         shelves: rows, of which the first `MOST` are shown.
+        rows: what they are.
 
     Returns:
         How many pictures are placeholders, since their images are not where they were.
@@ -69,20 +132,15 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
     Raises:
         UserError: it cannot be written.
     """
-    gone = 0
-    with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
-        file.write(_head(title))
-        file.writelines(f"<p>{html(note)}</p>\n" for note in notes)
+    with open_page(path, title) as page:
+        for note in notes:
+            page.text(note)
         for number, shelf in enumerate(shelves):
             if number == MOST:
-                file.write(f"<p>The page ends here, after the first {MOST} queries.</p>\n")
+                page.text(f"The page ends here, after the first {MOST} {rows}.")
                 break
-            figures = [_figure(picture) for picture in (shelf.asked, *shelf.found)]
-            gone += sum("<img" not in figure for figure in figures)
-            file.write(f'<section><div class="asked">{figures[0]}</div>\n<div class="found">')
-            file.write("\n".join(figures[1:]) + "</div></section>\n")
-        file.write("</body>\n</html>\n")
-    return gone
+            page.shelf(shelf)
+    return page.gone
 
 
 def check_page(path: Path, *, option: str) -> None:
@@ -94,24 +152,34 @@ def check_page(path: Path, *, option: str) -> None:
     check_output(path, lambda file: GENERATOR.encode() in head_of(file), option=option)
 
 
-def _head(title: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+def _head(title: str, style: str, script: str) -> str:
+    scripts = f"script-src {_hash_of(script)}; " if script else ""
+    policy = f"default-src 'none'; {scripts}img-src data:; style-src {_hash_of(style)}"
+    policy += "; base-uri 'none'; form-action 'none'"
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{GENERATOR}\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n"
+        f"<title>{html(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n"
     )
+
+
+def _hash_of(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 def _figure(picture: Picture) -> str:
     name = html(picture.path)
     shown = '<div class="gone">no picture</div>'
     try:
-        small = base64.b64encode(picture.stored or thumbnail(picture.path)).decode()
-        shown = f'<img loading="lazy" alt="{name}" title="{name}" src="data:image/jpeg;base64,{small}">'
+        small = base64.b64encode(thumbnail(picture.path) if picture.stored is None else picture.stored).decode()
+        if small:
+            shown = f'<img loading="lazy" alt="{name}" title="{name}" src="data:image/jpeg;base64,{small}">'
     except BadImageError:
         pass
     lines = "".join(f"<span>{html(line)}</span>" for line in picture.lines)
-    return f'<figure>{shown}<figcaption>{lines}<span class="name">{name}</span></figcaption></figure>'
+    kind, verdict = {None: ("", ""), True: (' class="right"', "✓ right"), False: (' class="wrong"', "✗ wrong")}[
+        picture.is_right
+    ]
+    lines = f"<span>{verdict}</span>{lines}" if verdict else lines
+    return f'<figure{kind}>{shown}<figcaption>{lines}<span class="name">{name}</span></figcaption></figure>'

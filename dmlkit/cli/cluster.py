@@ -1,0 +1,103 @@
+"""``dmlkit cluster``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dmlkit.cli.options import Debug, RunDevice, RunSplit, SetDataset, SourcePath
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.embedding.groups.clusters import Clusters
+
+app = typer.Typer()
+MOST_SHOWN = 15  # clusters in the terminal
+
+
+@app.command(
+    epilog="Examples:  dmlkit cluster embeddings/photos --clusters 50 --html page.html    "
+    "dmlkit cluster runs/demo --threshold 0.7    dmlkit cluster runs/demo --method hdbscan --csv clusters.csv"
+)
+def cluster(
+    source: SourcePath,
+    clusters: Annotated[int | None, typer.Option(help="How many.", show_default=False)] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Least similarity of two in a cluster; of hdbscan, of what stays whole.", show_default=False),
+    ] = None,
+    method: Annotated[
+        Literal["kmeans", "agglomerative", "hdbscan"] | None,
+        typer.Option(help="By default kmeans with --clusters, agglomerative with --threshold.", show_default=False),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="CSV file to write every image to.", show_default=False)] = None,
+    html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
+    split: RunSplit = None,
+    overrides: SetDataset = None,
+    device: RunDevice = None,
+    debug: Debug = False,
+) -> None:
+    """Group images by what the model takes for alike, with the medoid of each group."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.progress import image_progress
+    from dmlkit.embedding.groups.clusters import CLUSTER_COLUMNS
+    from dmlkit.embedding.groups.clusters import cluster as find_clusters
+    from dmlkit.embedding.groups.collection import collection_at
+    from dmlkit.embedding.questions.page import check_page
+    from dmlkit.embedding.questions.table import check_table
+
+    if csv is not None:
+        check_table(csv, CLUSTER_COLUMNS, option="--csv")
+    if html is not None:
+        check_page(html, option="--html")
+    console = Console()
+    with image_progress(console, "embedding") as progress:
+        collection = collection_at(source, split=split, overrides=overrides or [], device=device, progress=progress)
+    with image_progress(console, "clustering", len(collection)) as progress:
+        found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
+    print_clusters(found, console)
+    if collection.skipped:
+        told = counted(len(collection.skipped), "image", "images")
+        say(console, f"{told} could not be read: {collection.skipped[0]}")
+    if csv is not None:
+        found.write(csv)
+        say(console, f"wrote {csv}")
+    if html is not None:
+        from dmlkit.cli.search import tell_page
+        from dmlkit.embedding.questions.page import write_page
+
+        title, notes = f"clusters of {source}", [summary_of(found), "The first picture of a row is the medoid."]
+        gone = write_page(html, title, notes, found.shelves(), rows="clusters")
+        tell_page(html, gone, len(found.members), console, rows="clusters")
+
+
+def print_clusters(found: "Clusters", console: "Console") -> None:
+    """The largest clusters, and how they agree with labels."""
+    from dmlkit.cli.console import print_table, say
+
+    rows = [["cluster", "images", "label", "of them", "path"]]
+    for number, (members, most) in enumerate(zip(found.members, found.majorities(), strict=True), start=1):
+        if number > MOST_SHOWN:
+            break
+        label, share = ("", "") if most is None else (most[0], f"{most[1] / len(members):.0%}")
+        rows.append([str(number), str(len(members)), label, share, found.collection.paths[int(members[0])]])
+    print_table(rows, console, f"clusters of {found.collection.source}, each with its medoid")
+    if len(found.members) > MOST_SHOWN:
+        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE tell of all")
+    say(console, summary_of(found))
+
+
+def summary_of(found: "Clusters") -> str:
+    """All clusters in a line."""
+    from dmlkit.cli.console import counted
+
+    line = (
+        f"{counted(len(found.collection), 'image', 'images')} in {counted(len(found.members), 'cluster', 'clusters')}"
+    )
+    if found.noise:
+        line += f", {found.noise} in none"
+    purity, nmi = found.purity(), found.nmi()
+    return line if purity is None or nmi is None else f"{line}: purity {purity:.4f}, nmi {nmi:.4f}"

@@ -1,0 +1,125 @@
+"""``dmlkit duplicates``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import Debug, RunDevice, RunSplit, SetDataset, SourcePath
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.embedding.groups.duplicates import DuplicateGroups, Matches
+
+app = typer.Typer()
+MOST_SHOWN = 10  # groups or pairs in the terminal
+
+
+@app.command(
+    epilog="Examples:  dmlkit duplicates embeddings/photos --threshold 0.95 --html page.html    "
+    "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95 --csv pairs.csv"
+)
+def duplicates(
+    source: SourcePath,
+    threshold: Annotated[
+        float,
+        typer.Option(
+            help="Least similarity of two near-duplicates: a cosine, or a negative distance.", show_default=False
+        ),
+    ],
+    other: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN|EMBEDDINGS]", help="Look for what is in both instead; of the same model.", show_default=False
+        ),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="CSV file to write all of them to.", show_default=False)] = None,
+    html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
+    split: RunSplit = None,
+    overrides: SetDataset = None,
+    device: RunDevice = None,
+    debug: Debug = False,
+) -> None:
+    """Find near-duplicates: groups in which every two are alike, or pairs of two sources."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.progress import image_progress
+    from dmlkit.embedding.groups.collection import collection_at
+    from dmlkit.embedding.groups.duplicates import GROUP_COLUMNS, MATCH_COLUMNS, duplicate_groups, matches
+    from dmlkit.embedding.questions.page import check_page
+    from dmlkit.embedding.questions.table import check_table
+
+    if csv is not None:
+        check_table(csv, GROUP_COLUMNS if other is None else MATCH_COLUMNS, option="--csv")
+    if html is not None:
+        check_page(html, option="--html")
+    console = Console()
+    with image_progress(console, "embedding") as progress:
+        ours = collection_at(source, split=split, overrides=overrides or [], device=device, progress=progress)
+    if other is None:
+        found = duplicate_groups(ours, threshold)
+        print_groups(found, console)
+    else:
+        with image_progress(console, "embedding") as progress:
+            theirs = collection_at(other, split=split, overrides=overrides or [], device=device, progress=progress)
+        found = matches(ours, theirs, threshold)
+        print_matches(found, console)
+    if ours.skipped:
+        say(console, f"{counted(len(ours.skipped), 'image', 'images')} could not be read: {ours.skipped[0]}")
+    if csv is not None:
+        found.write(csv)
+        say(console, f"wrote {csv}")
+    if html is not None:
+        from dmlkit.cli.search import tell_page
+        from dmlkit.embedding.questions.page import write_page
+
+        title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
+        notes = [f"as alike as {threshold:g} by {ours.description.similarity.replace('_', ' ')}"]
+        tell_page(html, write_page(html, title, notes, found.shelves()), found.shelf_count, console, rows="rows")
+
+
+def print_groups(found: "DuplicateGroups", console: "Console") -> None:
+    """The largest groups, and what is worth knowing of all."""
+    from dmlkit.cli.console import counted, print_table, say
+
+    collection, least = found.collection, found.least()
+    rows = [["images", "least alike", "labels", "path"]]
+    for group in found.groups[:MOST_SHOWN]:
+        labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
+        first = int(group[0])
+        alike = float(least[group].min())
+        rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), collection.paths[first]])
+    if found.groups:
+        print_table(rows, console, f"near-duplicates in {collection.source}")
+    groups = counted(len(found.groups), "group", "groups")
+    say(
+        console,
+        f"{counted(len(collection), 'image', 'images')}: {groups} of near-duplicates hold {found.images} of them",
+    )
+    if len(found.groups) > MOST_SHOWN:
+        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE tell of all")
+    if found.mixed:
+        say(console, f"note: {counted(found.mixed, 'group holds', 'groups hold')} several labels")
+    if found.loose:
+        told = counted(found.loose, "pair as alike lies", "pairs as alike lie")
+        say(console, f"note: {told} between groups: links of chains, whose ends are less alike")
+
+
+def print_matches(found: "Matches", console: "Console") -> None:
+    """The most alike pairs, and how many images have one."""
+    from dmlkit.cli.console import counted, print_table, say
+
+    best = found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist()
+    rows = [["similarity", "a", "b"]]
+    for place in best:
+        path, _, other_path, _, similarity = found.row(place)
+        rows.append([f"{float(similarity):.4f}", path, other_path])
+    if best:
+        print_table(rows, console, f"near-duplicates of a, {found.one.source}, in b, {found.other.source}")
+    one, other = found.images
+    pairs = counted(len(found.pairs.first), "pair", "pairs")
+    say(console, f"{pairs} of near-duplicates: {one} of {len(found.one)} images, and {other} of {len(found.other)}")
+    if len(found.pairs.first) > MOST_SHOWN:
+        say(console, f"the most alike {MOST_SHOWN} are shown; --csv FILE and --html FILE tell of all")

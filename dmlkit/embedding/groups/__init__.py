@@ -1,0 +1,1 @@
+"""Which images belong together: near-duplicates, and clusters."""

@@ -1,0 +1,186 @@
+"""Near-duplicates within a collection or between two: what ``dmlkit duplicates`` finds."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.groups.collection import Collection
+from dmlkit.embedding.groups.complete_linkage import complete_groups
+from dmlkit.embedding.groups.near_pairs import NearPairs, near_pairs
+from dmlkit.embedding.questions.page import Picture, Shelf
+from dmlkit.embedding.questions.table import write_table
+from dmlkit.embedding.same_model import check_same_model
+from dmlkit.errors import UserError
+
+GROUP_COLUMNS = ("group", "path", "label", "least_similarity")
+MATCH_COLUMNS = ("path", "label", "other_path", "other_label", "similarity")
+MOST_PICTURES = 24  # of a row of a page
+
+
+@dataclass(frozen=True)
+class DuplicateGroups:
+    """Groups of images in which every two are as alike as a threshold, the largest first.
+
+    Args:
+        collection: whose.
+        pairs: all that are as alike.
+        groups: rows of each.
+    """
+
+    collection: Collection
+    pairs: NearPairs
+    groups: Sequence[Tensor]
+
+    @cached_property
+    def group_of(self) -> Tensor:
+        """The group of each image, (N,) int64; -1 where it is in none."""
+        found = torch.full((len(self.collection),), -1)
+        for number, rows in enumerate(self.groups):
+            found[rows] = number
+        return found
+
+    @property
+    def shelf_count(self) -> int:
+        """Rows of a page."""
+        return len(self.groups)
+
+    @property
+    def images(self) -> int:
+        """How many are in a group."""
+        return int((self.group_of >= 0).sum())
+
+    @property
+    def loose(self) -> int:
+        """Pairs as alike that are in no group together: links of chains, whose ends are unlike."""
+        return len(self.pairs.first) - int(self._is_within().sum())
+
+    @property
+    def mixed(self) -> int:
+        """How many groups hold images of several labels."""
+        labels = self.collection.labels
+        return sum(len({labels[row] for row in rows.tolist()} - {None}) > 1 for rows in self.groups)
+
+    def least(self) -> Tensor:
+        """The similarity of each image to the least alike of its group, (N,) float64; infinite outside groups."""
+        found = torch.full((len(self.collection),), torch.inf, dtype=torch.float64)
+        within = self._is_within()
+        for ends in (self.pairs.first, self.pairs.second):
+            found.scatter_reduce_(0, ends[within], self.pairs.similarities[within], "amin")
+        return found
+
+    def write(self, path: Path) -> None:
+        """Write a CSV table: one row an image, groups one after the other."""
+        paths, labels, least = self.collection.paths, self.collection.labels, self.least()
+        rows = (
+            (number, paths[row], labels[row] or "", f"{float(least[row]):.9g}")
+            for number, group in enumerate(self.groups, start=1)
+            for row in group.tolist()
+        )
+        write_table(path, GROUP_COLUMNS, rows)
+
+    def shelves(self) -> Iterator[Shelf]:
+        """A row of pictures for each group."""
+        least = self.least()
+        for number, group in enumerate(self.groups, start=1):
+            told = f"group {number}, {len(group)} images"
+            rows = group[:MOST_PICTURES].tolist()
+            pictures = [picture_of(self.collection, row, [f"at least {float(least[row]):.4f}"]) for row in rows]
+            first = picture_of(self.collection, rows[0], [told])
+            yield Shelf(first, pictures[1:])
+
+    def _is_within(self) -> Tensor:
+        one, other = self.group_of[self.pairs.first], self.group_of[self.pairs.second]
+        return (one == other) & (one >= 0)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Pairs of one image of each of two collections that are as alike as a threshold.
+
+    Args:
+        one, other: the collections.
+        pairs: rows of both.
+    """
+
+    one: Collection
+    other: Collection
+    pairs: NearPairs
+
+    @property
+    def shelf_count(self) -> int:
+        """Rows of a page."""
+        return self.images[0]
+
+    @property
+    def images(self) -> tuple[int, int]:
+        """How many images of either side have a near-duplicate on the other."""
+        return len(self.pairs.first.unique()), len(self.pairs.second.unique())
+
+    def write(self, path: Path) -> None:
+        """Write a CSV table, one row a pair."""
+        write_table(path, MATCH_COLUMNS, (self.row(place) for place in range(len(self.pairs.first))))
+
+    def row(self, place: int) -> tuple[str, str, str, str, str]:
+        """A pair as `MATCH_COLUMNS`."""
+        one, other = int(self.pairs.first[place]), int(self.pairs.second[place])
+        ours, theirs = self.one, self.other
+        similarity = f"{float(self.pairs.similarities[place]):.9g}"
+        return ours.paths[one], ours.labels[one] or "", theirs.paths[other], theirs.labels[other] or "", similarity
+
+    def shelves(self) -> Iterator[Shelf]:
+        """A row of pictures for each image of the first with a near-duplicate in the other, the most alike first."""
+        for row in self.pairs.first.unique().tolist():
+            places = (self.pairs.first == row).nonzero()[:, 0]
+            best = places[self.pairs.similarities[places].argsort(descending=True)][:MOST_PICTURES]
+            found = [
+                picture_of(self.other, int(self.pairs.second[place]), [f"{float(self.pairs.similarities[place]):.4f}"])
+                for place in best
+            ]
+            yield Shelf(picture_of(self.one, row, []), found)
+
+
+def duplicate_groups(collection: Collection, threshold: float) -> DuplicateGroups:
+    """The near-duplicates of a collection, by complete linkage; see `complete_groups`.
+
+    Raises:
+        UserError: the threshold is no similarity of the manifold, or see `near_pairs`.
+    """
+    check_reachable(collection, threshold)
+    pairs = near_pairs(collection.manifold, collection.points, None, threshold)
+    groups = complete_groups(pairs, len(collection))
+    return DuplicateGroups(collection, pairs, sorted(groups, key=len, reverse=True))
+
+
+def matches(one: Collection, other: Collection, threshold: float) -> Matches:
+    """The near-duplicates of two collections of the same model: every pair, since only those between them are asked.
+
+    Raises:
+        UserError: they are of two models, or see `duplicate_groups`.
+    """
+    check_same_model(other.description, other.source, one.description, one.source)
+    check_reachable(one, threshold)
+    return Matches(one, other, near_pairs(one.manifold, one.points, other.points, threshold))
+
+
+def check_reachable(collection: Collection, threshold: float) -> None:
+    """Refuse a threshold that no similarity reaches, and nan.
+
+    Raises:
+        UserError: as it says.
+    """
+    name = collection.description.similarity
+    highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
+    if not -torch.inf < threshold <= highest:
+        most = "a number" if highest == torch.inf else f"at most {highest:g}"
+        raise UserError(f"--threshold {threshold:g}: the similarity here is {name.replace('_', ' ')}; expected {most}")
+
+
+def picture_of(collection: Collection, row: int, lines: Sequence[str]) -> Picture:
+    """An image of a collection for a page, its label first."""
+    label = collection.labels[row]
+    told = [*([] if label is None else [label]), *lines]
+    return Picture(collection.paths[row], told, collection.picture(row) or b"")

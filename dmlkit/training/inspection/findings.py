@@ -1,0 +1,177 @@
+"""All that the page of ``dmlkit inspect`` tells, of a run or of a folder of embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.groups.collection import Collection, embedded_collection, stored_collection
+from dmlkit.embedding.groups.neighbors import neighbors_of
+from dmlkit.embedding.in_memory import Embeddings, ImageProgress
+from dmlkit.embedding.search import Gallery, Neighbors
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
+from dmlkit.evaluation.arrays import evaluate_folder
+from dmlkit.evaluation.evaluate import score_dataset
+from dmlkit.evaluation.mistakes.histograms import ScoreHistograms, score_histograms
+from dmlkit.evaluation.mistakes.suspects import NEIGHBORS
+from dmlkit.evaluation.report import Report
+from dmlkit.evaluation.result import Evaluation
+from dmlkit.geometry.plot import neighbor_plane, principal_plane
+from dmlkit.loading.cache import images_of_split
+from dmlkit.metrics.base import Points
+from dmlkit.recipe.file import dump_recipe
+from dmlkit.run_folder.documents import EpochRow, Metrics, Summary
+from dmlkit.run_folder.folder import RunFolder
+
+MOST_TSNE = 2500  # points: 15 s on one core, and growing with the square
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """What a run tells beside its embeddings.
+
+    Args:
+        recipe: as YAML.
+        rows: of ``metrics.jsonl``.
+        untouched: figures of the backbone before training on the same split, where they are known.
+        training: the training images.
+        nearest: the most alike training image of each image, (N, 1).
+    """
+
+    recipe: str
+    rows: Sequence[EpochRow]
+    untouched: Metrics | None
+    training: Collection
+    nearest: Neighbors
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is found in a collection.
+
+    Args:
+        collection: the images.
+        names: C class names.
+        labels: (N,) int64 into ``names``, -1 where an image has none.
+        neighbors: the nearest others of each image; None of a single image.
+        planes: (N, 2) coordinates of maps by name.
+        evaluation: with labels of at least two classes; else None.
+        report: of the evaluation.
+        rows: (Q,) int64, the image of each query of the evaluation.
+        histograms: of the similarities of pairs, where there are pairs of both kinds.
+        history: of a run.
+        notes: why something is missing.
+    """
+
+    collection: Collection
+    names: Sequence[str]
+    labels: Tensor
+    neighbors: Neighbors | None
+    planes: dict[str, Tensor]
+    evaluation: Evaluation | None = None
+    report: Report | None = None
+    rows: Tensor | None = None
+    histograms: ScoreHistograms | None = None
+    history: RunHistory | None = None
+    notes: tuple[str, ...] = ()
+
+
+def inspect(
+    source: Path,
+    *,
+    split: Split | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    progress: ImageProgress | None = None,
+) -> Inspection:
+    """Look at a folder of embeddings, or at a split of a run.
+
+    Args:
+        source: what ``dmlkit embed`` or ``dmlkit train`` wrote.
+        split: of a run, test by default.
+        overrides: ``key=value`` each, of a run's dataset, which may have moved.
+        device: of a run, see `start_fabric`.
+        progress: told of images.
+
+    Raises:
+        UserError: it is neither, or holds nothing, or an option is for runs alone.
+    """
+    if not (source / "manifest.json").exists():
+        return _inspect_run(source, split or "test", overrides, device or "auto", progress)
+    for name, value in (("--split", split), ("--set", " ".join(overrides)), ("--device", device)):
+        if value:
+            raise UserError(f"{name} {value}: {source} holds embeddings, which are made already; leave it out")
+    found = _look(stored_collection(source))
+    unlabelled = int((found.labels < 0).sum())
+    if unlabelled:
+        return replace(found, notes=(*found.notes, f"{unlabelled} of {len(found.labels)} images have no label"))
+    try:
+        report, evaluation = evaluate_folder(source)
+    except UserError as error:  # one class, or no two images of one
+        return replace(found, notes=(*found.notes, str(error)))
+    return replace(found, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
+
+
+def _inspect_run(
+    path: Path, split: Split, overrides: Sequence[str], device: str, progress: ImageProgress | None
+) -> Inspection:
+    fabric, run = start_fabric(device), RunFolder(path)
+    trained = load_model(run, fabric, overrides=overrides)
+    dataset = images_of_split(trained.recipe.dataset, split)
+    found = _look(embedded_collection(trained, fabric, dataset, f"{split} split of {path}", progress))
+    training = images_of_split(trained.recipe.dataset, "train")
+    others = embedded_collection(trained, fabric, training, f"train split of {path}", progress)
+    history = _history(run, trained, split, found.collection, others)
+    return _scored(replace(found, history=history), trained, split, path)
+
+
+def _history(
+    run: RunFolder, trained: TrainedModel, split: Split, images: Collection, training: Collection
+) -> RunHistory:
+    untouched = Summary.read(run.summary_path).untouched if run.summary_path.exists() else None
+    figures = None
+    if untouched is not None and split in ("test", "validation"):
+        figures = untouched.test if split == "test" else untouched.validation
+    nearest = Gallery(training.manifold, training.points).search(images.points, 1)
+    return RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, training, nearest)
+
+
+def _scored(found: Inspection, trained: TrainedModel, split: Split, path: Path) -> Inspection:
+    """With the metrics of the recipe, as ``dmlkit eval`` finds them."""
+    images = found.collection
+    dataset, ids = images.dataset, images.rows
+    assert dataset is not None and ids is not None
+    embeddings = Embeddings(images.points, dataset.labels[ids], ids, list(images.skipped))
+    try:
+        evaluation = score_dataset(embeddings, dataset, trained.model, trained.recipe.metrics)
+    except ValueError as error:
+        return replace(found, notes=(*found.notes, f"cannot evaluate the {split} split: {error}"))
+    queries = torch.arange(len(ids)) if dataset.query is None else dataset.query[ids].nonzero()[:, 0]
+    report = Report.of(evaluation, str(path), split, epoch=trained.epoch)
+    notes = found.notes
+    if dataset.query is not None:
+        notes = (*notes, "neighbours are searched among all images here; the figures are of queries and their gallery")
+    return replace(found, evaluation=evaluation, report=report, rows=queries[evaluation.scores.queries], notes=notes)
+
+
+@torch.no_grad()
+def _look(images: Collection) -> Inspection:
+    """What needs no evaluation."""
+    names, labels = images.class_codes()
+    manifold, points, notes = images.manifold, images.points, list[str]()
+    neighbors = neighbors_of(manifold, points, min(NEIGHBORS, len(points) - 1)) if len(points) > 1 else None
+    histograms = None
+    if len(names) and bool((labels >= 0).all()):
+        try:
+            histograms = score_histograms(Points(points, labels, manifold))
+        except ValueError as error:
+            notes.append(str(error))
+    planes = {"PCA": principal_plane(manifold, points)}
+    if 10 <= len(points) <= MOST_TSNE:
+        planes = {"t-SNE": neighbor_plane(manifold, points), **planes}
+    return Inspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))

@@ -1,0 +1,169 @@
+"""The page of ``dmlkit inspect``: one file that needs nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from dmlkit.embedding.questions.page import Page, open_page
+from dmlkit.files.escape import html
+from dmlkit.training.inspection.charts import Line, line_chart, steps
+from dmlkit.training.inspection.embedding_map import as_json, page_data
+from dmlkit.training.inspection.findings import Inspection
+from dmlkit.training.inspection.pictures import (
+    write_alike,
+    write_confusions,
+    write_leaks,
+    write_suspects,
+    write_worst,
+)
+
+HERE = Path(__file__).parent
+
+
+class Section(NamedTuple):
+    """A part of the page."""
+
+    anchor: str
+    heading: str
+    write: Callable[[Page, Inspection], None]
+    is_there: bool
+
+
+def write_inspection(found: Inspection, path: Path, title: str) -> int:
+    """Write the page, all or nothing.
+
+    Args:
+        found: what it tells.
+        path: the file.
+        title: of the page.
+
+    Returns:
+        How many pictures are placeholders or missing in the map, since their images are not where they were.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    data, missing = page_data(found)
+    sections = [section for section in sections_of(found) if section.is_there]
+    style, script = ((HERE / f"inspect.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    with open_page(path, title, style=style, script=script) as page:
+        links = "".join(f'<li><a href="#{one.anchor}">{html(one.heading)}</a></li>' for one in sections)
+        page.markup(f'<nav aria-label="sections"><ul>{links}</ul></nav>')
+        for section in sections:
+            page.markup(f'<section class="part" id="{section.anchor}"><h2>{html(section.heading)}</h2>')
+            section.write(page, found)
+            page.markup("</section>")
+        page.markup(f'<script type="application/json" id="data">{as_json(data)}</script>')
+    return page.gone + missing
+
+
+def sections_of(found: Inspection) -> list[Section]:
+    """All parts in their order, and whether there is something to tell."""
+    scored, history = found.evaluation is not None, found.history
+    labelled = found.neighbors is not None and len(found.names) > 1
+    has_curves = history is not None and bool(history.rows)
+    return [
+        Section("figures", "Figures", _write_figures, True),
+        Section("similarities", "Similarities of pairs", _write_histograms, found.histograms is not None),
+        Section("worst", "Worst queries", write_worst, scored),
+        Section("confused", "Confused classes", write_confusions, scored),
+        Section("classes", "Classes", _write_classes, scored),
+        Section("suspects", "Suspected wrong labels", write_suspects, labelled),
+        Section("alike", "Alike across labels", write_alike, labelled),
+        Section("leaks", "Alike across splits", write_leaks, history is not None),
+        Section("map", "Map", _write_map, True),
+        Section("training", "Training", _write_curves, has_curves),
+        Section("recipe", "Recipe", _write_recipe, history is not None),
+    ]
+
+
+def _write_figures(page: Page, found: Inspection) -> None:
+    images = found.collection
+    told = f"{len(images):,} images of {len(found.names):,} classes, {images.source}; similarity: "
+    page.text(told + images.description.similarity.replace("_", " "))
+    if found.report is not None and found.evaluation is not None:
+        untouched = found.history.untouched if found.history else None
+        head = ["metric", "value", "95 % interval", *(["untouched backbone"] if untouched else []), "definition"]
+        rows: list[list[str]] = []
+        for name, value in found.report.metrics.items():
+            interval = found.report.intervals.get(name)
+            row = [name, f"{value:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]
+            row += [f"{untouched[name]:.4f}" if name in untouched else ""] if untouched else []
+            rows.append([*row, found.evaluation.scores.definitions[name]])
+        page.markup(table(head, rows))
+    notes = [*found.notes, *(found.report.notes if found.report else ())]
+    if images.skipped:
+        notes.append(f"{len(images.skipped)} images could not be read: {images.skipped[0]}")
+    for note in notes:
+        page.text(f"Note: {note}")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table as HTML; it scrolls where the screen is narrow.
+
+    Example:
+        >>> table(["class"], [["<b>"]])
+        '<div class="wide"><table><tr><th>class</th></tr><tr><td>&lt;b&gt;</td></tr></table></div>'
+    """
+    lines = ["".join(f"<th>{html(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{html(cell)}</td>" for cell in row) for row in rows]
+    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+
+
+def _write_histograms(page: Page, found: Inspection) -> None:
+    counts = found.histograms
+    assert counts is not None
+    edges = counts.edges.tolist()
+    lines: list[Line] = []
+    for name, bins in (("same class", counts.same), ("different classes", counts.different)):
+        share = bins.double() / max(1, int(bins.sum()))
+        lines.append(steps(f"{name}: {int(bins.sum()):,} pairs", edges, share.tolist()))
+    name = found.collection.description.similarity.replace("_", " ")
+    page.markup(line_chart("Share of the pairs by their similarity", lines, x_name=name))
+    if counts.sampled < len(found.labels):
+        page.text(f"Pairs of different classes are of {counts.sampled:,} images drawn at random.")
+
+
+def _write_classes(page: Page, _: Inspection) -> None:
+    page.markup(
+        '<p><label>Filter <input id="filter" type="search" autocomplete="off"></label> '
+        '<span id="shown" role="status"></span></p><div class="wide"><table id="class-table"></table></div>'
+        '<p><button id="more" type="button">Show more</button></p>'
+    )
+
+
+def _write_map(page: Page, found: Inspection) -> None:
+    choices = "".join(f"<option>{html(name)}</option>" for name in found.planes)
+    page.markup(
+        f'<p class="tools"><label>Plane <select id="plane">{choices}</select></label> '
+        '<label>Highlight class <input id="highlight" type="search" autocomplete="off"></label> '
+        '<button id="closer" type="button" aria-label="zoom in">+</button> '
+        '<button id="farther" type="button" aria-label="zoom out">&minus;</button> '
+        '<button id="whole" type="button">Reset</button></p>'
+        '<canvas id="embedding-map" tabindex="0" role="application" aria-describedby="map-help" '
+        'aria-label="Map of all images"></canvas>'
+        '<p id="map-help">Every dot is an image, its colour its class. Wheel or + and &minus; zoom, dragging or arrows '
+        "move, 0 resets; the image under the pointer, or nearest to the middle, is told below.</p>"
+        '<div id="under" role="status"></div>'
+    )
+
+
+def _write_curves(page: Page, found: Inspection) -> None:
+    assert found.history is not None
+    rows = found.history.rows
+    epochs = [float(row.epoch) for row in rows]
+    page.markup(line_chart("Training loss", [Line("loss", epochs, [row.loss for row in rows])], x_name="epoch"))
+    validated = [(float(row.epoch), row.validation) for row in rows if row.validation]
+    names = list(validated[0][1]) if validated else []
+    lines = [
+        Line(name, [epoch for epoch, _ in validated], [figures.get(name, float("nan")) for _, figures in validated])
+        for name in names
+    ]
+    if lines:
+        page.markup(line_chart("Metrics on validation classes", lines, x_name="epoch"))
+
+
+def _write_recipe(page: Page, found: Inspection) -> None:
+    assert found.history is not None
+    lines = "\n".join(html(line) for line in found.history.recipe.splitlines())
+    page.markup(f"<details><summary>All keys</summary><pre>{lines}</pre></details>")

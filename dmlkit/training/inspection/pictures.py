@@ -1,0 +1,132 @@
+"""The parts of the page that show images."""
+
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.groups.collection import Collection
+from dmlkit.embedding.questions.page import Page, Picture, Shelf
+from dmlkit.evaluation.breakdown import Confusion, confusions
+from dmlkit.evaluation.mistakes.alike import alike_across_labels, worst_queries
+from dmlkit.evaluation.mistakes.suspects import NEIGHBORS, PLANTED, planted_precision, suspects
+from dmlkit.files.escape import html
+from dmlkit.training.inspection.findings import Inspection
+
+WORST, CONFUSED, SUSPECTS, PAIRS = 20, 10, 30, 24
+"""How many of each: with their neighbours about 600 pictures, 4 MB."""
+NEIGHBORS_SHOWN = 8
+SIDE_BY_SIDE = 4  # images of each of two confused classes
+
+
+def picture(images: Collection, row: int, *lines: str, is_right: bool | None = None) -> Picture:
+    """An image with its label and more lines."""
+    label = images.labels[row]
+    told = [*([] if label is None else [label]), *lines]
+    return Picture(images.short_paths[row], told, images.picture(row) or b"", is_right)
+
+
+def write_worst(page: Page, found: Inspection) -> None:
+    """The queries with the least of the last metric, and their nearest."""
+    evaluation, rows, neighbors, images = found.evaluation, found.rows, found.neighbors, found.collection
+    assert evaluation is not None and rows is not None and neighbors is not None
+    if not evaluation.scores.per_query:
+        page.text("None of the metrics is made of single queries.")
+        return
+    name, values = list(evaluation.scores.per_query.items())[-1]
+    is_wrong = found.labels[neighbors.indices[rows]] != found.labels[rows, None]
+    wrong = neighbors.similarities[rows].double().masked_fill(~is_wrong, -torch.inf).amax(1)
+    page.text(f"The least {name}, of equals the most alike wrong image first; at most two of a class.")
+    for position in worst_queries(values, found.labels[rows], wrong, WORST).tolist():
+        row = int(rows[position])
+        nearest = [
+            picture(images, other, f"{rank}.  {similarity:.4f}", is_right=images.labels[other] == images.labels[row])
+            for rank, other, similarity in _nearest(found, row)
+        ]
+        page.shelf(Shelf(picture(images, row, f"{name} {float(values[position]):.4f}"), nearest))
+
+
+def write_confusions(page: Page, found: Inspection) -> None:
+    """Pairs of classes with the most queries of the one whose nearest is of the other, side by side."""
+    evaluation = found.evaluation
+    assert evaluation is not None
+    pairs = confusions(evaluation.labels, evaluation.nearest_labels)[:CONFUSED] if evaluation.scores.per_query else []
+    if not pairs:
+        page.text("No query's nearest is of another class.")
+    numbers = {name: number for number, name in enumerate(found.names)}
+    for pair in pairs:
+        names = [evaluation.class_names[label] for label in (pair.label, pair.taken_for)]
+        told = f"{names[0]} taken for {names[1]} by {pair.queries} queries, {pair.share:.0%} of its own"
+        page.markup(f"<h3>{html(told)}</h3>")
+        sides = _sides(found, pair._replace(label=numbers[names[0]], taken_for=numbers[names[1]]))
+        shown = [page.figures([picture(found.collection, row) for row in side.tolist()]) for side in sides]
+        page.markup(f'<div class="sides"><div class="found">{shown[0]}</div><div class="found">{shown[1]}</div></div>')
+
+
+def _sides(found: Inspection, pair: Confusion) -> tuple[Tensor, Tensor]:
+    """Some confused images of one class, and what they were taken for."""
+    assert found.neighbors is not None
+    nearest, labels = found.neighbors.indices[:, 0], found.labels
+    confused = ((labels == pair.label) & (labels[nearest] == pair.taken_for)).nonzero()[:, 0]
+    ours = torch.cat([confused, (labels == pair.label).nonzero()[:, 0]])
+    theirs = torch.cat([nearest[confused[:SIDE_BY_SIDE]], (labels == pair.taken_for).nonzero()[:, 0]])
+    return _first_distinct(ours), _first_distinct(theirs)
+
+
+def _first_distinct(rows: Tensor) -> Tensor:
+    return torch.tensor(list(dict.fromkeys(rows.tolist()))[:SIDE_BY_SIDE], dtype=torch.int64)
+
+
+def write_suspects(page: Page, found: Inspection) -> None:
+    """Images whose nearest agree on another label, and how far such suspicion can be trusted here."""
+    neighbors, images = found.neighbors, found.collection
+    assert neighbors is not None
+    if bool((found.labels < 0).any()):
+        page.text("Some images have no label, so nothing is suspected.")
+        return
+    suspected = suspects(found.labels, neighbors.indices)
+    precision, k = planted_precision(found.labels, neighbors.indices), neighbors.indices.shape[1]
+    page.text(
+        f"{len(suspected.rows):,} images whose {k} nearest agree on another label more than on their own; the most "
+        f"suspect first. Expected precision {precision:.2f}: where {PLANTED:.0%} of the labels here are made wrong, "
+        "that share of as many suspects are those; labels that are wrong already count against it."
+    )
+    for place, row in enumerate(suspected.rows[:SUSPECTS].tolist()):
+        name = found.names[int(suspected.suggested[place])]
+        told = f"{int(suspected.agreeing[place])} of {k} nearest: {name}"
+        nearest = [picture(images, other, f"{similarity:.4f}") for _, other, similarity in _nearest(found, row)]
+        page.shelf(Shelf(picture(images, row, told), nearest))
+
+
+def write_alike(page: Page, found: Inspection) -> None:
+    """The most alike pairs of two labels: near-duplicates among them have a wrong label, or two."""
+    assert found.neighbors is not None
+    pairs = alike_across_labels(found.labels, found.neighbors, PAIRS)
+    page.text(f"The most alike pairs of two labels, among the {NEIGHBORS} nearest of each image.")
+    _write_pairs(page, found.collection, found.collection, *pairs)
+
+
+def write_leaks(page: Page, found: Inspection) -> None:
+    """The images that are most like a training image."""
+    history = found.history
+    assert history is not None
+    nearest = history.nearest
+    rows = nearest.similarities[:, 0].argsort(descending=True, stable=True)[:PAIRS]
+    page.text("The most alike pairs of an image here and one that was trained on. `dmlkit duplicates` tells all.")
+    _write_pairs(
+        page, found.collection, history.training, rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
+    )
+
+
+def _write_pairs(page: Page, one: Collection, other: Collection, first: Tensor, second: Tensor, alike: Tensor) -> None:
+    page.markup('<div class="pairs">')
+    for ours, theirs, similarity in zip(first.tolist(), second.tolist(), alike.tolist(), strict=True):
+        shown = page.figures([picture(one, ours, f"{similarity:.4f}"), picture(other, theirs)])
+        page.markup(f'<div class="found">{shown}</div>')
+    page.markup("</div>")
+
+
+def _nearest(found: Inspection, row: int) -> list[tuple[int, int, float]]:
+    """Rank, row and similarity of the nearest of an image."""
+    assert found.neighbors is not None
+    indices = found.neighbors.indices[row, :NEIGHBORS_SHOWN].tolist()
+    similarities = (found.neighbors.similarities[row, :NEIGHBORS_SHOWN] + 0.0).tolist()
+    return [(rank, *pair) for rank, pair in enumerate(zip(indices, similarities, strict=True), start=1)]

@@ -1,0 +1,145 @@
+"""`dmlkit duplicates` and `data check --model`: groups, pairs, tables, pages, and what is refused."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
+from tests.embedding.stored import embeddings_at
+
+Cli = Callable[..., Result]
+HURTS = "<b>\"'\n\u202eevil\U0001f600"
+
+
+def turned(*degrees: float) -> np.ndarray:
+    """Unit vectors in 8 dimensions at some angles."""
+    points = np.zeros((len(degrees), 8), dtype=np.float32)
+    points[:, 0], points[:, 1] = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
+    return points
+
+
+def labelled(path: Path, labels: list[str | None]) -> Path:
+    rows = range(len(labels))
+    columns = {"id": list(rows), "path": [f"photos/{row}{HURTS}.jpg" for row in rows], "label": pa.array(labels, "str")}
+    parquet.write_table(pa.table(columns), path / "items.parquet")
+    return path
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp_path: Path):
+    # 0, 1 and 2 are alike, 4 and 5 too; 6 is a link from 5 to 7, which is not like 5
+    source = labelled(embeddings_at(tmp_path / "e", turned(0, 1, 2, 40, 80, 81, 89, 97)), ["a", "a", "b", *"cdefg"])
+    table, page = tmp_path / "groups.csv", tmp_path / "page.html"
+    result = dmlkit("duplicates", source, "--threshold", np.cos(np.deg2rad(8.5)), "--csv", table, "--html", page)
+    assert result.code == 0, result.err
+    assert "8 images: 3 groups of near-duplicates hold 7 of them" in result.out
+    assert "note: 3 groups hold several labels" in result.out
+    assert "note: 1 pair as alike lies between groups: links of chains" in result.out
+    assert "note: 7 pictures are placeholders" in result.out
+    rows = read(table)
+    assert [(row["group"], row["path"].split("<")[0]) for row in rows] == [
+        *(("1", f"photos/{row}") for row in (0, 1, 2)),
+        *(("2", f"photos/{row}") for row in (4, 5)),
+        *(("3", f"photos/{row}") for row in (6, 7)),
+    ]
+    least = [float(row["least_similarity"]) for row in rows]
+    assert least == pytest.approx(np.cos(np.deg2rad([2, 1, 2, 1, 1, 8, 8])).tolist(), abs=1e-6)
+    text = page.read_text(encoding="utf-8")
+    assert "<b>" not in text and "\u202e" not in text and text.count("<section ") == 3
+
+
+def test_pairs_of_two_folders(dmlkit: Cli, tmp_path: Path):
+    one = embeddings_at(tmp_path / "one", turned(0, 1, 50, 90))
+    other = embeddings_at(tmp_path / "other", turned(1.5, 120, 91))
+    result = dmlkit(
+        "duplicates", one, other, "--threshold", 0.999, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html"
+    )
+    assert result.code == 0, result.err
+    assert "3 pairs of near-duplicates: 3 of 4 images, and 2 of 3" in result.out
+    found = [(row["path"], row["other_path"], round(float(row["similarity"]), 6)) for row in read(tmp_path / "x.csv")]
+    cosines = [round(float(np.cos(np.deg2rad(angle))), 6) for angle in (1.5, 0.5, 1)]
+    assert found == [
+        ("photos/0.jpg", "photos/0.jpg", cosines[0]),
+        ("photos/1.jpg", "photos/0.jpg", cosines[1]),
+        ("photos/3.jpg", "photos/2.jpg", cosines[2]),
+    ]
+
+
+def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
+    source = embeddings_at(tmp_path / "e", turned(0, 90))
+    result = dmlkit(
+        "duplicates", source, "--threshold", 0.9, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html"
+    )
+    assert result.code == 0 and "0 groups of near-duplicates hold 0 of them" in result.out
+    assert read(tmp_path / "x.csv") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["{e}", "--threshold", "1.5"], "--threshold 1.5: the similarity here is cosine; expected at most 1"),
+        (["{e}", "--threshold", "nan"], "--threshold nan: the similarity here is cosine; expected at most 1"),
+        (["{e}", "--threshold", "0.9", "--split", "test"], "holds embeddings, which are made already"),
+        (["{e}", "--threshold", "0.9", "--device", "cpu"], "holds embeddings, which are made already"),
+        (["{e}", "--threshold", "0.9", "--csv", "{folder}"], "is a folder; expected the name of a file"),
+        (["{e}", "--threshold", "0.9", "--html", "{foreign}"], "nothing tells that this command has written it"),
+        (["{e}", "{model}", "--threshold", "0.9"], "embeddings of another model"),
+        (["{nan}", "--threshold", "0.9"], "its embedding has nan or inf"),
+        (["{empty}", "--threshold", "0.9"], "holds no embeddings"),
+        (["{gone}", "--threshold", "0.9"], "no such folder; expected one that train or embed wrote"),
+        (["{folder}", "--threshold", "0.9"], "no run here"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], told: str):
+    places = {"{folder}": tmp_path, "{foreign}": tmp_path / "notes.html", "{gone}": tmp_path / "gone"}
+    places["{e}"] = embeddings_at(tmp_path / "e", turned(0, 1))
+    places["{nan}"] = embeddings_at(tmp_path / "nan", turned(0, np.nan))
+    places["{empty}"] = embeddings_at(tmp_path / "empty", turned())
+    other = {"fingerprint": "0" * 64, "checkpoint": "best", "epoch": 1, "backbone": {"name": "small_cnn"}}
+    places["{model}"] = embeddings_at(tmp_path / "model", turned(0, 1), model=other)
+    places["{foreign}"].write_text("mine")
+    result = dmlkit("duplicates", *(places.get(word, word) for word in words))
+    assert result.code == 2 and result.err.startswith("error: ") and told in result.err
+    assert "Traceback" not in result.err and places["{foreign}"].read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from dmlkit.training import train
+
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
+    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    return folder / "run"
+
+
+def test_a_run_embeds_its_split_and_shows_what_it_renders(run: Path, dmlkit: Cli, tmp_path: Path):
+    result = dmlkit("duplicates", run, "--threshold", 0.9, "--html", tmp_path / "x.html", "--device", "cpu")
+    assert result.code == 0, result.err
+    assert "placeholder" not in result.out and "data:image/jpeg" in (tmp_path / "x.html").read_text()
+
+
+def test_data_check_tells_leaks_between_splits(run: Path, dmlkit: Cli, tmp_path: Path):
+    rows = ["path,label,split"]
+    for label, split in enumerate(("train", "train", "test", "test")):
+        for index in range(3):
+            trees.photo(tmp_path / "photos" / str(label) / f"{index}.png", 40 * label + 9 * index, (40, 40))
+            rows.append(f"photos/{label}/{index}.png,{label},{split}")
+    trees.photo(tmp_path / "photos" / "3" / "2.png", 0, (41, 41))  # photo 0 of class 0, of another size
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    result = dmlkit("data", "check", tmp_path / "table.csv", "--model", run, "--threshold", 0.9999, "--device", "cpu")
+    assert result.code == 1, result.out + result.err
+    lines = [line for line in result.out.splitlines() if "near-duplicate in two splits" in line]
+    assert any("0/0.png" in line and "3/2.png" in line for line in lines)
+    alone = dmlkit("data", "check", tmp_path / "table.csv", "--model", run)
+    assert alone.code == 2 and "--model RUN and --threshold T go together" in alone.err

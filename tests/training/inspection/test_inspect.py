@@ -1,0 +1,186 @@
+"""`dmlkit inspect`: the page holds what is there, says what is not, and obeys no name."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.training.inspection import embedding_map, findings
+from dmlkit.training.inspection.findings import inspect
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
+from tests.embedding.groups.test_duplicates import HURTS, labelled, turned
+from tests.embedding.stored import embeddings_at
+
+Cli = Callable[..., Result]
+
+
+class Anchors(HTMLParser):
+    """The sections of a page, its scripts, and handlers in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self.scripts: list[dict[str, str | None]] = []
+        self.handlers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "section" and found.get("class") == "part":
+            self.parts.append(str(found["id"]))
+        if tag == "script":
+            self.scripts.append(found)
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+
+
+def read(path: Path) -> tuple[str, list[str], dict[str, Any]]:
+    """The page, its parts, and the data of its script."""
+    text = path.read_text(encoding="utf-8")
+    anchors = Anchors()
+    anchors.feed(text)
+    assert anchors.handlers == [] and [script.get("type") for script in anchors.scripts] == ["application/json", None]
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return text, anchors.parts, json.loads(data)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from dmlkit.training import train
+
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 2, workers: 0"))
+    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    return folder / "run"
+
+
+def test_a_run_has_every_part_and_the_figures_of_eval(run: Path, dmlkit: Cli, tmp_path: Path):
+    result = dmlkit("inspect", run, "-o", tmp_path / "x.html", "--device", "cpu")
+    assert result.code == 0, result.err
+    assert "missing" not in result.out
+    text, parts, data = read(tmp_path / "x.html")
+    assert parts == [
+        *("figures", "similarities", "worst", "confused", "classes", "suspects", "alike", "leaks", "map", "training"),
+        "recipe",
+    ]
+    report = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
+    for name, value in report["metrics"].items():
+        low, high = report["intervals"][name]
+        assert f"<td>{name}</td><td>{value:.4f}</td><td>{low:.4f} to {high:.4f}</td>" in text
+    assert len(data["classes"]["rows"]) == report["classes"] and data["classes"]["head"][0] == "class"
+    worst = report["worst_classes"][0]
+    assert data["classes"]["rows"][0][:2] == [worst["class"], worst["queries"]]
+    assert set(data["planes"]) == {"t-SNE", "PCA"} and len(data["pictures"]) == len(data["paths"])
+    again = dmlkit("inspect", run, "-o", tmp_path / "x.html", "--device", "cpu", "--split", "validation")
+    assert again.code == 0 and "validation split of" in (tmp_path / "x.html").read_text()
+
+
+def test_the_untouched_backbone_is_beside_where_it_is_known(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from dmlkit.training.inspection.page import write_inspection
+
+    summary = findings.Summary.read(run / "summary.json")
+    figures = {"validation": None, "test": {"map@r": 0.1234}, "difference": {}}
+    told = findings.Summary.model_validate({**summary.model_dump(), "untouched": figures})
+
+    def read_told(_: Path) -> findings.Summary:
+        return told
+
+    monkeypatch.setattr(findings.Summary, "read", read_told)
+    write_inspection(inspect(run, device="cpu"), tmp_path / "x.html", "x")
+    assert "<th>untouched backbone</th>" in (tmp_path / "x.html").read_text()
+    assert "<td>0.1234</td>" in (tmp_path / "x.html").read_text()
+
+
+def test_names_that_hurt_are_drawn_safely_and_lost_images_counted(dmlkit: Cli, tmp_path: Path):
+    hostile = [
+        "</script><script>alert(1)</script>",
+        f"{HURTS}<img src=x onerror=alert(1)>",
+        "\U0001f426 \u05e9\u05dc\u05d5\u05dd",
+    ]
+    points = np.concatenate([turned(0, 1, 2, 3), turned(40, 41, 42, 4), turned(80, 81, 82, 83)])
+    source = labelled(embeddings_at(tmp_path / "e", points), [name for name in hostile for _ in range(4)])
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    assert re.search(r"note: \d+ pictures are missing: no image is where it was", result.out)
+    text, parts, data = read(tmp_path / "x.html")
+    assert "leaks" not in parts and "suspects" in parts
+    assert "<img src=x" not in text and "alert(1)</script><" not in text and "\u202e" not in text
+    assert hostile[0] in data["names"] and data["pictures"] == {}
+    assert "script-src 'sha256-" in text and "default-src 'none'" in text
+
+
+def test_photos_are_in_the_page(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    source = embeddings_at(tmp_path / "e", turned(*range(0, 80, 10)))
+    paths = [str(tmp_path / "photos" / f"{row}.jpg") for row in range(8)]
+    for row, path in enumerate(paths[1:]):
+        trees.photo(Path(path), row)
+    table = {"id": list(range(8)), "path": paths, "label": ["a", "b"] * 4}
+    parquet.write_table(pa.table(table), source / "items.parquet")
+    monkeypatch.setattr(embedding_map, "MOST_PICTURES", 5)
+    monkeypatch.setattr(findings, "MOST_TSNE", 7)
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    text, _, data = read(tmp_path / "x.html")
+    assert 4 <= len(data["pictures"]) <= 5 and list(data["planes"]) == ["PCA"]
+    assert data["paths"] == [f"{row}.jpg" for row in range(8)]
+    assert "✓ right" in text and "✗ wrong" in text and "no picture" in text
+
+
+@pytest.mark.parametrize(
+    ("labels", "told", "parts"),
+    [
+        ([None] * 4, "4 of 4 images have no label", ["figures", "map"]),
+        (["a"] * 4, "one class", ["figures", "map"]),
+        (["a", "b", "c", None], "1 of 4 images have no label", ["figures", "suspects", "alike", "map"]),
+        (["a", "b", "c", "d"], "no query has another item of its class", ["figures", "suspects", "alike", "map"]),
+        (["a"], "one class", ["figures", "map"]),
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str | None], told: str, parts: list[str]):
+    source = labelled(embeddings_at(tmp_path / "e", turned(*range(len(labels)))), labels)
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    assert told in " ".join(result.out.split())
+    assert read(tmp_path / "x.html")[1] == parts
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["{e}", "-o", "{folder}"], "is a folder; expected the name of a file"),
+        (["{e}", "-o", "{foreign}"], "nothing tells that this command has written it"),
+        (["{e}", "-o", "{gone}/x.html"], "cannot write this file"),
+        (["{e}", "-o", "{new}", "--split", "test"], "holds embeddings, which are made already"),
+        (["{e}", "-o", "{new}", "--set", "dataset.root=x"], "holds embeddings, which are made already"),
+        (["{nan}", "-o", "{new}"], "its embedding has nan or inf"),
+        (["{folder}", "-o", "{new}"], "no run here"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], told: str):
+    places = {"{folder}": tmp_path, "{foreign}": tmp_path / "notes.html", "{new}": tmp_path / "x.html"}
+    places["{e}"] = embeddings_at(tmp_path / "e", turned(0, 1))
+    places["{nan}"] = embeddings_at(tmp_path / "nan", turned(0, np.nan))
+    places["{gone}/x.html"] = tmp_path / "gone" / "x.html"
+    places["{foreign}"].write_text("mine")
+    result = dmlkit("inspect", *(places.get(word, word) for word in words))
+    assert result.code == 2 and result.err.startswith("error: ") and told in result.err
+    assert not (tmp_path / "x.html").exists() and places["{foreign}"].read_text() == "mine"
+
+
+def test_a_map_of_60_000_images_stays_small(tmp_path: Path):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(12_000, (60_000,), generator=generator).tolist()
+    points = torch.nn.functional.normalize(torch.randn(60_000, 8, generator=generator), dim=1)
+    plane = embedding_map.on_grid(points[:, :2])
+    data = {"planes": {"PCA": plane}, "labels": labels, "paths": ["photos/some_product_name/0123456789.jpg"] * 60_000}
+    thumbnails = embedding_map.MOST_PICTURES * 4096  # of 64 pixels, as base64
+    assert len(embedding_map.as_json(data)) + thumbnails + 700 * 10_000 < 25e6
