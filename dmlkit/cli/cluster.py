@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Debug, RunDevice, RunSplit, SetDataset, SourcePath
+from dmlkit.cli.options import Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +36,7 @@ def cluster(
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Group images by what the model takes for alike, with the medoid of each group."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, RunDevice, RunSplit, SetDataset, SourcePath
+from dmlkit.cli.options import Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +39,7 @@ def duplicates(
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Find near-duplicates: groups in which every two are alike, or pairs of two sources."""

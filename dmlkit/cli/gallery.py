@@ -214,9 +214,6 @@ def index(
     found, console = index_gallery(gallery, kind, recall), Console()
     how = f"{found.index.nprobes} parts and {found.index.candidates} candidates a neighbour"
     say(console, f"{kind}: built in {found.build_seconds:.1f} s; a search looks at {how}")
-    say(
-        console,
-        f"recall {found.index.recall:.4f} of the 10 nearest, on {found.queries} images of the gallery, each without "
-        "itself",
-    )
+    asked = f"{found.queries} images of the gallery, each without itself"
+    say(console, f"recall {found.index.recall:.4f} of the 10 nearest, on {asked}")
     say(console, f"{found.milliseconds:.3f} ms a query; exact {found.exact_milliseconds:.3f} ms")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, RunDevice, RunSplit, SetDataset, SourcePath
+from dmlkit.cli.options import Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath
 
 app = typer.Typer()
 
@@ -17,6 +17,7 @@ def inspect(
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Show what a model gets right and wrong, and doubtful labels, in one page that opens anywhere."""
@@ -32,7 +33,7 @@ def inspect(
     console = Console()
     with image_progress(console, "embedding") as progress:
         found = look_at(source, split=split, overrides=overrides or [], device=device, progress=progress)
-    gone = write_inspection(found, output, f"Inspection of {source}")
+    gone = write_inspection(found, output, f"ModelInspection of {source}")
     for note in found.notes:
         say(console, f"note: {note}")
     if gone:

@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 10, 38
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A line of a chart: its name, and its places."""
 
     name: str
@@ -18,11 +18,11 @@ class Line(NamedTuple):
     y: Sequence[float]
 
 
-def line_chart(title: str, lines: Sequence[Line], *, x_name: str) -> str:
+def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> str:
     """Lines in one frame whose axes hold them all; places that are not finite are left out.
 
     Example:
-        >>> chart = line_chart("Loss", [Line("train", [1, 2], [3.0, 1.0])], x_name="epoch")
+        >>> chart = line_chart("Loss", [ChartLine("train", [1, 2], [3.0, 1.0])], x_name="epoch")
         >>> chart.count("<polyline"), "epoch" in chart  # the line, and that of its name
         (2, True)
     """
@@ -62,15 +62,15 @@ def line_chart(title: str, lines: Sequence[Line], *, x_name: str) -> str:
     )
 
 
-def steps(name: str, edges: Sequence[float], shares: Sequence[float]) -> Line:
+def steps(name: str, edges: Sequence[float], shares: Sequence[float]) -> ChartLine:
     """A histogram as a line that goes up and down at the edges of its bins.
 
     Example:
         >>> steps("same", [0, 1, 2], [0.25, 0.75])
-        Line(name='same', x=[0, 0, 1, 1, 2, 2], y=[0.0, 0.25, 0.25, 0.75, 0.75, 0.0])
+        ChartLine(name='same', x=[0, 0, 1, 1, 2, 2], y=[0.0, 0.25, 0.25, 0.75, 0.75, 0.0])
     """
     x = [edge for edge in edges for _ in range(2)]
-    return Line(name, x, [0.0, *(share for share in shares for _ in range(2)), 0.0])
+    return ChartLine(name, x, [0.0, *(share for share in shares for _ in range(2)), 0.0])
 
 
 def round_values(low: float, high: float) -> list[float]:
