@@ -10,14 +10,14 @@ from torch import Tensor
 from dmlkit.evaluation.breakdown import confusions
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.escape import printable
-from dmlkit.training.inspection.findings import Inspection
+from dmlkit.training.inspection.findings import ModelInspection
 
 GRID = 4095  # places along the longer side of a map
 MOST_PICTURES = 1500  # thumbnails of the map: 4 MB, whatever the number of images
 SIDE = 64  # of such a thumbnail
 
 
-def page_data(found: Inspection, *, seed: int = 0) -> tuple[dict[str, Any], int]:
+def page_data(found: ModelInspection, *, seed: int = 0) -> tuple[dict[str, Any], int]:
     """What the script reads, and how many of the map's thumbnails could not be made.
 
     Args:
@@ -43,7 +43,7 @@ def page_data(found: Inspection, *, seed: int = 0) -> tuple[dict[str, Any], int]
     return data, len(sample) - len(pictures)
 
 
-def class_rows(found: Inspection) -> dict[str, Any]:
+def class_rows(found: ModelInspection) -> dict[str, Any]:
     """The table of classes: a header, and a row of each, the worst first by the last of the metrics."""
     evaluation = found.evaluation
     if evaluation is None or not evaluation.scores.per_query:

@@ -51,7 +51,7 @@ class RunHistory:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class ModelInspection:
     """What is found in a collection.
 
     Args:
@@ -88,7 +88,7 @@ def inspect(
     overrides: Sequence[str] = (),
     device: str | None = None,
     progress: ImageProgress | None = None,
-) -> Inspection:
+) -> ModelInspection:
     """Look at a folder of embeddings, or at a split of a run.
 
     Args:
@@ -119,7 +119,7 @@ def inspect(
 
 def _inspect_run(
     path: Path, split: Split, overrides: Sequence[str], device: str, progress: ImageProgress | None
-) -> Inspection:
+) -> ModelInspection:
     fabric, run = start_fabric(device), RunFolder(path)
     trained = load_model(run, fabric, overrides=overrides)
     dataset = images_of_split(trained.recipe.dataset, split)
@@ -141,7 +141,7 @@ def _history(
     return RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, training, nearest)
 
 
-def _scored(found: Inspection, trained: TrainedModel, split: Split, path: Path) -> Inspection:
+def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: Path) -> ModelInspection:
     """With the metrics of the recipe, as ``dmlkit eval`` finds them."""
     images = found.collection
     dataset, ids = images.dataset, images.rows
@@ -160,7 +160,7 @@ def _scored(found: Inspection, trained: TrainedModel, split: Split, path: Path) 
 
 
 @torch.no_grad()
-def _look(images: Collection) -> Inspection:
+def _look(images: Collection) -> ModelInspection:
     """What needs no evaluation."""
     names, labels = images.class_codes()
     manifold, points, notes = images.manifold, images.points, list[str]()
@@ -174,4 +174,4 @@ def _look(images: Collection) -> Inspection:
     planes = {"PCA": principal_plane(manifold, points)}
     if 10 <= len(points) <= MOST_TSNE:
         planes = {"t-SNE": neighbor_plane(manifold, points), **planes}
-    return Inspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))
+    return ModelInspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))

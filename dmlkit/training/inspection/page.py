@@ -8,7 +8,7 @@ from dmlkit.embedding.questions.page import Page, open_page
 from dmlkit.files.escape import html
 from dmlkit.training.inspection.charts import Line, line_chart, steps
 from dmlkit.training.inspection.embedding_map import as_json, page_data
-from dmlkit.training.inspection.findings import Inspection
+from dmlkit.training.inspection.findings import ModelInspection
 from dmlkit.training.inspection.pictures import (
     write_alike,
     write_confusions,
@@ -25,11 +25,11 @@ class Section(NamedTuple):
 
     anchor: str
     heading: str
-    write: Callable[[Page, Inspection], None]
+    write: Callable[[Page, ModelInspection], None]
     is_there: bool
 
 
-def write_inspection(found: Inspection, path: Path, title: str) -> int:
+def write_inspection(found: ModelInspection, path: Path, title: str) -> int:
     """Write the page, all or nothing.
 
     Args:
@@ -57,7 +57,7 @@ def write_inspection(found: Inspection, path: Path, title: str) -> int:
     return page.gone + missing
 
 
-def sections_of(found: Inspection) -> list[Section]:
+def sections_of(found: ModelInspection) -> list[Section]:
     """All parts in their order, and whether there is something to tell."""
     scored, history = found.evaluation is not None, found.history
     labelled = found.neighbors is not None and len(found.names) > 1
@@ -77,7 +77,7 @@ def sections_of(found: Inspection) -> list[Section]:
     ]
 
 
-def _write_figures(page: Page, found: Inspection) -> None:
+def _write_figures(page: Page, found: ModelInspection) -> None:
     images = found.collection
     told = f"{len(images):,} images of {len(found.names):,} classes, {images.source}; similarity: "
     page.text(told + images.description.similarity.replace("_", " "))
@@ -110,7 +110,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
 
 
-def _write_histograms(page: Page, found: Inspection) -> None:
+def _write_histograms(page: Page, found: ModelInspection) -> None:
     counts = found.histograms
     assert counts is not None
     edges = counts.edges.tolist()
@@ -124,7 +124,7 @@ def _write_histograms(page: Page, found: Inspection) -> None:
         page.text(f"Pairs of different classes are of {counts.sampled:,} images drawn at random.")
 
 
-def _write_classes(page: Page, _: Inspection) -> None:
+def _write_classes(page: Page, _: ModelInspection) -> None:
     page.markup(
         '<p><label>Filter <input id="filter" type="search" autocomplete="off"></label> '
         '<span id="shown" role="status"></span></p><div class="wide"><table id="class-table"></table></div>'
@@ -132,7 +132,7 @@ def _write_classes(page: Page, _: Inspection) -> None:
     )
 
 
-def _write_map(page: Page, found: Inspection) -> None:
+def _write_map(page: Page, found: ModelInspection) -> None:
     choices = "".join(f"<option>{html(name)}</option>" for name in found.planes)
     page.markup(
         f'<p class="tools"><label>Plane <select id="plane">{choices}</select></label> '
@@ -148,7 +148,7 @@ def _write_map(page: Page, found: Inspection) -> None:
     )
 
 
-def _write_curves(page: Page, found: Inspection) -> None:
+def _write_curves(page: Page, found: ModelInspection) -> None:
     assert found.history is not None
     rows = found.history.rows
     epochs = [float(row.epoch) for row in rows]
@@ -163,7 +163,7 @@ def _write_curves(page: Page, found: Inspection) -> None:
         page.markup(line_chart("Metrics on validation classes", lines, x_name="epoch"))
 
 
-def _write_recipe(page: Page, found: Inspection) -> None:
+def _write_recipe(page: Page, found: ModelInspection) -> None:
     assert found.history is not None
     lines = "\n".join(html(line) for line in found.history.recipe.splitlines())
     page.markup(f"<details><summary>All keys</summary><pre>{lines}</pre></details>")

@@ -9,7 +9,7 @@ from dmlkit.evaluation.breakdown import Confusion, confusions
 from dmlkit.evaluation.mistakes.alike import alike_across_labels, worst_queries
 from dmlkit.evaluation.mistakes.suspects import NEIGHBORS, PLANTED, planted_precision, suspects
 from dmlkit.files.escape import html
-from dmlkit.training.inspection.findings import Inspection
+from dmlkit.training.inspection.findings import ModelInspection
 
 WORST, CONFUSED, SUSPECTS, PAIRS = 20, 10, 30, 24
 """How many of each: with their neighbours about 600 pictures, 4 MB."""
@@ -24,7 +24,7 @@ def picture(images: Collection, row: int, *lines: str, is_right: bool | None = N
     return Picture(images.short_paths[row], told, images.picture(row) or b"", is_right)
 
 
-def write_worst(page: Page, found: Inspection) -> None:
+def write_worst(page: Page, found: ModelInspection) -> None:
     """The queries with the least of the last metric, and their nearest."""
     evaluation, rows, neighbors, images = found.evaluation, found.rows, found.neighbors, found.collection
     assert evaluation is not None and rows is not None and neighbors is not None
@@ -44,7 +44,7 @@ def write_worst(page: Page, found: Inspection) -> None:
         page.shelf(Shelf(picture(images, row, f"{name} {float(values[position]):.4f}"), nearest))
 
 
-def write_confusions(page: Page, found: Inspection) -> None:
+def write_confusions(page: Page, found: ModelInspection) -> None:
     """Pairs of classes with the most queries of the one whose nearest is of the other, side by side."""
     evaluation = found.evaluation
     assert evaluation is not None
@@ -61,7 +61,7 @@ def write_confusions(page: Page, found: Inspection) -> None:
         page.markup(f'<div class="sides"><div class="found">{shown[0]}</div><div class="found">{shown[1]}</div></div>')
 
 
-def _sides(found: Inspection, pair: Confusion) -> tuple[Tensor, Tensor]:
+def _sides(found: ModelInspection, pair: Confusion) -> tuple[Tensor, Tensor]:
     """Some confused images of one class, and what they were taken for."""
     assert found.neighbors is not None
     nearest, labels = found.neighbors.indices[:, 0], found.labels
@@ -75,7 +75,7 @@ def _first_distinct(rows: Tensor) -> Tensor:
     return torch.tensor(list(dict.fromkeys(rows.tolist()))[:SIDE_BY_SIDE], dtype=torch.int64)
 
 
-def write_suspects(page: Page, found: Inspection) -> None:
+def write_suspects(page: Page, found: ModelInspection) -> None:
     """Images whose nearest agree on another label, and how far such suspicion can be trusted here."""
     neighbors, images = found.neighbors, found.collection
     assert neighbors is not None
@@ -96,7 +96,7 @@ def write_suspects(page: Page, found: Inspection) -> None:
         page.shelf(Shelf(picture(images, row, told), nearest))
 
 
-def write_alike(page: Page, found: Inspection) -> None:
+def write_alike(page: Page, found: ModelInspection) -> None:
     """The most alike pairs of two labels: near-duplicates among them have a wrong label, or two."""
     assert found.neighbors is not None
     pairs = alike_across_labels(found.labels, found.neighbors, PAIRS)
@@ -104,7 +104,7 @@ def write_alike(page: Page, found: Inspection) -> None:
     _write_pairs(page, found.collection, found.collection, *pairs)
 
 
-def write_leaks(page: Page, found: Inspection) -> None:
+def write_leaks(page: Page, found: ModelInspection) -> None:
     """The images that are most like a training image."""
     history = found.history
     assert history is not None
@@ -124,7 +124,7 @@ def _write_pairs(page: Page, one: Collection, other: Collection, first: Tensor, 
     page.markup("</div>")
 
 
-def _nearest(found: Inspection, row: int) -> list[tuple[int, int, float]]:
+def _nearest(found: ModelInspection, row: int) -> list[tuple[int, int, float]]:
     """Rank, row and similarity of the nearest of an image."""
     assert found.neighbors is not None
     indices = found.neighbors.indices[row, :NEIGHBORS_SHOWN].tolist()
