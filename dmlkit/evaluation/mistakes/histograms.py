@@ -10,6 +10,7 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairs.pairing import Pairing
 
 BINS = 60
+PIECE = 2**20  # scores counted at once: 16 MB beside them
 MOST_IMAGES = 12_000  # whose pairs of two classes are all looked at; of more, those of a sample: 72 million
 
 
@@ -48,24 +49,26 @@ def score_histograms(points: Points, *, seed: int = 0) -> ScoreHistograms:
 
     def widen(scores: Tensor, *_: slice) -> None:
         nonlocal low, high
-        kept = scores[scores > -torch.inf]
-        if len(kept):
-            least, most = float(kept.min()), float(kept.max())
-            with lock:
-                low, high = min(low, least), max(high, most)
+        for piece in scores.flatten().split(PIECE):
+            kept = piece[piece > -torch.inf]
+            if len(kept):
+                least, most = float(kept.min()), float(kept.max())
+                with lock:
+                    low, high = min(low, least), max(high, most)
 
     sample.each_block(widen)
     for scores in whole.same_scores():
-        widen(scores.flatten())
+        widen(scores)
     high = max(high, low + 1e-6 * max(1.0, abs(low)))
     edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64)
     same, different = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64)
 
     def count(scores: Tensor, into: Tensor) -> None:
-        kept = scores[scores > -torch.inf].double()
-        found = torch.bucketize(kept, edges[1:-1], right=True).bincount(minlength=BINS)
-        with lock:
-            into.add_(found)
+        for piece in scores.flatten().split(PIECE):
+            kept = piece[piece > -torch.inf].double()
+            found = torch.bucketize(kept, edges[1:-1], right=True).bincount(minlength=BINS)
+            with lock:
+                into.add_(found)
 
     sample.each_block(lambda scores, _rows, _columns: count(scores, different))
     for scores in whole.same_scores():
