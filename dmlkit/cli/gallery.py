@@ -210,9 +210,10 @@ def index(
 
     from dmlkit.cli.console import say
     from dmlkit.embedding.gallery.index import index_gallery
+    from dmlkit.embedding.search import MARGIN
 
     found, console = index_gallery(gallery, kind, recall), Console()
-    how = f"{found.index.nprobes} parts and {found.index.candidates} candidates a neighbour"
+    how = f"{found.index.nprobes} parts, and at {found.index.candidates} x (k + {MARGIN}) images for the k nearest"
     say(console, f"{kind}: built in {found.build_seconds:.1f} s; a search looks at {how}")
     asked = f"{found.queries} images of the gallery, each without itself"
     say(console, f"recall {found.index.recall:.4f} of the 10 nearest, on {asked}")

@@ -33,7 +33,7 @@ def inspect(
     console = Console()
     with image_progress(console, "embedding") as progress:
         found = look_at(source, split=split, overrides=overrides or [], device=device, progress=progress)
-    gone = write_inspection(found, output, f"ModelInspection of {source}")
+    gone = write_inspection(found, output, f"Inspection of {source}")
     for note in found.notes:
         say(console, f"note: {note}")
     if gone:

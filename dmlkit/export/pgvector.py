@@ -2,6 +2,7 @@
 
 import os
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def _create(cursor: Any, table: str, dim: int) -> None:
     cursor.execute(statement.format(sql.Identifier(table), sql.Literal(dim)))
 
 
-def _encoded(rows: StoreRows) -> Any:
+def _encoded(rows: StoreRows) -> Iterator[tuple[int, str, str | None, bytes]]:
     """Rows as COPY takes them: a vector is its length, two bytes for later use, and big-endian floats."""
     ids, paths, labels = (rows.items[name].to_pylist() for name in ("id", "path", "label"))
     header = struct.pack(">hh", rows.vectors.shape[1], 0)

@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,6 +17,7 @@ from dmlkit.export.store import Destination, StoreManifest, rows_of, store_manif
 MARK = "dmlkit"  # of a collection's metadata, where the manifest stands
 SENT = 256  # points of one request: 3 MB of JSON at 512 dimensions, of the 32 MB that a server takes
 KEY = "QDRANT_API_KEY"
+FILES = {".lock", "meta.json", "collection"}  # of the local mode
 
 
 def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
@@ -35,7 +39,7 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
     except ImportError:
         raise UserError("--format qdrant needs qdrant-client; install it with: pip install 'dmlkit[qdrant]'") from None
     manifest = store_manifest(folder)
-    with to.writing(ApiException, QdrantException, ValueError, RuntimeError, OSError):
+    with to.writing(ApiException, QdrantException, ValueError, RuntimeError, OSError), _whole_folder(to):
         client = _client(to)
         try:
             before, abandoned = _collections_of(client, to)
@@ -59,21 +63,40 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
     return [f"{to.table} is an alias of the collection {name}"]
 
 
+@contextmanager
+def _whole_folder(to: Destination) -> Generator[None]:
+    """Leave no new folder behind when an export fails: on a full disk Qdrant would write one that it cannot read."""
+    folder = Path(to.target)
+    is_new = not is_address(to.target) and not folder.exists()
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def _client(to: Destination) -> Any:
     from qdrant_client import QdrantClient
 
     if is_address(to.target):
         return QdrantClient(url=to.target, api_key=os.environ.get(KEY), check_compatibility=False)
     folder = Path(to.target)
-    if folder.exists() and not (folder.is_dir() and (_is_qdrants(folder) or not any(folder.iterdir()))):
+    if folder.exists() and not (folder.is_dir() and _is_qdrants(folder)):
         raise UserError(f"--output {folder}: is there already and no folder of Qdrant's; choose another --output")
     return QdrantClient(path=to.target)
 
 
 def _is_qdrants(folder: Path) -> bool:
+    """Whether Qdrant may write into a folder: it is empty, or Qdrant has begun to."""
+    names = {entry.name for entry in folder.iterdir()}
+    if not names <= FILES:
+        return False
     try:
-        return "collections" in json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return "meta.json" not in names or "collections" in json.loads(
+            (folder / "meta.json").read_text(encoding="utf-8")
+        )
+    except ValueError:
         return False
 
 

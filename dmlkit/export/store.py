@@ -142,8 +142,8 @@ def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:
     form = manifest.index.form
     match form:
         case "as_is":  # unit vectors, or a dot product
-            straight = {"dot": "dot", "cosine": "cosine"}
-            return straight.get(manifest.similarity, "l2"), "as_is"  # pyright: ignore[reportReturnType]
+            straight: dict[str, StoreDistance] = {"dot": "dot", "cosine": "cosine"}
+            return straight.get(manifest.similarity, "l2"), "as_is"
         case "unit":
             return "cosine", "as_is"
         case "unit_space":

@@ -346,6 +346,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Callable[..., Result]
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "x.txt").write_text("mine")
     refused(dmlkit("export", out, "--format", "qdrant", "-o", tmp_path / "photos"), "no folder of Qdrant's")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "meta.json").write_text("{}")
+    refused(dmlkit("export", out, "--format", "qdrant", "-o", tmp_path / "theirs"), "no folder of Qdrant's")
     refused(dmlkit("export", out, "--format", "lancedb", "-o", tmp_path / "photos" / "x.txt"), "x.txt")
     refused(dmlkit("export", out, "--format", "lancedb", "--table", "a/b"), "table 'a/b' cannot be written: Invalid")
     refused(dmlkit("export", out, "--format", "qdrant", "--table", "a/b"), "table 'a/b' cannot be written: Coll")
@@ -355,7 +358,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Callable[..., Result]
     for package, kind in (("qdrant_client", "qdrant"), ("psycopg", "pgvector"), ("lancedb", "lancedb")):
         monkeypatch.setitem(sys.modules, package, None)
         refused(dmlkit("export", out, "--format", kind, "-o", address), "install it with: pip install 'dmlkit[")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "photos"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "photos", "theirs"]
     assert [entry.name for entry in (tmp_path / "photos").iterdir()] == ["x.txt"]
 
 
@@ -418,3 +421,21 @@ def test_postgres_indexes_wide_vectors_by_their_halves(
     if dim == 2001 and not has_halves:
         told = "no index"
     assert told in notes[0] and [told in one for one in indexes] == ([] if told == "no index" else [True])
+
+
+def test_a_full_disk_is_told_and_hinders_no_second_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "out"))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for kind, module, name in (
+        ("qdrant", "qdrant_client.local.qdrant_local.QdrantLocal", "_save"),
+        ("lancedb", "lancedb.db.LanceDBConnection", "create_table"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"{module}.{name}", full)
+            with pytest.raises(UserError, match=r"table 'embeddings' cannot be written: .*No space left on device$"):
+                export_to_store(folder, kind, str(tmp_path / kind), None)
+        export_to_store(folder, kind, str(tmp_path / kind), None)
+        assert len(stored_in(kind, str(tmp_path / kind)).rows) == 5

@@ -71,7 +71,8 @@ def create_gallery(
     with sole_writer(output, what="the creation of a gallery"):
         _check_new(output)
         _discard(output)  # of a creation that was stopped
-        manifest.write(output / CREATING)
+        with writing(output):
+            manifest.write(output / CREATING)
         try:
             with incoming.embedded(manifest, trained, fabric, output, progress) as rows, writing(output, RuntimeError):
                 database.connect(output).create_table(TABLE, rows.reader(incoming.new))

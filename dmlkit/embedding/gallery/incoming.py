@@ -14,6 +14,7 @@ from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.gallery.rows import EmbeddedRows
 from dmlkit.embedding.in_memory import ImageProgress
 from dmlkit.embedding.trained import TrainedModel
+from dmlkit.files.outputs import writing
 from dmlkit.loading.faults import refuse_nothing_read
 
 
@@ -75,7 +76,7 @@ class Incoming:
         """
         if progress:
             progress.expect(len(self.new))
-        with TemporaryFile(dir=folder) as file:
+        with writing(folder), TemporaryFile(dir=folder) as file:  # which may be full only when the file is closed
             rows = EmbeddedRows(manifest, file)
             broken = rows.embed(self.new, trained, fabric, progress)
             self.skipped += broken.values()

@@ -83,7 +83,8 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
             manifest = gallery.manifest.model_copy(update={"approximate": found.index})
             manifest.write(path / MANIFEST)
         except BaseException:
-            table.restore(before)
+            if table.version != before:
+                table.restore(before)
             raise
     return found
 

@@ -133,8 +133,9 @@ class Matches:
 
     def shelves(self) -> Iterator[Shelf]:
         """A row of pictures for each image of the first with a near-duplicate in the other, the most alike first."""
-        for row in self.pairs.first.unique().tolist():
-            places = (self.pairs.first == row).nonzero()[:, 0]
+        rows, counts = self.pairs.first.unique_consecutive(return_counts=True)
+        blocks = torch.arange(len(self.pairs.first)).split(counts.tolist())
+        for row, places in zip(rows.tolist(), blocks, strict=True):
             best = places[self.pairs.similarities[places].argsort(descending=True)][:MOST_PICTURES]
             found = [
                 picture_of(self.other, int(self.pairs.second[place]), [f"{float(self.pairs.similarities[place]):.4f}"])

@@ -64,6 +64,7 @@ def test_a_run_has_every_part_and_the_figures_of_eval(run: Path, dmlkit: Cli, tm
     assert result.code == 0, result.err
     assert "missing" not in result.out
     text, parts, data = read(tmp_path / "x.html")
+    assert f"<title>Inspection of {run}</title>" in text
     assert parts == [
         *("figures", "similarities", "worst", "confused", "classes", "suspects", "alike", "leaks", "map", "training"),
         "recipe",
