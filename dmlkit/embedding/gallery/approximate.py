@@ -40,12 +40,12 @@ class ApproximateGallery:
         length = self.index.candidates * (k + MARGIN)
         if length >= len(self.folder):
             return self.exact.search(queries, k)
-        rows = min(AT_ONCE, max(1, ELEMENTS // (length * queries.shape[1])))
+        rows = max(1, ELEMENTS // (length * queries.shape[1]))
         found = [self._search(block, k, length) for block in queries.split(rows)]
         return Neighbors(*(torch.cat(one) for one in zip(*found, strict=True)))
 
     def _search(self, queries: Tensor, k: int, length: int) -> Neighbors:
-        candidates = self._candidates(queries, length)
+        candidates = _side_by_side([self._candidates(block, length) for block in queries.split(AT_ONCE)])
         once, places = candidates.clamp(min=0).unique(return_inverse=True)
         points = self.folder.points_at(once).double()[places]
         similarity = self.manifold.paired_similarity(queries[:, None].double(), points)
@@ -74,6 +74,12 @@ class ApproximateGallery:
         places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         candidates[asked, candidates.shape[1] - counts[asked] + places] = rows
         return torch.from_numpy(candidates)
+
+
+def _side_by_side(blocks: list[Tensor]) -> Tensor:
+    """Candidates of all blocks of queries: the widest block's width, with -1 before those that are fewer."""
+    width = max(block.shape[1] for block in blocks)
+    return torch.cat([torch.nn.functional.pad(block, (width - block.shape[1], 0), value=-1) for block in blocks])
 
 
 def column_and_metric(manifest: GalleryManifest) -> tuple[str, str]:

@@ -49,7 +49,8 @@ def add_images(
     fabric = start_fabric(device)
     trained = load_same_model(gallery, run, fabric)
     with incoming.embedded(gallery.manifest, trained, fabric, path, progress) as rows, changing(path) as table:
-        incoming.drop(present(table, list(incoming.new)))  # what another process has added meanwhile
+        if table.version != gallery.version:  # another process may have added some meanwhile
+            incoming.drop(present(table, list(incoming.new)))
         if incoming.new:
             table.add(rows.reader(incoming.new))
     incoming.added = len(incoming.new)
