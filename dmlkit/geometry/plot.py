@@ -11,6 +11,8 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.outputs import picture_metadata, writing
+from dmlkit.geometry.neighbor_plane import neighbor_plane
+from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
@@ -18,7 +20,6 @@ from dmlkit.manifolds.poincare import Poincare
 Kind = Literal["disk", "pca", "tsne"]
 LONGEST_NAME = 40  # characters of a class in the legend
 ARC_POINTS = 30  # of a drawn geodesic
-PERPLEXITY = 30.0  # of t-SNE, lowered for few points
 MARKERS = "os^DvP*"  # 7, so that classes of like hues differ in shape
 
 
@@ -148,22 +149,3 @@ def geodesics(start: Tensor, ends: Tensor) -> Tensor:
     """
     share = torch.linspace(0, 1, ARC_POINTS, dtype=torch.float64)[:, None]
     return lower((1 - share) * lift(start) + share * lift(ends)[:, None])
-
-
-def principal_plane(manifold: Manifold, points: Tensor) -> Tensor:
-    """The first two principal components (N, 2) of the points' features."""
-    features = manifold.to_features(points).detach().double()
-    centered = features - features.mean(0)
-    _, directions = torch.linalg.eigh(centered.T @ centered)  # an SVD of 60 000 x 512 would take 1 GB more
-    plane = centered @ directions[:, -2:].flip(1)
-    return torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
-
-
-def neighbor_plane(manifold: Manifold, points: Tensor) -> Tensor:
-    """t-SNE (van der Maaten & Hinton 2008) of the manifold's distances: (N, 2)."""
-    from sklearn.manifold import TSNE
-
-    perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    distances = manifold.distance(points, points).detach().numpy()
-    tsne = TSNE(metric="precomputed", init="random", perplexity=perplexity, random_state=0)
-    return torch.from_numpy(tsne.fit_transform(distances))

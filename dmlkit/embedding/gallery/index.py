@@ -24,6 +24,7 @@ QUERIES = 1000  # images that the recall is measured on
 NEAREST = 10  # of each
 MOST_CANDIDATES = 64  # a neighbour
 FIRST_PROBES = 4
+SURE = 1.645  # standard errors: one-sided 95 %
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,16 @@ class Indexed:
     build_seconds: float
 
 
+@dataclass(frozen=True)
+class Tried:
+    """What a search through an index found."""
+
+    index: ApproximateIndex
+    seconds: float
+    sure: float
+    """The recall that it reaches with 95 % confidence: other queries should not find less than was asked for."""
+
+
 class Searcher(Protocol):
     """What finds neighbours."""
 
@@ -61,7 +72,7 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
     Args:
         path: the gallery.
         kind: ``ivf_pq`` or ``ivf_hnsw_sq``, see LanceDB.
-        recall: the share of the 10 nearest that must be found, on average.
+        recall: the share of the 10 nearest that must be found, on average and with 95 % confidence.
 
     Raises:
         UserError: there are too few images, or the recall is not reached; then the gallery is as before.
@@ -131,24 +142,26 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, se
     worst = expected[:, -1:]
     searcher = ApproximateGallery(gallery, index)
 
-    def tried(one: ApproximateIndex) -> tuple[ApproximateIndex, float]:
+    def tried(one: ApproximateIndex) -> Tried:
         searcher.index = one
         begun = perf_counter()
         found = _others(searcher, points, queries, nearest)
-        share = (found >= worst).double().mean().item()  # of equally near ones any will do
-        return one.model_copy(update={"recall": share}), perf_counter() - begun
+        shares = (found >= worst).double().mean(1)  # of equally near ones any will do
+        sure = shares.mean() - SURE * shares.std() / len(shares) ** 0.5
+        return Tried(one.model_copy(update={"recall": shares.mean().item()}), perf_counter() - begun, sure.item())
 
-    best, taken = tried(index)
-    while best.recall < recall:
-        further = [tried(one) for one in _further(best, partitions(len(gallery)))]
+    best = tried(index)
+    while best.sure < recall:
+        further = [tried(one) for one in _further(best.index, partitions(len(gallery)))]
         if not further:
             raise UserError(
-                f"{gallery.path}: {best.kind} finds {best.recall:.4f} of the {nearest} nearest at most, expected "
-                f"{recall}; no index was kept: try another --kind, or a lower --recall"
+                f"{gallery.path}: {best.index.kind} finds {best.index.recall:.4f} of the {nearest} nearest at most "
+                f"({best.sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --kind, or "
+                "a lower --recall"
             )
-        best, taken = max(further, key=lambda one: (one[0].recall, -one[1]))
-    milliseconds = [1e3 * one / len(queries) for one in (exact, taken)]
-    return Indexed(best, len(queries), *milliseconds, build_seconds=seconds)
+        best = max(further, key=lambda one: (one.sure, -one.seconds))
+    milliseconds = [1e3 * one / len(queries) for one in (exact, best.seconds)]
+    return Indexed(best.index, len(queries), *milliseconds, build_seconds=seconds)
 
 
 def _further(index: ApproximateIndex, partitions: int) -> Iterator[ApproximateIndex]:
