@@ -32,16 +32,15 @@ def calibrate(
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.evaluation.threshold import calibrate_run
 
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
-    with image_progress(console, "embedding") as progress:
-        found = calibrate_run(
-            run, far=far, checkpoint=checkpoint, overrides=overrides or [], fabric=fabric, progress=progress
-        )
+    found = calibrate_run(
+        run, far=far, checkpoint=checkpoint, overrides=overrides or [], fabric=fabric, bar=bars(console)
+    )
     if not fabric.is_global_zero:
         return
     if json:

@@ -43,7 +43,7 @@ def cluster(
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars, image_progress
     from dmlkit.embedding.groups.clusters import CLUSTER_COLUMNS
     from dmlkit.embedding.groups.clusters import cluster as find_clusters
     from dmlkit.embedding.groups.collection import collection_at
@@ -55,8 +55,7 @@ def cluster(
     if html is not None:
         check_page(html, option="--html")
     console = Console()
-    with image_progress(console, "embedding") as progress:
-        collection = collection_at(source, split=split, overrides=overrides or [], device=device, progress=progress)
+    collection = collection_at(source, split=split, overrides=overrides or [], device=device, bar=bars(console))
     with image_progress(console, "clustering", len(collection)) as progress:
         found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)

@@ -45,7 +45,7 @@ def check(
 
     from rich.console import Console
 
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars, image_progress
     from dmlkit.loading.check import check_files, check_images
     from dmlkit.loading.target import dataset_at
 
@@ -57,16 +57,15 @@ def check(
     if model is not None and threshold is not None:
         from dmlkit.embedding.groups.leaks import check_leaks
 
-        with image_progress(console, "embedding") as progress:
-            check_leaks(
-                listing,
-                findings,
-                model,
-                threshold,
-                is_published=config.published is not None,
-                device=device or "auto",
-                progress=progress,
-            )
+        check_leaks(
+            listing,
+            findings,
+            model,
+            threshold,
+            is_published=config.published is not None,
+            device=device or "auto",
+            bar=bars(console),
+        )
     print_findings(findings, f"{config.name}: {target}", console)
     if not findings.sound:
         raise typer.Exit(FAULTY)

@@ -46,7 +46,7 @@ def duplicates(
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.embedding.groups.collection import collection_at
     from dmlkit.embedding.groups.duplicates import GROUP_COLUMNS, MATCH_COLUMNS, duplicate_groups, matches
     from dmlkit.embedding.questions.page import check_page
@@ -57,15 +57,13 @@ def duplicates(
     if html is not None:
         check_page(html, option="--html")
     console = Console()
-    with image_progress(console, "embedding") as progress:
-        ours = collection_at(source, split=split, overrides=overrides or [], device=device, progress=progress)
+    ours = collection_at(source, split=split, overrides=overrides or [], device=device, bar=bars(console))
     if other is None:
-        found = duplicate_groups(ours, threshold)
+        found = duplicate_groups(ours, threshold, bar=bars(console))
         print_groups(found, console)
     else:
-        with image_progress(console, "embedding") as progress:
-            theirs = collection_at(other, split=split, overrides=overrides or [], device=device, progress=progress)
-        found = matches(ours, theirs, threshold)
+        theirs = collection_at(other, split=split, overrides=overrides or [], device=device, bar=bars(console))
+        found = matches(ours, theirs, threshold, bar=bars(console))
         print_matches(found, console)
     if ours.skipped:
         say(console, f"{counted(len(ours.skipped), 'image', 'images')} could not be read: {ours.skipped[0]}")

@@ -49,27 +49,26 @@ def embed(
     from rich.console import Console
 
     from dmlkit.cli.console import say
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import is_first_rank
     from dmlkit.distributed.stopping import STOPPED
     from dmlkit.embedding.run import embed as embed_images
 
     console = Console(quiet=not is_first_rank())
     try:
-        with image_progress(console, "embedding") as progress:
-            manifest = embed_images(
-                run,
-                images,
-                split=split,
-                output=output,
-                checkpoint=checkpoint,
-                overrides=overrides or [],
-                skip_bad_images=skip_bad_images,
-                engine=engine,
-                device=device,
-                progress=progress,
-                say=partial(say, console),
-            )
+        manifest = embed_images(
+            run,
+            images,
+            split=split,
+            output=output,
+            checkpoint=checkpoint,
+            overrides=overrides or [],
+            skip_bad_images=skip_bad_images,
+            engine=engine,
+            device=device,
+            bar=bars(console),
+            say=partial(say, console),
+        )
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on with the parts that are complete")
         raise typer.Exit(STOPPED) from None

@@ -116,44 +116,42 @@ def evaluate(
     elif source and is_folder:
         shown.tell(*evaluate_folder(source, metrics=metric or [], ties=ties), title=str(source))
     elif source and untrained:
-        from dmlkit.cli.progress import image_progress
+        from dmlkit.cli.progress import bars
         from dmlkit.distributed.launch import start_fabric
         from dmlkit.training.untouched import evaluate_untrained, phrase_of
 
         fabric = start_fabric(device or "auto")
         shown.console.quiet = not fabric.is_global_zero
-        with image_progress(shown.console, "embedding") as progress:
-            report, evaluation, recipe = evaluate_untrained(
-                source,
-                fabric,
-                split=split,
-                dataset_root=dataset_root,
-                overrides=overrides or [],
-                metrics=metric or [],
-                ties=ties,
-                progress=progress,
-            )
+        report, evaluation, recipe = evaluate_untrained(
+            source,
+            fabric,
+            split=split,
+            dataset_root=dataset_root,
+            overrides=overrides or [],
+            metrics=metric or [],
+            ties=ties,
+            bar=bars(shown.console),
+        )
         if fabric.is_global_zero:
             shown.tell(report, evaluation, title=f"{report.split} split of {recipe.dataset.name}, {phrase_of(recipe)}")
     elif source:
         from dmlkit.cli.console import say
-        from dmlkit.cli.progress import image_progress
+        from dmlkit.cli.progress import bars
         from dmlkit.distributed.launch import start_fabric
 
         fabric = start_fabric(device or "auto")
         shown.console.quiet = not fabric.is_global_zero
-        with image_progress(shown.console, "embedding") as progress:
-            run = evaluate_run(
-                source,
-                split=split,
-                checkpoint=checkpoint,
-                dataset_root=dataset_root,
-                overrides=overrides or [],
-                metrics=metric or [],
-                ties=ties,
-                fabric=fabric,
-                progress=progress,
-            )
+        run = evaluate_run(
+            source,
+            split=split,
+            checkpoint=checkpoint,
+            dataset_root=dataset_root,
+            overrides=overrides or [],
+            metrics=metric or [],
+            ties=ties,
+            fabric=fabric,
+            bar=bars(shown.console),
+        )
         if not fabric.is_global_zero:
             return
         title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"

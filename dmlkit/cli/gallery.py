@@ -42,22 +42,21 @@ def create(
     """Create a gallery of the embeddings of a run, whole or not at all."""
     from rich.console import Console
 
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.create import create_gallery
 
     console = Console()
-    with image_progress(console, "embedding") as progress:
-        incoming = create_gallery(
-            run,
-            images,
-            output,
-            label=label,
-            thumbnails=thumbnails,
-            threshold=threshold,
-            checkpoint=checkpoint,
-            device=device,
-            progress=progress,
-        )
+    incoming = create_gallery(
+        run,
+        images,
+        output,
+        label=label,
+        thumbnails=thumbnails,
+        threshold=threshold,
+        checkpoint=checkpoint,
+        device=device,
+        bar=bars(console),
+    )
     tell(incoming, output, console)
 
 
@@ -74,12 +73,11 @@ def add(
     """Add images; a picture that is there already is told, and not repeated."""
     from rich.console import Console
 
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.change import add_images
 
     console = Console()
-    with image_progress(console, "embedding") as progress:
-        incoming = add_images(gallery, images, label=label, run=run, device=device, progress=progress)
+    incoming = add_images(gallery, images, label=label, run=run, device=device, bar=bars(console))
     tell(incoming, gallery, console)
 
 

@@ -67,6 +67,7 @@ def plot(
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
+    from dmlkit.cli.progress import bars
     from dmlkit.geometry.run import plot_run
 
     drawn = plot_run(
@@ -78,6 +79,7 @@ def plot(
         checkpoint=checkpoint,
         device=device,
         overrides=overrides or [],
+        bar=bars(Console()),
     )
     images, classes_drawn = counted(drawn.images, "image", "images"), counted(drawn.classes, "class", "classes")
     say(Console(), f"wrote {drawn.path}: {images} of {classes_drawn}")

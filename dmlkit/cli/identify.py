@@ -47,7 +47,7 @@ def identify(
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.images import UNKNOWN
     from dmlkit.embedding.questions.identify import ANSWER_COLUMNS
     from dmlkit.embedding.questions.identify import identify as identify_images
@@ -58,10 +58,7 @@ def identify(
     if html is not None:
         check_page(html, option="--html")
     console = Console()
-    with image_progress(console, "embedding") as progress:
-        found = identify_images(
-            gallery, images, by=by, k=k, threshold=threshold, run=run, device=device, progress=progress
-        )
+    found = identify_images(gallery, images, by=by, k=k, threshold=threshold, run=run, device=device, bar=bars(console))
     found.write(output)
     unknown = sum(answer.label == UNKNOWN for answer in found.answers)
     say(console, f"{counted(len(found.answers), 'image', 'images')}, {unknown} unknown: wrote {output}")

@@ -24,16 +24,16 @@ def inspect(
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.embedding.questions.page import check_page
     from dmlkit.training.inspection.findings import inspect as look_at
     from dmlkit.training.inspection.page import write_inspection
 
     check_page(output, option="--output")
     console = Console()
-    with image_progress(console, "embedding") as progress:
-        found = look_at(source, split=split, overrides=overrides or [], device=device, progress=progress)
-    gone = write_inspection(found, output, f"Inspection of {source}")
+    bar = bars(console)
+    found = look_at(source, split=split, overrides=overrides or [], device=device, bar=bar)
+    gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)
     for note in found.notes:
         say(console, f"note: {note}")
     if gone:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 
@@ -9,10 +10,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dmlkit.cli.console import say
-from dmlkit.embedding.progress_bar import ImageBar, image_progress
+from dmlkit.embedding.in_memory import Advance, Bar
+from dmlkit.embedding.progress_bar import image_progress
 from dmlkit.run_folder.documents import EpochRow
 
 WAITING = 0.2  # of an epoch without a batch to train on is told
+
+
+def bars(console: Console) -> Bar:
+    """Shows steps one after another, each with a bar of its own."""
+    return partial(image_progress, console)
 
 
 class TrainingProgress:
@@ -71,7 +78,7 @@ class TrainingProgress:
         self.last = None  # validation is not training time
 
     @contextmanager
-    def images(self, what: str, total: int) -> Generator[ImageBar]:
+    def images(self, what: str, total: int) -> Generator[Advance]:
         """See `dmlkit.training.progress.Progress`."""
         self.bar.stop()  # one bar at a time
         started = perf_counter()

@@ -51,7 +51,7 @@ def search(
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say, say_json
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.questions.search import search as search_images
     from dmlkit.embedding.questions.table import NEIGHBOR_COLUMNS, check_table, write_neighbors
@@ -61,8 +61,7 @@ def search(
     if html is not None:
         check_page(html, option="--html")
     console = Console(stderr=json)
-    with image_progress(console, "embedding") as progress:
-        answers = search_images(source, queries, k=k, exact=exact, run=run, device=device, progress=progress)
+    answers = search_images(source, queries, k=k, exact=exact, run=run, device=device, bar=bars(console))
     if json:
         say_json(answers.plain())
     else:

@@ -55,7 +55,7 @@ def verify(
     from rich.console import Console
 
     from dmlkit.cli.console import say, say_json
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.evaluation.pairs_file import ImagePair, read_pairs
     from dmlkit.evaluation.verification import is_pairs_table
@@ -69,8 +69,7 @@ def verify(
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
-    with image_progress(console, "embedding") as progress:
-        found = verify_pairs(run, wanted, checkpoint=checkpoint, fabric=fabric, progress=progress)
+    found = verify_pairs(run, wanted, checkpoint=checkpoint, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:
         return
     if csv is not None:

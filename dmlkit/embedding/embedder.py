@@ -1,6 +1,7 @@
 """The model of a run in a Python program: images or vectors in, NumPy arrays out."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class Embedder:
         if len(dataset) <= BATCH:
             found = embed_images(self.trained, self._fabric, dataset, "embed")
         else:
-            with image_progress(Console(stderr=True), "embedding") as progress:
-                found = embed_images(self.trained, self._fabric, dataset, "embed", progress)
+            bar = partial(image_progress, Console(stderr=True))
+            found = embed_images(self.trained, self._fabric, dataset, "embed", bar)
         raise_faults(found.faults)
         return found.points.numpy()
 

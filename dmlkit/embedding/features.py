@@ -1,8 +1,6 @@
 """Features of a frozen backbone, computed once: by the engine that embeds, into a folder that runs may share."""
 
 import hashlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
@@ -15,7 +13,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.vector_file import VectorFile
 from dmlkit.embedding.engine import embed_job
-from dmlkit.embedding.in_memory import Advance
+from dmlkit.embedding.in_memory import Bar
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.embedding.views import AugmentedViews, CachedFeatures, Views
@@ -31,8 +29,6 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
 
 DESCRIPTION, FEATURES = "features.json", "embeddings.npy"
-Bar = Callable[[str, int], AbstractContextManager[Advance]]
-"""Shows what goes on, of how many images, and gives what is told of those that are done."""
 
 
 class FeatureDescription(Document, frozen=True, strict=True, use_attribute_docstrings=True):

@@ -1,7 +1,8 @@
 """Embeddings in memory. Into files: `dmlkit.embedding.run`."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -15,16 +16,17 @@ from dmlkit.transforms.base import TransformConfig
 
 Advance = Callable[[int], None]
 """Told how many more images are done."""
+Bar = Callable[[str, int], AbstractContextManager[Advance]]
+"""Shows what goes on, of how many images, and gives what is told of those that are done."""
 
 
-class ImageProgress(Protocol):
-    """Told how many images there are, and how many more are done."""
+EMBEDDING = "embedding"
+"""The step of `Bar` that most take, in which images are read."""
 
-    def expect(self, total: int) -> None:
-        """Before the first image."""
 
-    def __call__(self, images: int) -> None:
-        """After some images."""
+def no_bar(_what: str, _total: int) -> AbstractContextManager[Advance]:
+    """A `Bar` that shows nothing."""
+    return nullcontext(lambda _: None)
 
 
 class Embeddings(NamedTuple):

@@ -10,11 +10,12 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+from dmlkit.embedding.in_memory import Advance
 
 
 class _Speed(ProgressColumn):
@@ -23,7 +24,7 @@ class _Speed(ProgressColumn):
 
 
 @contextmanager
-def image_progress(console: Console, description: str, total: int | None = None) -> Generator["ImageBar"]:
+def image_progress(console: Console, description: str, total: int) -> Generator[Advance]:
     """A bar over images; yields what advances it. Silent where there is no terminal."""
     columns = (
         TextColumn(description, markup=False),
@@ -33,18 +34,5 @@ def image_progress(console: Console, description: str, total: int | None = None)
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        yield ImageBar(bar, bar.add_task(description, total=total))
-
-
-class ImageBar:
-    """Called with how many more images are done."""
-
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        self.bar, self.task = bar, task
-
-    def __call__(self, images: int) -> None:
-        self.bar.update(self.task, advance=images)
-
-    def expect(self, total: int) -> None:
-        """Told once how many there are."""
-        self.bar.update(self.task, total=total)
+        task = bar.add_task(description, total=total)
+        yield lambda images: bar.update(task, advance=images)

@@ -7,7 +7,7 @@ from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.engine import Engine, choose_engine, embed_job
 from dmlkit.embedding.images import dataset_of
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.trained import load_model
@@ -27,7 +27,7 @@ def embed(
     skip_bad_images: bool = False,
     engine: Engine | None = None,
     device: str = "auto",
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
     say: Callable[[str], None] = lambda _: None,
 ) -> Manifest | None:
     """Embed a folder of images, or a split of the run's own dataset, into files that other programs read.
@@ -45,7 +45,7 @@ def embed(
         skip_bad_images: leave out images that cannot be read, and list them.
         engine: who computes, see `choose_engine`.
         device: where, see `start_fabric`.
-        progress: told of images.
+        bar: shows each step.
         say: told what was complete already.
 
     Returns:
@@ -77,14 +77,6 @@ def embed(
         compute = ray_compute(job, run, trained.checkpoint, device)
     else:
         compute = PartEmbedder(job, trained, fabric, workers=trained.recipe.training.workers)
-    if progress:
-        progress.expect(len(dataset))
     first = fabric.is_global_zero
-    return embed_job(
-        job,
-        trained,
-        fabric,
-        compute,
-        advance=progress or (lambda _: None),
-        say=say if first else (lambda _: None),
-    )
+    with bar(EMBEDDING, len(dataset)) as advance:
+        return embed_job(job, trained, fabric, compute, advance=advance, say=say if first else (lambda _: None))

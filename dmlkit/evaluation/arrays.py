@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.in_memory import Advance
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
@@ -23,13 +24,16 @@ from dmlkit.metrics.scoring.retrieval import DEFAULT_METRICS, score_retrieval
 WantedMetrics = Sequence[MetricConfig | str]
 
 
-def evaluate_folder(path: Path, *, metrics: WantedMetrics = (), ties: Ties = "expected") -> tuple[Report, Evaluation]:
+def evaluate_folder(
+    path: Path, *, metrics: WantedMetrics = (), ties: Ties = "expected", advance: Advance = lambda _: None
+) -> tuple[Report, Evaluation]:
     """Score a folder of embeddings on its own manifold, each item against all others.
 
     Args:
         path: a folder that ``dmlkit embed`` wrote.
         metrics: configs or names; `DEFAULT_METRICS` where there are none.
         ties: how items of the same score count.
+        advance: told how many more items are ranked.
 
     Raises:
         UserError: an item has no label, or there is nothing to retrieve.
@@ -40,7 +44,7 @@ def evaluate_folder(path: Path, *, metrics: WantedMetrics = (), ties: Ties = "ex
         raise UserError(f"{path}: {labels.count(None)} of {len(labels)} items have no label; nothing to score")
     names = folder.items["path"].to_pylist()
     queries = folder.points, np.array(labels)
-    evaluation = _score(str(path), queries, None, folder.manifold(), _configs(metrics), ties, names)
+    evaluation = _score(str(path), queries, None, folder.manifold(), _configs(metrics), ties, names, advance)
     return Report.of(evaluation, str(path), "all", ties=ties), evaluation
 
 
@@ -133,10 +137,11 @@ def _score(
     metrics: WantedMetrics,
     ties: Ties,
     names: list[str],
+    advance: Advance = lambda _: None,
 ) -> Evaluation:
     items = gallery or queries
     try:
-        scores = score_retrieval(*queries, *(gallery or (None, None)), manifold, metrics, ties=ties)
+        scores = score_retrieval(*queries, *(gallery or (None, None)), manifold, metrics, ties=ties, advance=advance)
     except ValueError as error:
         raise UserError(f"cannot evaluate {source}: {error}") from error
     classes, index = np.unique(np.concatenate([queries[1], items[1]]), return_inverse=True)

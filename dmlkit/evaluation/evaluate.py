@@ -7,7 +7,7 @@ import torch
 from lightning_fabric import Fabric
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import Advance, Embeddings, embed_dataset
+from dmlkit.embedding.in_memory import EMBEDDING, Advance, Bar, Embeddings, embed_dataset, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
@@ -25,7 +25,7 @@ def evaluate(
     recipe: Recipe,
     *,
     split: str,
-    advance: Advance | None = None,
+    bar: Bar = no_bar,
     ties: Ties = "expected",
 ) -> Evaluation:
     """Embed a split and score it with the recipe's metrics.
@@ -36,20 +36,21 @@ def evaluate(
         dataset: the images of the split.
         recipe: for its transform and metrics.
         split: the name of the split, for errors.
-        advance: told of every batch.
+        bar: shows each step.
         ties: how items of the same score count; see `dmlkit.metrics.retrieval_metrics`.
 
     Raises:
         UserError: an image cannot be read (with ``on_bad_image: error``), or none can, or there is nothing to retrieve.
     """
-    embeddings = embed_dataset(
-        fabric, model, dataset, recipe.transform, workers=recipe.training.workers, advance=advance
-    )
+    workers = recipe.training.workers
+    with bar(EMBEDDING, len(dataset)) as advance:
+        embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
     group = torch.distributed.group.WORLD if fabric.world_size > 1 else None
     try:
-        return score_dataset(embeddings, dataset, model, recipe.metrics, ties=ties, group=group)
+        with bar("ranking", -(-len(embeddings.labels) // fabric.world_size)) as advance:
+            return score_dataset(embeddings, dataset, model, recipe.metrics, ties=ties, group=group, advance=advance)
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
 
@@ -62,6 +63,7 @@ def score_dataset(
     *,
     ties: Ties = "expected",
     group: Any = None,
+    advance: Advance = lambda _: None,
 ) -> Evaluation:
     """Score embeddings of a dataset. Where it names queries and a gallery, they are searched apart.
 
@@ -80,7 +82,14 @@ def score_dataset(
         own = ids if dataset.groups is None else dataset.groups[ids]
         gallery |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
     scores = score_retrieval(
-        points[query], labels[query], manifold=model.manifold, metrics=metrics, ties=ties, group=group, **gallery
+        points[query],
+        labels[query],
+        manifold=model.manifold,
+        metrics=metrics,
+        ties=ties,
+        group=group,
+        advance=advance,
+        **gallery,
     )
     return Evaluation(
         scores=scores,

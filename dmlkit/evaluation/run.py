@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
@@ -64,7 +64,7 @@ def evaluate_run(
     device: str = "auto",
     fabric: Fabric | None = None,
     again: bool = True,
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in it.
 
@@ -82,7 +82,7 @@ def evaluate_run(
         device: where, see `start_fabric`.
         fabric: a device and ranks that were launched already.
         again: evaluate even where the same question has been answered.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: there is no such run, or a key that evaluation does not read, or nothing to retrieve.
@@ -105,9 +105,7 @@ def evaluate_run(
     except UserError as error:
         note = f"{error}; evaluated again"
     dataset = images_of_split(recipe.dataset, split)
-    if progress:
-        progress.expect(len(dataset))
-    evaluation = evaluate(fabric, trained.model, dataset, recipe, split=split, advance=progress, ties=ties)
+    evaluation = evaluate(fabric, trained.model, dataset, recipe, split=split, bar=bar, ties=ties)
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if fabric.is_global_zero:
         store(report, evaluation, target)

@@ -8,7 +8,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.in_memory import ImageProgress, embed_dataset
+from dmlkit.embedding.in_memory import Bar, embed_dataset, no_bar
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_points, rates_at
@@ -28,7 +28,7 @@ def calibrate_run(
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
     fabric: Fabric | None = None,
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> Threshold:
     """Find from which similarity on two images are taken for the same, and write it to ``threshold.json`` of the run.
 
@@ -41,7 +41,7 @@ def calibrate_run(
         checkpoint: which weights; by default the best, else the last.
         overrides: ``key=value`` each, of the run's dataset, which may have moved.
         fabric: a device.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: there is no such run, it has no validation classes, or they have too few pairs for ``far``.
@@ -50,12 +50,12 @@ def calibrate_run(
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
     run, fabric = RunFolder(path), fabric or start_fabric("auto")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
-    validation = points_of_split(trained, "validation", fabric, progress)
+    validation = points_of_split(trained, "validation", fabric, bar)
     try:
         found = calibrate_points(validation, far)
     except ValueError as error:
         raise UserError(f"cannot calibrate {path} on its validation classes: {error}") from error
-    test = Pairing.of(points_of_split(trained, "test", fabric, progress))
+    test = Pairing.of(points_of_split(trained, "test", fabric, bar))
     threshold = Threshold(
         weights=trained.model.fingerprint(),
         checkpoint=trained.checkpoint,
@@ -71,7 +71,7 @@ def calibrate_run(
     return threshold
 
 
-def points_of_split(trained: TrainedModel, split: Split, fabric: Fabric, progress: ImageProgress | None) -> Points:
+def points_of_split(trained: TrainedModel, split: Split, fabric: Fabric, bar: Bar) -> Points:
     """Embed the images of a split.
 
     Raises:
@@ -79,11 +79,9 @@ def points_of_split(trained: TrainedModel, split: Split, fabric: Fabric, progres
     """
     recipe = trained.recipe
     dataset = images_of_split(recipe.dataset, split)
-    if progress:
-        progress.expect(len(dataset))
-    found = embed_dataset(
-        fabric, trained.model, dataset, recipe.transform, workers=recipe.training.workers, advance=progress
-    )
+    workers = recipe.training.workers
+    with bar(f"embedding {split} images", len(dataset)) as advance:
+        found = embed_dataset(fabric, trained.model, dataset, recipe.transform, workers=workers, advance=advance)
     refuse_faults(found.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(found.labels), found.faults, f"the {split} split")
     labels = found.labels.unique(return_inverse=True)[1]

@@ -5,7 +5,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import Advance
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
@@ -48,12 +48,12 @@ def evaluate_untouched(
     question: Question,
     *,
     source: str,
-    advance: Advance | None = None,
+    bar: Bar = no_bar,
 ) -> tuple[Report, Evaluation]:
     """Score the features of a model's backbone as they are. The random numbers of the caller go on as before.
 
     Args:
-        fabric, dataset, advance: see `evaluate`.
+        fabric, dataset, bar: see `evaluate`.
         model: whose backbone; its backbone goes to the fabric's device.
         recipe: for its transform and metrics.
         question: of `untouched_question`; its split is that of the dataset.
@@ -64,7 +64,7 @@ def evaluate_untouched(
     """
     features, split, ties = untouched_model(model).to(fabric.device), question.split, question.ties
     with torch.random.fork_rng(devices=[]):  # a loader draws one number whenever it begins
-        evaluation = evaluate(fabric, features, dataset, recipe, split=split, advance=advance, ties=ties)
+        evaluation = evaluate(fabric, features, dataset, recipe, split=split, bar=bar, ties=ties)
     return Report.of(evaluation, source, split, ties=ties, epoch=0, question=question), evaluation
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, FiniteFloat
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.images import ImageList
-from dmlkit.embedding.in_memory import Embeddings, ImageProgress, embed_dataset
+from dmlkit.embedding.in_memory import EMBEDDING, Bar, Embeddings, embed_dataset, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pairs_file import ImagePair
@@ -108,7 +108,7 @@ def verify(
     *,
     checkpoint: CheckpointName | None = None,
     fabric: Fabric | None = None,
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> Verification:
     """Judge pairs of images by the model of a run and its threshold.
 
@@ -119,7 +119,7 @@ def verify(
         pairs: of image files.
         checkpoint: which weights; by default the best, else the last.
         fabric: a device.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: the run has no threshold for these weights, or none of the images can be read.
@@ -134,12 +134,10 @@ def verify(
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
         )
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
-    if progress:
-        progress.expect(len(images))
     workers = trained.recipe.training.workers if len(images) > 1000 else 0  # to start them takes seconds
-    found = embed_dataset(
-        fabric, trained.model, ImageList(images), trained.recipe.transform, workers=workers, advance=progress
-    )
+    transform, listed = trained.recipe.transform, ImageList(images)
+    with bar(EMBEDDING, len(images)) as advance:
+        found = embed_dataset(fabric, trained.model, listed, transform, workers=workers, advance=advance)
     refuse_nothing_read(len(found.labels), found.faults, "pairs")
     judged = judge(pairs, images, found, trained.model.manifold.cpu(), threshold.threshold)
     if all(pair.same is None for pair in judged):

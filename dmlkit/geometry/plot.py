@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import excerpt, printable
@@ -24,7 +25,13 @@ MARKERS = "os^DvP*"  # 7, so that classes of like hues differ in shape
 
 
 def plot_embeddings(
-    manifold: Manifold, points: Tensor, labels: Tensor, names: tuple[str, ...], kind: Kind, path: Path
+    manifold: Manifold,
+    points: Tensor,
+    labels: Tensor,
+    names: tuple[str, ...],
+    kind: Kind,
+    path: Path,
+    bar: Bar = no_bar,
 ) -> None:
     """Draw embeddings, coloured by class, as PNG or SVG.
 
@@ -37,6 +44,7 @@ def plot_embeddings(
             geodesic), ``pca`` (the two main directions, of the tangent vectors at the origin where the space is
             curved) or ``tsne`` (of the manifold's distances).
         path: ends in .png or .svg.
+        bar: shows t-SNE.
 
     Raises:
         UserError: the disk is asked for embeddings that do not lie in it, or there are too few points, or not finite.
@@ -54,7 +62,11 @@ def plot_embeddings(
         place = to_unit_disk(manifold, points)
         draw_disk(axes, place, labels)
     else:
-        place = principal_plane(manifold, points) if kind == "pca" else neighbor_plane(manifold, points)
+        if kind == "pca":
+            place = principal_plane(manifold, points)
+        else:
+            with bar("t-SNE", len(points)) as advance:
+                place = neighbor_plane(manifold, points, advance=advance)
         axes.set(xticks=[], yticks=[])
     shown = labels.unique().tolist()
     dots: list[Any] = []

@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.in_memory import EMBEDDING, Bar, embed_dataset, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_output, is_our_picture
@@ -96,6 +96,7 @@ def plot_run(
     checkpoint: CheckpointName | None = None,
     device: str = "auto",
     overrides: Sequence[str] = (),
+    bar: Bar = no_bar,
 ) -> Drawn:
     """Draw a run's embeddings, coloured by class; see `plot_embeddings`.
 
@@ -108,6 +109,7 @@ def plot_run(
         checkpoint: which weights; by default the best, else the last.
         device: where, see `start_fabric`.
         overrides: ``key=value`` each, of the run's dataset, which may have moved.
+        bar: shows each step.
 
     Raises:
         UserError: another suffix, somebody else's file in that place, an image that cannot be read, or a kind that
@@ -123,12 +125,14 @@ def plot_run(
     kind = kind or default_kind(manifold)
     output = output or run.plots / f"{split}-{kind}.png"
     dataset = images_of_split(trained.recipe.dataset, split)
-    embeddings = embed_dataset(fabric, trained.model.to(fabric.device), dataset, trained.recipe.transform)
+    with bar(EMBEDDING, len(dataset)) as advance:
+        model = trained.model.to(fabric.device)
+        embeddings = embed_dataset(fabric, model, dataset, trained.recipe.transform, advance=advance)
     refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image)
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
     present = embeddings.labels.unique()
     chosen = present[torch.linspace(0, len(present) - 1, min(classes, len(present))).round().long()]
     shown = torch.isin(embeddings.labels, chosen)
     points, labels = embeddings.points[shown], embeddings.labels[shown]
-    plot_embeddings(manifold.cpu(), points, labels, dataset.class_names, kind, output)
+    plot_embeddings(manifold.cpu(), points, labels, dataset.class_names, kind, output, bar)
     return Drawn(output, len(points), len(chosen))

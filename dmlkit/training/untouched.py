@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
@@ -43,7 +43,7 @@ def score_untouched(
         data: its images, or their features.
         run: where the figures are kept.
         fabric: the device, and the ranks, which share the work.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
@@ -60,7 +60,13 @@ def score_untouched(
         if kept is None:
             with progress.images(f"untouched backbone, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
-                    fabric, data.model, dataset, recipe, question, source=f"{run.path}, untouched", advance=advance
+                    fabric,
+                    data.model,
+                    dataset,
+                    recipe,
+                    question,
+                    source=f"{run.path}, untouched",
+                    bar=lambda what, total: nullcontext(advance) if what == EMBEDDING else no_bar(what, total),
                 )
             if fabric.is_global_zero:
                 store(report, evaluation, path)
@@ -120,7 +126,7 @@ def evaluate_untrained(
     overrides: Sequence[str] = (),
     metrics: Sequence[str] = (),
     ties: Ties = "expected",
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> tuple[Report, Evaluation, Recipe]:
     """Score the features of a recipe's backbone without training; see `dmlkit.evaluation.evaluate_run`.
 
@@ -134,7 +140,7 @@ def evaluate_untrained(
         overrides: ``key.subkey=value`` each, any key of the recipe.
         metrics: names, instead of the recipe's.
         ties: how items of the same score count.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: the recipe or the data is at fault, or the weights cannot be had.
@@ -151,12 +157,8 @@ def evaluate_untrained(
         model = build_model(recipe, dataset.num_features)
     with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
         try_model(model, blank_input(recipe, dataset))
-    if progress:
-        progress.expect(len(dataset))
     question = untouched_question(model, recipe, split, ties)
-    report, evaluation = evaluate_untouched(
-        fabric, model, dataset, recipe, question, source=str(path), advance=progress
-    )
+    report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)
     if dataset.num_features is None and not has_pretrained_weights(recipe):
         note = f"backbone.weights is null: a random network (seed {recipe.seed}), the floor that training has to beat"
         report = report.model_copy(update={"notes": (*report.notes, note)})

@@ -12,7 +12,7 @@ from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, p
 from dmlkit.embedding.gallery.images import images_of
 from dmlkit.embedding.gallery.incoming import Incoming
 from dmlkit.embedding.gallery.manifest import read_gallery_manifest
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.same_model import load_same_model
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
@@ -28,7 +28,7 @@ def add_images(
     label: str | None = None,
     run: Path | None = None,
     device: str = "auto",
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> Incoming:
     """Add images to a gallery; a picture that is there already is told and left as it is.
 
@@ -38,7 +38,7 @@ def add_images(
         label: of all images.
         run: where the gallery's run is now, if it has moved.
         device: see `start_fabric`.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: there is no gallery, or no image, or the run's model is another.
@@ -48,7 +48,7 @@ def add_images(
     incoming.drop(present(gallery.table, list(incoming.new)))
     fabric = start_fabric(device)
     trained = load_same_model(gallery, run, fabric)
-    with incoming.embedded(gallery.manifest, trained, fabric, path, progress) as rows, changing(path) as table:
+    with incoming.embedded(gallery.manifest, trained, fabric, path, bar) as rows, changing(path) as table:
         if table.version != gallery.version:  # another process may have added some meanwhile
             incoming.drop(present(table, list(incoming.new)))
         if incoming.new:

@@ -16,7 +16,7 @@ from dmlkit.embedding.gallery.manifest import (
     holds_gallery,
     lancedb,
 )
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
@@ -37,7 +37,7 @@ def create_gallery(
     threshold: float | None = None,
     checkpoint: CheckpointName | None = None,
     device: str = "auto",
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> Incoming:
     """Create a gallery of a run's embeddings. A creation that was stopped starts over.
 
@@ -50,7 +50,7 @@ def create_gallery(
         threshold: the similarity below which an image is of no label; by default the run's, if it was calibrated.
         checkpoint: which weights; by default the best, else the last.
         device: see `start_fabric`.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: the folder holds something, or see `images_of` and `load_model`.
@@ -74,7 +74,7 @@ def create_gallery(
         with writing(output):
             manifest.write(output / CREATING)
         try:
-            with incoming.embedded(manifest, trained, fabric, output, progress) as rows, writing(output, RuntimeError):
+            with incoming.embedded(manifest, trained, fabric, output, bar) as rows, writing(output, RuntimeError):
                 database.connect(output).create_table(TABLE, rows.reader(incoming.new))
         except BaseException:
             _discard(output)

@@ -12,7 +12,7 @@ from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.gallery.rows import EmbeddedRows
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import EMBEDDING, Bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.files.outputs import writing
 from dmlkit.loading.faults import refuse_nothing_read
@@ -67,18 +67,17 @@ class Incoming:
         trained: TrainedModel,
         fabric: Fabric,
         folder: Path,
-        progress: ImageProgress | None,
+        bar: Bar,
     ) -> Generator[EmbeddedRows]:
         """The rows of the new images, which lie in a file without a name until the block ends.
 
         Raises:
             UserError: none of the images could be read, or an embedding is not finite.
         """
-        if progress:
-            progress.expect(len(self.new))
         with writing(folder), TemporaryFile(dir=folder) as file:  # which may be full only when the file is closed
             rows = EmbeddedRows(manifest, file)
-            broken = rows.embed(self.new, trained, fabric, progress)
+            with bar(EMBEDDING, len(self.new)) as advance:
+                broken = rows.embed(self.new, trained, fabric, advance)
             self.skipped += broken.values()
             for id in broken:  # noqa: A001
                 del self.new[id]

@@ -118,7 +118,7 @@ def cluster(
             ``threshold``: complete linkage for a threshold, and for K Ward's along the graph of the 15 nearest, in the
             tangent space at the origin (average linkage along that graph chains: purity 0.08 on 81 products, Ward's
             0.76); ``hdbscan`` on the graph.
-        advance: told of images whose nearest are found.
+        advance: told of images whose nearest are found, or of the share of iterations.
 
     Raises:
         UserError: options that do not go together, a K that is not in 1..N, or fewer images than the method takes.
@@ -127,9 +127,9 @@ def cluster(
     _check_options(collection, clusters, threshold, method)
     if method == "kmeans":
         assert clusters is not None
-        found = frechet_kmeans(collection.manifold, collection.points, clusters)
+        found = frechet_kmeans(collection.manifold, collection.points, clusters, advance=advance)
     elif threshold is not None and method == "agglomerative":
-        found = _complete(collection, threshold)
+        found = _complete(collection, threshold, advance)
     else:
         k = min(NEIGHBORS, len(collection) - 1)
         neighbors = neighbors_of(collection.manifold, collection.points, k, advance=advance)
@@ -168,8 +168,8 @@ def _ward(collection: Collection, graph: Any, clusters: int) -> Tensor:
     return torch.from_numpy(model.fit_predict(features.double().numpy())).long()
 
 
-def _complete(collection: Collection, threshold: float) -> Tensor:
-    pairs = near_pairs(collection.manifold, collection.points, None, threshold)
+def _complete(collection: Collection, threshold: float, advance: Callable[[int], None]) -> Tensor:
+    pairs = near_pairs(collection.manifold, collection.points, None, threshold, advance=advance)
     found = torch.arange(len(collection))
     for rows in complete_groups(pairs, len(collection)):
         found[rows] = rows[0]

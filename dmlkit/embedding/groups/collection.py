@@ -16,7 +16,7 @@ from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.thumbnail import SIDE, small_picture, thumbnail
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.manifest import Description, describe
 from dmlkit.embedding.questions.queries import embed_images
 from dmlkit.embedding.trained import TrainedModel, load_model
@@ -91,7 +91,7 @@ def collection_at(
     split: Split | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> Collection:
     """A folder of embeddings, or the images of a run's split embedded now.
 
@@ -100,7 +100,7 @@ def collection_at(
         split: of a run's dataset; test by default.
         overrides: ``key=value`` each, of a run's dataset, which may have moved.
         device: where a run embeds, see `start_fabric`; auto by default.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: it is neither, or holds nothing, or a point is not finite, or an option is for runs alone.
@@ -115,7 +115,7 @@ def collection_at(
     fabric, split = start_fabric(device or "auto"), split or "test"
     trained = load_model(RunFolder(source), fabric, overrides=overrides)
     dataset = images_of_split(trained.recipe.dataset, split)
-    return embedded_collection(trained, fabric, dataset, f"{split} split of {source}", progress)
+    return embedded_collection(trained, fabric, dataset, f"{split} split of {source}", bar)
 
 
 def stored_collection(path: Path) -> Collection:
@@ -136,14 +136,14 @@ def stored_collection(path: Path) -> Collection:
 
 
 def embedded_collection(
-    trained: TrainedModel, fabric: Any, dataset: Dataset, source: str, progress: ImageProgress | None = None
+    trained: TrainedModel, fabric: Any, dataset: Dataset, source: str, bar: Bar = no_bar
 ) -> Collection:
     """Images embedded by a model, those that can be read.
 
     Raises:
         UserError: none can be read, or an embedding is not finite.
     """
-    found = embed_images(trained, fabric, dataset, source, progress)
+    found = embed_images(trained, fabric, dataset, source, bar)
     rows = found.indices.tolist()
     paths = [str(dataset.paths[row]) for row in rows]
     labels = [dataset.class_names[label] for label in found.labels.tolist()]

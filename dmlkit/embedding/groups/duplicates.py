@@ -11,6 +11,7 @@ from torch import Tensor
 from dmlkit.embedding.groups.collection import Collection
 from dmlkit.embedding.groups.complete_linkage import complete_groups
 from dmlkit.embedding.groups.near_pairs import NearPairs, near_pairs
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.questions.page import Picture, Shelf
 from dmlkit.embedding.questions.table import write_table
 from dmlkit.embedding.same_model import check_same_model
@@ -144,19 +145,20 @@ class Matches:
             yield Shelf(picture_of(self.one, row, []), found)
 
 
-def duplicate_groups(collection: Collection, threshold: float) -> DuplicateGroups:
+def duplicate_groups(collection: Collection, threshold: float, *, bar: Bar = no_bar) -> DuplicateGroups:
     """The near-duplicates of a collection, by complete linkage; see `complete_groups`.
 
     Raises:
         UserError: the threshold is no similarity of the manifold, or see `near_pairs`.
     """
     check_reachable(collection, threshold)
-    pairs = near_pairs(collection.manifold, collection.points, None, threshold)
+    with bar("comparing", len(collection)) as advance:
+        pairs = near_pairs(collection.manifold, collection.points, None, threshold, advance=advance)
     groups = complete_groups(pairs, len(collection))
     return DuplicateGroups(collection, pairs, sorted(groups, key=len, reverse=True))
 
 
-def matches(one: Collection, other: Collection, threshold: float) -> Matches:
+def matches(one: Collection, other: Collection, threshold: float, *, bar: Bar = no_bar) -> Matches:
     """The near-duplicates of two collections of the same model: every pair, since only those between them are asked.
 
     Raises:
@@ -164,7 +166,9 @@ def matches(one: Collection, other: Collection, threshold: float) -> Matches:
     """
     check_same_model(other.description, other.source, one.description, one.source)
     check_reachable(one, threshold)
-    return Matches(one, other, near_pairs(one.manifold, one.points, other.points, threshold))
+    with bar("comparing", len(one)) as advance:
+        pairs = near_pairs(one.manifold, one.points, other.points, threshold, advance=advance)
+    return Matches(one, other, pairs)
 
 
 def check_reachable(collection: Collection, threshold: float) -> None:

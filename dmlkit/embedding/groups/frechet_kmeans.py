@@ -1,5 +1,7 @@
 """k-means on a manifold: its centroids are Fréchet means, its nearest those of the manifold."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,14 @@ ENTRIES = 2**22  # similarities of points and centroids held at once: 16 MB, and
 
 
 @torch.no_grad()
-def frechet_kmeans(manifold: Manifold, points: Tensor, clusters: int, *, seed: int = 0) -> Tensor:
+def frechet_kmeans(
+    manifold: Manifold,
+    points: Tensor,
+    clusters: int,
+    *,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Tensor:
     """Lloyd's algorithm from the seeds of k-means++, which are drawn by the distances of features.
 
     Args:
@@ -21,6 +30,7 @@ def frechet_kmeans(manifold: Manifold, points: Tensor, clusters: int, *, seed: i
         points: (N, D).
         clusters: K, from 1 to N.
         seed: of the seeds.
+        advance: told of N / 50 points after each iteration, of which there are 50 at most.
 
     Returns:
         (N,) int64 in 0..K-1; a cluster that becomes empty takes the point farthest from its own centroid.
@@ -47,6 +57,7 @@ def frechet_kmeans(manifold: Manifold, points: Tensor, clusters: int, *, seed: i
         changed = torch.zeros(clusters, dtype=torch.bool)
         changed[torch.cat([assignments[moved], found[moved]])] = True
         assignments = found
+        advance(len(points) // ITERATIONS)
         if not moved.any():
             break
     return assignments

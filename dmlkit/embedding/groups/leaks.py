@@ -11,7 +11,7 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.groups.collection import Collection, embedded_collection
 from dmlkit.embedding.groups.duplicates import check_reachable
 from dmlkit.embedding.groups.near_pairs import near_pairs
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.loading.check import Finding, Findings
 from dmlkit.run_folder.folder import RunFolder
@@ -25,7 +25,7 @@ def check_leaks(
     *,
     is_published: bool,
     device: str = "auto",
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> None:
     """Embed all images by a run's model; pairs of two splits that are as alike as a threshold are added to findings.
 
@@ -36,14 +36,14 @@ def check_leaks(
         threshold: the least similarity of a near-duplicate.
         is_published: the images are a benchmark's, whose splits are as their authors want them.
         device: see `start_fabric`.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: there is no such run, or it takes other samples, or see `duplicate_groups`.
     """
     fabric = start_fabric(device)
     trained = load_model(RunFolder(run), fabric)
-    images = embedded_collection(trained, fabric, listing.everything(), str(listing.source or listing.root), progress)
+    images = embedded_collection(trained, fabric, listing.everything(), str(listing.source or listing.root), bar)
     check_reachable(images, threshold)
     assert images.rows is not None
     splits = listing.splits[images.rows.numpy()]

@@ -1,6 +1,6 @@
 """All pairs of points that are at least as alike as a threshold, found block by block."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,14 @@ class NearPairs(NamedTuple):
 
 
 @torch.no_grad()
-def near_pairs(manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float) -> NearPairs:
+def near_pairs(
+    manifold: Manifold,
+    points: Tensor,
+    others: Tensor | None,
+    threshold: float,
+    *,
+    advance: Callable[[int], None] = lambda _: None,
+) -> NearPairs:
     """Every pair whose similarity, computed in float64, is at least a threshold.
 
     Inner products are compared in float32 first, with a margin above their rounding (Higham 2002, eq. 3.5), by faiss;
@@ -35,6 +42,7 @@ def near_pairs(manifold: Manifold, points: Tensor, others: Tensor | None, thresh
         points: (N, D).
         others: (M, D) to pair them with; None: pairs of two of the points, each once.
         threshold: the least similarity.
+        advance: told N in all, little by little.
 
     Raises:
         UserError: more than `MOST_PAIRS` reach it.
@@ -48,8 +56,8 @@ def near_pairs(manifold: Manifold, points: Tensor, others: Tensor | None, thresh
     is_distance = manifold.similarity_name.endswith("distance")
     search = _near_distances if is_distance else _near_products
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    count = 0
-    for first, second in search(manifold, points, others, threshold):
+    count, told = 0, 0
+    for first, second, share in search(manifold, points, others, threshold):
         for ones, twos in zip(first.split(CHECKED), second.split(CHECKED), strict=True):
             exact = manifold.paired_similarity(
                 points[ones].double(), (points if others is None else others)[twos].double()
@@ -61,6 +69,9 @@ def near_pairs(manifold: Manifold, points: Tensor, others: Tensor | None, thresh
             raise UserError(
                 f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs are as alike; choose a higher one"
             )
+        done = round(share * len(points))
+        advance(done - told)
+        told = done
     empty = torch.empty(0, dtype=torch.int64)
     first, second, similarities = (
         torch.cat(column) for column in zip((empty, empty, torch.empty(0, dtype=torch.float64)), *found, strict=True)
@@ -71,36 +82,40 @@ def near_pairs(manifold: Manifold, points: Tensor, others: Tensor | None, thresh
 
 def _near_products(
     manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Candidates, and the share of all pairs that is looked at."""
     import faiss
 
     sides = [manifold.product_vectors(side) for side in (points, points if others is None else others)]
     longest = [float(side.norm(dim=1).max()) for side in sides]
     slack = 1.01 * (sides[0].shape[1] + 4) * 2.0**-23 * longest[0] * longest[1]
+    done, whole = 0, len(points) * len(sides[1])
     for start in range(0, len(sides[1]), BLOCK_ROWS):
         index: Any = faiss.IndexFlatIP(sides[1].shape[1])
         index.add(sides[1][start : start + BLOCK_ROWS].numpy())
         stop = len(points) if others is not None else min(start + BLOCK_ROWS, len(points))
         for low in range(0, stop, BLOCK_ROWS):
-            limits, _, columns = index.range_search(
-                sides[0][low : min(low + BLOCK_ROWS, stop)].numpy(), threshold - slack
-            )
+            rows = sides[0][low : min(low + BLOCK_ROWS, stop)]
+            limits, _, columns = index.range_search(rows.numpy(), threshold - slack)
             counts = torch.from_numpy(limits.astype("int64")).diff()
             first = torch.arange(len(counts)).repeat_interleave(counts) + low
-            yield _once(first, torch.from_numpy(columns) + start, others)
+            done += len(rows) * index.ntotal * (2 if others is None and low < start else 1)
+            yield *_once(first, torch.from_numpy(columns) + start, others), done / whole
 
 
 def _near_distances(
     manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor, float]]:
     columns = points if others is None else others
+    done, whole = 0, len(points) * len(columns)
     floor = threshold - 1e-5 * max(1.0, abs(threshold))  # float64 products round far less
     for low in range(0, len(points), DISTANCE_ROWS):
         rows = points[low : low + DISTANCE_ROWS].double()
         for start in range(low if others is None else 0, len(columns), DISTANCE_ROWS):
             near = manifold.similarity(rows, columns[start : start + DISTANCE_ROWS].double()) >= floor
             first, second = near.nonzero(as_tuple=True)
-            yield _once(first + low, second + start, others)
+            done += near.numel() * (2 if others is None and low < start else 1)
+            yield *_once(first + low, second + start, others), done / whole
 
 
 def _once(first: Tensor, second: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from dmlkit.embedding.gallery.approximate import ApproximateGallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
 from dmlkit.embedding.questions.queries import Queries, queries_of
 from dmlkit.embedding.questions.search import nearest, searcher_of
@@ -60,7 +60,7 @@ def identify(
     threshold: float | None = None,
     run: Path | None = None,
     device: str = "auto",
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> Identified:
     """The label of each image, or that it has none of the gallery's.
 
@@ -73,7 +73,7 @@ def identify(
         threshold: a label whose score is lower is `UNKNOWN`; by default the gallery's, if it has one.
         run: embeds images; by default the gallery's.
         device: see `start_fabric`.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: the gallery is empty, or holds a picture without a label, or the images are of another model.
@@ -91,7 +91,7 @@ def identify(
             "them, and add them with --label"
         )
     names, codes = np.unique(np.array(labels, dtype=object), return_inverse=True)
-    asked = queries_of(images, searched, run=run, device=device, progress=progress)
+    asked = queries_of(images, searched, run=run, device=device, bar=bar)
     searcher = searcher_of(searched)
     voters = VOTERS if by == "vote" and k is None else k or 1
     decided = _by_mean(searched, codes, asked) if by == "mean" else _by_pictures(searcher, codes, asked, voters)

@@ -15,7 +15,7 @@ from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.images import ImageList, dataset_of
-from dmlkit.embedding.in_memory import Embeddings, ImageProgress, embed_dataset
+from dmlkit.embedding.in_memory import EMBEDDING, Bar, Embeddings, embed_dataset, no_bar
 from dmlkit.embedding.same_model import check_same_model, load_same_model
 from dmlkit.embedding.searchable import Searchable
 from dmlkit.embedding.trained import TrainedModel
@@ -53,7 +53,7 @@ def queries_of(
     *,
     run: Path | None,
     device: str,
-    progress: ImageProgress | None,
+    bar: Bar = no_bar,
 ) -> Queries:
     """The points of an image, of a folder of images, or of a folder of embeddings.
 
@@ -62,7 +62,7 @@ def queries_of(
         searched: what they are for.
         run: embeds images; by default that of ``searched``.
         device: where, see `start_fabric`.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: there is nothing to read, or it is not of the same model, or no run is named for images.
@@ -81,23 +81,20 @@ def queries_of(
     fabric = start_fabric(device)
     trained = load_same_model(searched, run, fabric)
     dataset = ImageList([str(queries)]) if queries.is_file() else dataset_of(queries, "test", trained.recipe)[0]
-    found = embed_images(trained, fabric, dataset, str(queries), progress)
+    found = embed_images(trained, fabric, dataset, str(queries), bar)
     paths = [dataset.paths[int(index)] for index in found.indices]
     return Queries(found.points.numpy(), paths, tuple(found.faults))
 
 
-def embed_images(
-    trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, progress: ImageProgress | None = None
-) -> Embeddings:
+def embed_images(trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
     """Embed images; those that cannot be read are told, unless they are all.
 
     Raises:
         UserError: no image could be read, or an embedding is not finite.
     """
-    if progress:
-        progress.expect(len(dataset))
-    workers = 0 if len(dataset) <= BATCH else trained.recipe.training.workers
-    found = embed_dataset(fabric, trained.model, dataset, trained.recipe.transform, workers=workers, advance=progress)
+    workers, transform = 0 if len(dataset) <= BATCH else trained.recipe.training.workers, trained.recipe.transform
+    with bar(EMBEDDING, len(dataset)) as advance:
+        found = embed_dataset(fabric, trained.model, dataset, transform, workers=workers, advance=advance)
     refuse_nothing_read(len(found.points), found.faults, source)
     row = first_non_finite(found.points)
     if row is not None:

@@ -8,10 +8,10 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.approximate import ApproximateGallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
-from dmlkit.embedding.in_memory import ImageProgress
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.queries import Queries, queries_of
-from dmlkit.embedding.search import StoredGallery
+from dmlkit.embedding.search import Neighbors, StoredGallery
 from dmlkit.embedding.searchable import Searchable
 from dmlkit.errors import UserError
 
@@ -24,7 +24,7 @@ def search(
     exact: bool = False,
     run: Path | None = None,
     device: str = "auto",
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> Answers:
     """The k nearest of each query, in bounded memory: exactly, unless a gallery has an approximate index.
 
@@ -35,7 +35,7 @@ def search(
         exact: also of a gallery that has an index.
         run: embeds images; by default the run of ``source``.
         device: where images are embedded, see `start_fabric`.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: k is below 1, there is nothing to search in or with, or the queries are of another model.
@@ -43,7 +43,7 @@ def search(
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbour")
     searched = searchable_at(source)
-    return nearest(searched, queries_of(queries, searched, run=run, device=device, progress=progress), k, exact=exact)
+    return nearest(searched, queries_of(queries, searched, run=run, device=device, bar=bar), k, exact=exact, bar=bar)
 
 
 def searchable_at(source: Path) -> Searchable:
@@ -62,11 +62,15 @@ def searchable_at(source: Path) -> Searchable:
     return searched
 
 
-def nearest(searched: Searchable, asked: Queries, k: int, *, exact: bool = False) -> Answers:
+def nearest(searched: Searchable, asked: Queries, k: int, *, exact: bool = False, bar: Bar = no_bar) -> Answers:
     """The k nearest of each query; all, where there are fewer."""
     gallery = searcher_of(searched, exact=exact)
     k = min(k, len(searched))
-    found = [gallery.search(block, k) for block in asked.blocks()]
+    found: list[Neighbors] = []
+    with bar("searching", len(asked.paths)) as advance:
+        for block in asked.blocks():
+            found.append(gallery.search(block, k))
+            advance(len(block))
     similarities = torch.cat([torch.empty(0, k), *(one.similarities for one in found)])
     rows = torch.cat([torch.empty(0, k, dtype=torch.int64), *(one.indices for one in found)])
     index = gallery.index if isinstance(gallery, ApproximateGallery) else None

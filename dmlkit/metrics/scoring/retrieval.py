@@ -1,7 +1,7 @@
 """All metrics of a set of embeddings, from one pass over the pairs."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,8 +129,12 @@ def score_retrieval(
     gallery_ids: Array | None = None,
     ties: Ties = "expected",
     group: Any = None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Scores:
     """`retrieval_metrics` with the values of each query, its nearest neighbour, and notes instead of warnings.
+
+    Args:
+        advance: told how many more queries are ranked; the others are those of `retrieval_metrics`.
 
     Raises:
         ValueError: see `retrieval_metrics`.
@@ -155,7 +159,7 @@ def score_retrieval(
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
     vectors = search_vectors(manifold, points, items)
     search, positives = build_search(vectors, keys if items is not None else (keys[0], keys[0]), names)
-    return _score(search, positives, described, configs, ties, group)
+    return _score(search, positives, described, configs, ties, group, advance)
 
 
 def _identities(ids: Array | None, gallery_ids: Array | None, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
@@ -166,7 +170,13 @@ def _identities(ids: Array | None, gallery_ids: Array | None, lengths: tuple[int
 
 
 def _score(
-    search: Search, positives: Tensor, points: Points, configs: Sequence[MetricConfig], ties: Ties, group: Any
+    search: Search,
+    positives: Tensor,
+    points: Points,
+    configs: Sequence[MetricConfig],
+    ties: Ties,
+    group: Any,
+    advance: Callable[[int], None],
 ) -> Scores:
     scored = positives.nonzero()[:, 0]
     if len(scored) == 0:
@@ -176,7 +186,12 @@ def _score(
     nearest = scored[:0]
     notes: tuple[str, ...] = ()
     if searching:
-        columns = _search(search, share_of(scored, group), searching, ties)
+        blocks: list[dict[str, Tensor]] = []
+        for ranking, near in rankings(search, share_of(scored, group), searching, ties):
+            found = {name: value for config in searching for name, value in config.per_query(ranking).items()}
+            blocks.append(found | {_NEAREST: near.double()})
+            advance(len(near))
+        columns = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
         per_query = {name: gather_interleaved(value, len(scored), group).cpu() for name, value in columns.items()}
         nearest = per_query.pop(_NEAREST).long()
         notes = tuple(_notes(searching, search, positives))
@@ -194,15 +209,6 @@ def _score(
         left_out=len(positives) - len(scored),
         notes=notes,
     )
-
-
-def _search(search: Search, rows: Tensor, configs: Sequence[MetricConfig], ties: Ties) -> dict[str, Tensor]:
-    """The values of each query by name, and its nearest neighbour as ``_NEAREST``."""
-    blocks: list[dict[str, Tensor]] = []
-    for ranking, nearest in rankings(search, rows, configs, ties):
-        values = {name: value for config in configs for name, value in config.per_query(ranking).items()}
-        blocks.append(values | {_NEAREST: nearest.double()})
-    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _notes(configs: Sequence[MetricConfig], search: Search, positives: Tensor) -> Iterator[str]:

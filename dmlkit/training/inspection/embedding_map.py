@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.evaluation.breakdown import confusions
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.escape import printable
@@ -17,21 +18,24 @@ MOST_PICTURES = 1500  # thumbnails of the map: 4 MB, whatever the number of imag
 SIDE = 64  # of such a thumbnail
 
 
-def page_data(found: ModelInspection, *, seed: int = 0) -> tuple[dict[str, Any], int]:
+def page_data(found: ModelInspection, *, seed: int = 0, bar: Bar = no_bar) -> tuple[dict[str, Any], int]:
     """What the script reads, and how many of the map's thumbnails could not be made.
 
     Args:
         found: all that is known.
         seed: of the sample that gets thumbnails.
+        bar: shows how many are made.
     """
     images = found.collection
     generator = torch.Generator().manual_seed(seed)
     sample = torch.randperm(len(images), generator=generator)[:MOST_PICTURES].sort().values.tolist()
     pictures: dict[str, str] = {}
-    for row in sample:
-        small = images.picture(row, SIDE)
-        if small is not None:
-            pictures[str(row)] = base64.b64encode(small).decode()
+    with bar("drawing", len(sample)) as advance:
+        for row in sample:
+            small = images.picture(row, SIDE)
+            if small is not None:
+                pictures[str(row)] = base64.b64encode(small).decode()
+            advance(1)
     data = {
         "planes": {name: on_grid(plane) for name, plane in found.planes.items()},
         "labels": found.labels.tolist(),

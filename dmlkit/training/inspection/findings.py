@@ -11,7 +11,7 @@ from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.groups.collection import Collection, embedded_collection, stored_collection
 from dmlkit.embedding.groups.neighbors import neighbors_of
-from dmlkit.embedding.in_memory import Embeddings, ImageProgress
+from dmlkit.embedding.in_memory import Bar, Embeddings, no_bar
 from dmlkit.embedding.search import Gallery, Neighbors
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
@@ -29,7 +29,7 @@ from dmlkit.recipe.file import dump_recipe
 from dmlkit.run_folder.documents import EpochRow, Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
 
-MOST_TSNE = 2500  # points: 15 s on one core, and growing with the square
+MOST_TSNE = 5000  # points: 12 s on one core
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def inspect(
     split: Split | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
-    progress: ImageProgress | None = None,
+    bar: Bar = no_bar,
 ) -> ModelInspection:
     """Look at a folder of embeddings, or at a split of a run.
 
@@ -97,38 +97,37 @@ def inspect(
         split: of a run, test by default.
         overrides: ``key=value`` each, of a run's dataset, which may have moved.
         device: of a run, see `start_fabric`.
-        progress: told of images.
+        bar: shows each step.
 
     Raises:
         UserError: it is neither, or holds nothing, or an option is for runs alone.
     """
     if not (source / "manifest.json").exists():
-        return _inspect_run(source, split or "test", overrides, device or "auto", progress)
+        return _inspect_run(source, split or "test", overrides, device or "auto", bar)
     for name, value in (("--split", split), ("--set", " ".join(overrides)), ("--device", device)):
         if value:
             raise UserError(f"{name} {value}: {source} holds embeddings, which are made already; leave it out")
-    found = _look(stored_collection(source))
+    found = _look(stored_collection(source), bar)
     unlabelled = int((found.labels < 0).sum())
     if unlabelled:
         return replace(found, notes=(*found.notes, f"{unlabelled} of {len(found.labels)} images have no label"))
     try:
-        report, evaluation = evaluate_folder(source)
+        with bar("ranking", len(found.labels)) as advance:
+            report, evaluation = evaluate_folder(source, advance=advance)
     except UserError as error:  # one class, or no two images of one
         return replace(found, notes=(*found.notes, str(error)))
     return replace(found, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
 
 
-def _inspect_run(
-    path: Path, split: Split, overrides: Sequence[str], device: str, progress: ImageProgress | None
-) -> ModelInspection:
+def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
     fabric, run = start_fabric(device), RunFolder(path)
     trained = load_model(run, fabric, overrides=overrides)
     dataset = images_of_split(trained.recipe.dataset, split)
-    found = _look(embedded_collection(trained, fabric, dataset, f"{split} split of {path}", progress))
+    found = _look(embedded_collection(trained, fabric, dataset, f"{split} split of {path}", bar), bar)
     training = images_of_split(trained.recipe.dataset, "train")
-    others = embedded_collection(trained, fabric, training, f"train split of {path}", progress)
+    others = embedded_collection(trained, fabric, training, f"train split of {path}", bar)
     history = _history(run, trained, split, found.collection, others)
-    return _scored(replace(found, history=history), trained, split, path)
+    return _scored(replace(found, history=history), trained, split, path, bar)
 
 
 def _history(
@@ -142,14 +141,15 @@ def _history(
     return RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, training, nearest)
 
 
-def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: Path) -> ModelInspection:
+def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: Path, bar: Bar) -> ModelInspection:
     """With the metrics of the recipe, as ``dmlkit eval`` finds them."""
     images = found.collection
     dataset, ids = images.dataset, images.rows
     assert dataset is not None and ids is not None
     embeddings = Embeddings(images.points, dataset.labels[ids], ids, list(images.skipped))
     try:
-        evaluation = score_dataset(embeddings, dataset, trained.model, trained.recipe.metrics)
+        with bar("ranking", len(ids)) as advance:
+            evaluation = score_dataset(embeddings, dataset, trained.model, trained.recipe.metrics, advance=advance)
     except ValueError as error:
         return replace(found, notes=(*found.notes, f"cannot evaluate the {split} split: {error}"))
     queries = torch.arange(len(ids)) if dataset.query is None else dataset.query[ids].nonzero()[:, 0]
@@ -161,11 +161,14 @@ def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: P
 
 
 @torch.no_grad()
-def _look(images: Collection) -> ModelInspection:
+def _look(images: Collection, bar: Bar) -> ModelInspection:
     """What needs no evaluation."""
     names, labels = images.class_codes()
     manifold, points, notes = images.manifold, images.points, list[str]()
-    neighbors = neighbors_of(manifold, points, min(NEIGHBORS, len(points) - 1)) if len(points) > 1 else None
+    neighbors = None
+    if len(points) > 1:
+        with bar("searching", len(points)) as advance:
+            neighbors = neighbors_of(manifold, points, min(NEIGHBORS, len(points) - 1), advance=advance)
     histograms = None
     if len(names) and bool((labels >= 0).all()):
         try:
@@ -174,5 +177,6 @@ def _look(images: Collection) -> ModelInspection:
             notes.append(str(error))
     planes = {"PCA": principal_plane(manifold, points)}
     if 10 <= len(points) <= MOST_TSNE:
-        planes = {"t-SNE": neighbor_plane(manifold, points), **planes}
+        with bar("t-SNE", len(points)) as advance:
+            planes = {"t-SNE": neighbor_plane(manifold, points, advance=advance), **planes}
     return ModelInspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))

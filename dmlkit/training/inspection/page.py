@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.questions.page import Page, open_page
 from dmlkit.files.escape import html
 from dmlkit.training.inspection.charts import ChartLine, line_chart, steps
@@ -29,13 +30,14 @@ class Section(NamedTuple):
     is_there: bool
 
 
-def write_inspection(found: ModelInspection, path: Path, title: str) -> int:
+def write_inspection(found: ModelInspection, path: Path, title: str, *, bar: Bar = no_bar) -> int:
     """Write the page, all or nothing.
 
     Args:
         found: what it tells.
         path: the file.
         title: of the page.
+        bar: shows how many pictures of the map are made.
 
     Returns:
         How many pictures are placeholders or missing in the map, since their images are not where they were.
@@ -43,7 +45,7 @@ def write_inspection(found: ModelInspection, path: Path, title: str) -> int:
     Raises:
         UserError: it cannot be written.
     """
-    data, missing = page_data(found)
+    data, missing = page_data(found, bar=bar)
     sections = [section for section in sections_of(found) if section.is_there]
     style, script = ((HERE / f"inspect.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     with open_page(path, title, style=style, script=script) as page:

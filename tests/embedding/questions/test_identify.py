@@ -69,7 +69,7 @@ def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypat
     gallery = GalleryFolder(place / "gallery")
     from dmlkit.embedding.questions.queries import queries_of
 
-    asked = queries_of(place / "asked", gallery, run=None, device="cpu", progress=None)
+    asked = queries_of(place / "asked", gallery, run=None, device="cpu")
     assert [Path(path).name for path in asked.paths][-1] == "known.jpg"
     for answer, point in zip(found.answers, torch.from_numpy(asked.points), strict=True):
         label, score, margin = naive(gallery, point, by, 5)

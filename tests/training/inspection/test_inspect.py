@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from dmlkit.training.inspection import embedding_map, findings
 from dmlkit.training.inspection.findings import inspect
+from dmlkit.training.inspection.page import write_inspection
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
 from tests.embedding.groups.test_duplicates import HURTS, labelled, turned
@@ -82,8 +84,6 @@ def test_a_run_has_every_part_and_the_figures_of_eval(run: Path, dmlkit: Cli, tm
 
 
 def test_the_untouched_backbone_is_beside_where_it_is_known(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from dmlkit.training.inspection.page import write_inspection
-
     summary = findings.Summary.read(run / "summary.json")
     figures = {"validation": None, "test": {"map@r": 0.1234}, "difference": {}}
     told = findings.Summary.model_validate({**summary.model_dump(), "untouched": figures})
@@ -185,3 +185,17 @@ def test_a_map_of_60_000_images_stays_small(tmp_path: Path):
     data = {"planes": {"PCA": plane}, "labels": labels, "paths": ["photos/some_product_name/0123456789.jpg"] * 60_000}
     thumbnails = embedding_map.MOST_PICTURES * 4096  # of 64 pixels, as base64
     assert len(embedding_map.as_json(data)) + thumbnails + 700 * 10_000 < 25e6
+
+
+def test_every_step_is_shown_to_its_end(run: Path, tmp_path: Path):
+    shown: dict[str, tuple[int, int]] = {}
+
+    @contextmanager
+    def bar(what: str, total: int) -> Generator[Callable[[int], None]]:
+        done: list[int] = []
+        yield done.append
+        shown[what] = (sum(done), total)
+
+    write_inspection(inspect(run, device="cpu", bar=bar), tmp_path / "x.html", "x", bar=bar)
+    assert list(shown) == ["embedding", "searching", "t-SNE", "ranking", "drawing"]
+    assert all(done == total > 0 for done, total in shown.values()), shown

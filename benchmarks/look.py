@@ -1,0 +1,138 @@
+"""Looking at embeddings: `dmlkit inspect` and `dmlkit duplicates`, each in a process of its own.
+
+Time is from the command to its end, the start of Python and torch included; memory is the peak of the process, those
+included. The demo is the run of `make demo` (trained here first). The many embeddings are unit vectors in 600 random
+clusters, without pictures; among those of `duplicates` every hundredth is a copy of the one before. The page is usable
+when headless Chromium has drawn its table and its map. Suspects: 5 % of the labels are made wrong, and as many suspects
+are looked at, as the page itself tells; of a run all splits together. PHOTOS_RUN is a run that was trained on photos.
+
+    python benchmarks/look.py [PHOTOS_RUN]
+"""
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from gallery import trained_run
+from pyarrow import parquet
+from report import write_report
+from torch.nn.functional import normalize
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.groups.collection import collection_at
+from dmlkit.embedding.groups.neighbors import neighbors_of
+from dmlkit.embedding.manifest import Manifest, describe
+from dmlkit.embedding.trained import load_model
+from dmlkit.evaluation.mistakes.suspects import NEIGHBORS, planted_precision
+from dmlkit.run_folder.folder import RunFolder
+
+CLUSTERS, BLOCK, ROUNDS = 600, 50_000, 3
+DEMO = Path(__file__).parent.parent / "recipes" / "glyphs" / "proxy_anchor.yaml"
+COMMAND = (
+    "import resource, sys; from dmlkit.cli.app import main\n"
+    "try: main()\n"
+    "except SystemExit as end: code = end.code or 0\n"
+    "else: code = 0\n"
+    "print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+)
+
+
+def run(*words: object) -> tuple[float, float, str]:
+    """Seconds, GB at most, and what it said."""
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", COMMAND, *map(str, words)], capture_output=True, text=True, check=True)
+    seconds = time.perf_counter() - started
+    said, peak = done.stdout.rsplit("PEAK", 1)
+    return seconds, int(peak) * 1024 / 1e9, said
+
+
+def many(folder: Path, count: int, dim: int, *, copies: bool = False) -> Path:
+    """A folder of embeddings."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(CLUSTERS, dim, generator=generator)
+    points = np.lib.format.open_memmap(folder / "embeddings.npy", "w+", np.dtype("<f4"), (count, dim))
+    labels = torch.randint(CLUSTERS, (count,), generator=generator)
+    for start in range(0, count, BLOCK):
+        own = labels[start : start + BLOCK]
+        points[start : start + BLOCK] = normalize(
+            centres[own] + 0.7 * torch.randn(len(own), dim, generator=generator), dim=1
+        ).numpy()
+    if copies:
+        points[1::100] = points[0::100]
+    points.flush()
+    names, paths = [f"class {label}" for label in labels.tolist()], [f"{row}.jpg" for row in range(count)]
+    parquet.write_table(pa.table({"id": range(count), "path": paths, "label": names}), folder / "items.parquet")
+    trained = load_model(RunFolder(trained_run(folder.parent, dim)), start_fabric("cpu"))
+    manifest = Manifest(**dict(describe(trained)), source="clusters", count=count, skipped=())
+    manifest.write(folder / "manifest.json")
+    return folder
+
+
+def usable(page: Path) -> float | None:
+    """Seconds until headless Chromium shows the table of classes and the map; None without Playwright or Chromium."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return None
+    taken: list[float] = []
+    with sync_playwright() as driver:
+        path = shutil.which("chromium") or driver.chromium.executable_path
+        if not Path(path).exists():
+            return None
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for _ in range(ROUNDS):
+            opened = browser.new_page()
+            started = time.perf_counter()
+            opened.goto(page.absolute().as_uri())
+            opened.locator("#class-table tr").nth(1).wait_for()
+            opened.locator("#filter").fill("1")
+            taken.append(time.perf_counter() - started)
+            opened.close()
+        browser.close()
+    return statistics.median(taken)
+
+
+def precision(source: Path) -> str:
+    found = collection_at(source, split="all" if (source / "recipe.yaml").exists() else None)
+    names, labels = found.class_codes()
+    neighbors = neighbors_of(found.manifold, found.points, NEIGHBORS)
+    return f"{planted_precision(labels, neighbors.indices):.2f} of {len(found):,} images, {len(names)} classes"
+
+
+def main(photos_run: Path | None) -> None:
+    rows: list[list[str]] = []
+
+    def tell(what: str, seconds: float | None, peak: float | None, note: str = "") -> None:
+        rows.append([what, f"{seconds:.1f} s" if seconds else "", f"{peak:.2f} GB" if peak else "", note])
+        print(" | ".join(rows[-1]), flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        demo = place / "demo"
+        run("train", DEMO, "-o", demo)
+        taken = [run("inspect", demo, "-o", place / "demo.html") for _ in range(ROUNDS)]
+        tell("inspect the demo", statistics.median(one[0] for one in taken), max(one[1] for one in taken))
+        tell("suspects, the demo's glyphs", None, None, precision(demo))
+        if photos_run:
+            tell("suspects, photos", None, None, precision(photos_run))
+        page = place / "many.html"
+        seconds, peak, _ = run("inspect", many(place / "many", 60_000, 512), "-o", page)
+        tell("inspect 60,000 x 512", seconds, peak, f"a page of {page.stat().st_size / 1e6:.1f} MB")
+        tell("that page, until it is usable", usable(page), None)
+        source = many(place / "copies", 500_000, 128, copies=True)
+        seconds, peak, _ = run("duplicates", source, "--threshold", "0.99999", "--csv", place / "found.csv")
+        pairs = (place / "found.csv").read_text().splitlines()
+        tell("duplicates among 500,000 x 128", seconds, peak, f"{len(pairs) - 1:,} of 10,000 images with a copy")
+    write_report("look", __doc__, ["what", "time", "memory", "note"], rows)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
