@@ -97,6 +97,7 @@ def evaluate(
     if not given:
         refuse("a folder of embeddings, which knows its own" if is_folder else "a run", {"--manifold": manifold})
 
+    from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_folder
     from dmlkit.evaluation.result import is_class_table
     from dmlkit.evaluation.run import evaluate_run
@@ -110,13 +111,19 @@ def evaluate(
     if embeddings and labels:
         pair = (gallery, gallery_labels) if gallery and gallery_labels else None
         found = evaluate_arrays(
-            embeddings, labels, gallery=pair, manifold=manifold or "sphere", metrics=metric or [], ties=ties
+            embeddings,
+            labels,
+            gallery=pair,
+            manifold=manifold or "sphere",
+            metrics=metric or [],
+            ties=ties,
+            bar=bars(shown.console),
         )
         shown.tell(*found, title=str(embeddings))
     elif source and is_folder:
-        shown.tell(*evaluate_folder(source, metrics=metric or [], ties=ties), title=str(source))
+        found = evaluate_folder(source, metrics=metric or [], ties=ties, bar=bars(shown.console))
+        shown.tell(*found, title=str(source))
     elif source and untrained:
-        from dmlkit.cli.progress import bars
         from dmlkit.distributed.launch import start_fabric
         from dmlkit.training.untouched import evaluate_untrained, phrase_of
 
@@ -136,7 +143,6 @@ def evaluate(
             shown.tell(report, evaluation, title=f"{report.split} split of {recipe.dataset.name}, {phrase_of(recipe)}")
     elif source:
         from dmlkit.cli.console import say
-        from dmlkit.cli.progress import bars
         from dmlkit.distributed.launch import start_fabric
 
         fabric = start_fabric(device or "auto")

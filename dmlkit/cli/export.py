@@ -53,8 +53,10 @@ def export(
     from rich.console import Console
 
     from dmlkit.cli.console import say
+    from dmlkit.cli.progress import bars
     from dmlkit.export.run import export as export_source
 
+    console = Console()
     exported = export_source(
         source,
         format,
@@ -63,8 +65,8 @@ def export(
         overwrite=overwrite,
         checkpoint=checkpoint,
         overrides=overrides or [],
+        bar=bars(console),
     )
-    console = Console()
     if exported.model:
         parity = exported.model.parity
         difference = f"{parity.largest_difference:.0e}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Advance
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
@@ -25,7 +25,7 @@ WantedMetrics = Sequence[MetricConfig | str]
 
 
 def evaluate_folder(
-    path: Path, *, metrics: WantedMetrics = (), ties: Ties = "expected", advance: Advance = lambda _: None
+    path: Path, *, metrics: WantedMetrics = (), ties: Ties = "expected", bar: Bar = no_bar
 ) -> tuple[Report, Evaluation]:
     """Score a folder of embeddings on its own manifold, each item against all others.
 
@@ -33,7 +33,7 @@ def evaluate_folder(
         path: a folder that ``dmlkit embed`` wrote.
         metrics: configs or names; `DEFAULT_METRICS` where there are none.
         ties: how items of the same score count.
-        advance: told how many more items are ranked.
+        bar: shows the ranking.
 
     Raises:
         UserError: an item has no label, or there is nothing to retrieve.
@@ -44,7 +44,7 @@ def evaluate_folder(
         raise UserError(f"{path}: {labels.count(None)} of {len(labels)} items have no label; nothing to score")
     names = folder.items["path"].to_pylist()
     queries = folder.points, np.array(labels)
-    evaluation = _score(str(path), queries, None, folder.manifold(), _configs(metrics), ties, names, advance)
+    evaluation = _score(str(path), queries, None, folder.manifold(), _configs(metrics), ties, names, bar)
     return Report.of(evaluation, str(path), "all", ties=ties), evaluation
 
 
@@ -56,6 +56,7 @@ def evaluate_arrays(
     manifold: str = "sphere",
     metrics: WantedMetrics = (),
     ties: Ties = "expected",
+    bar: Bar = no_bar,
 ) -> tuple[Report, Evaluation]:
     """Score ``.npy`` files: (N, D) numbers and (N,) integers or strings.
 
@@ -66,6 +67,7 @@ def evaluate_arrays(
         manifold: ``sphere`` (cosine of the normalised rows) or ``euclidean`` (distance).
         metrics: configs or names; `DEFAULT_METRICS` where there are none.
         ties: how items of the same score count.
+        bar: shows the ranking.
 
     Raises:
         UserError: a file cannot be read, the gallery is the queries themselves, or the arrays cannot be scored.
@@ -84,7 +86,7 @@ def evaluate_arrays(
         items = _points(others, space, gallery[0]), _labels(gallery[1])
     queries = _points(features, space, embeddings), _labels(labels)
     names = [str(row) for row in range(len(features))]
-    evaluation = _score(str(embeddings), queries, items, space, configs, ties, names)
+    evaluation = _score(str(embeddings), queries, items, space, configs, ties, names, bar)
     return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
 
 
@@ -137,11 +139,13 @@ def _score(
     metrics: WantedMetrics,
     ties: Ties,
     names: list[str],
-    advance: Advance = lambda _: None,
+    bar: Bar,
 ) -> Evaluation:
     items = gallery or queries
     try:
-        scores = score_retrieval(*queries, *(gallery or (None, None)), manifold, metrics, ties=ties, advance=advance)
+        with bar("ranking", len(queries[1])) as advance:
+            others = gallery or (None, None)
+            scores = score_retrieval(*queries, *others, manifold, metrics, ties=ties, advance=advance)
     except ValueError as error:
         raise UserError(f"cannot evaluate {source}: {error}") from error
     classes, index = np.unique(np.concatenate([queries[1], items[1]]), return_inverse=True)

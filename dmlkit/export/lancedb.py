@@ -34,7 +34,7 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
     )
 
     def batches() -> Iterator[Any]:
-        for items, vectors in rows_of(folder, manifest.index):
+        for items, vectors in rows_of(folder, manifest.index, to.bar):
             column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
             table = items.append_column(schema.field("vector"), column).cast(schema)
             yield from table.combine_chunks().to_batches()

@@ -52,7 +52,7 @@ def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
         with cursor.copy(copy.format(sql.Identifier(to.table))) as stream:
             # bytes are sent as they are, and the server reads them as a vector
             stream.set_types(["int8", "text", "text", "bytea"])
-            for rows in rows_of(folder, manifest.index):
+            for rows in rows_of(folder, manifest.index, to.bar):
                 for row in _encoded(rows):
                     stream.write_row(row)
         comment = sql.SQL("COMMENT ON TABLE {} IS {}")

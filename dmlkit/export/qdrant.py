@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.in_memory import Bar
 from dmlkit.errors import UserError
 from dmlkit.export.address import is_address
 from dmlkit.export.store import Destination, StoreManifest, rows_of, store_manifest
@@ -45,7 +46,7 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
             before, abandoned = _collections_of(client, to)
             name = f"{to.table}-{uuid4().hex[:12]}"
             try:
-                _fill(client, name, folder, manifest)
+                _fill(client, name, folder, manifest, to.bar)
                 alias = models.CreateAlias(collection_name=name, alias_name=to.table)
                 changes: list[Any] = [models.CreateAliasOperation(create_alias=alias)]
                 if before is not None:
@@ -121,7 +122,7 @@ def _manifest_of(client: Any, collection: str) -> str:
     return (client.get_collection(collection).config.metadata or {}).get(MARK, "")
 
 
-def _fill(client: Any, name: str, folder: EmbeddingFolder, manifest: StoreManifest) -> None:
+def _fill(client: Any, name: str, folder: EmbeddingFolder, manifest: StoreManifest, bar: Bar) -> None:
     from qdrant_client import models
 
     distances = {"cosine": models.Distance.COSINE, "l2": models.Distance.EUCLID, "dot": models.Distance.DOT}
@@ -131,7 +132,7 @@ def _fill(client: Any, name: str, folder: EmbeddingFolder, manifest: StoreManife
         hnsw_config=None if manifest.index.suits_graph() else models.HnswConfigDiff(m=0),  # 0: no graph
     )
     client.create_collection(name, vectors_config=described, metadata={MARK: manifest.text()})
-    for items, vectors in rows_of(folder, manifest.index):
+    for items, vectors in rows_of(folder, manifest.index, bar):
         ids, payloads = items["id"].to_pylist(), items.select(["path", "label"]).to_pylist()
         for start in range(0, len(ids), SENT):
             sent = slice(start, start + SENT)

@@ -7,6 +7,7 @@ from typing import cast, get_args
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.export.address import is_address
@@ -44,6 +45,7 @@ def export(
     overwrite: bool = False,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
+    bar: Bar = no_bar,
 ) -> Exported:
     """Export a run's model, or embeddings, for other programs.
 
@@ -56,6 +58,7 @@ def export(
         overwrite: replace the table of a store.
         checkpoint: of a run, which weights.
         overrides: ``key=value`` each, of a run's dataset, which may have moved: its images check the export.
+        bar: shows the rows that go to a store.
 
     Raises:
         UserError: the format is not for such a source, ``output`` is somebody else's, or see `export_model`,
@@ -86,7 +89,8 @@ def export(
             raise UserError(f"export: {name} does not apply to a folder of embeddings; leave it out")
     if is_store:
         folder, store = EmbeddingFolder(source), cast(StoreFormat, format)
-        to, notes = export_to_store(folder, store, None if output is None else str(output), table, overwrite=overwrite)
+        target = None if output is None else str(output)
+        to, notes = export_to_store(folder, store, target, table, overwrite=overwrite, bar=bar)
         return Exported([to], notes=notes)
     kind = cast(EmbeddingFormat, format)
     if path is not None:

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.manifest import Manifest, SearchIndex
 from dmlkit.errors import UserError
@@ -55,11 +56,13 @@ class Destination:
         target: a folder, or an address.
         table: its name.
         overwrite: replace a table of this name, if dmlkit has written it.
+        bar: shows the rows that are written.
     """
 
     target: str
     table: str
     overwrite: bool = False
+    bar: Bar = no_bar
 
     def __str__(self) -> str:
         shown = shown_address(self.target) if is_address(self.target) else self.target
@@ -118,23 +121,25 @@ def store_manifest(folder: EmbeddingFolder) -> StoreManifest:
     return StoreManifest(**fields)
 
 
-def rows_of(folder: EmbeddingFolder, index: StoreIndex) -> Iterator[StoreRows]:
+def rows_of(folder: EmbeddingFolder, index: StoreIndex, bar: Bar = no_bar) -> Iterator[StoreRows]:
     """The rows of a table, some at a time.
 
     Raises:
         UserError: a vector has nan or inf, or no direction where the distance is the cosine.
     """
     start = 0
-    for block in folder.blocks(ROWS):
-        vectors = index_vectors(block.numpy(), index.model_dump(), "gallery").astype(np.float32)
-        for fault, is_faulty in (
-            ("its vector would have nan or inf", ~np.isfinite(vectors).all(1)),
-            ("its vector is 0, which has no cosine", (index.distance == "cosine") & ~vectors.any(1)),
-        ):
-            if is_faulty.any():
-                folder.refuse_row(start + int(is_faulty.argmax()), fault)
-        yield StoreRows(folder.items.select(["id", "path", "label"]).slice(start, len(block)), vectors)
-        start += len(block)
+    with bar("exporting", len(folder)) as advance:
+        for block in folder.blocks(ROWS):
+            vectors = index_vectors(block.numpy(), index.model_dump(), "gallery").astype(np.float32)
+            for fault, is_faulty in (
+                ("its vector would have nan or inf", ~np.isfinite(vectors).all(1)),
+                ("its vector is 0, which has no cosine", (index.distance == "cosine") & ~vectors.any(1)),
+            ):
+                if is_faulty.any():
+                    folder.refuse_row(start + int(is_faulty.argmax()), fault)
+            yield StoreRows(folder.items.select(["id", "path", "label"]).slice(start, len(block)), vectors)
+            start += len(block)
+            advance(len(block))
 
 
 def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.export.address import is_address
 from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.pgvector import write_pgvector
@@ -21,6 +22,7 @@ def export_to_store(
     table: str | None,
     *,
     overwrite: bool = False,
+    bar: Bar = no_bar,
 ) -> tuple[Destination, list[str]]:
     """Write embeddings with their ids, paths and labels as a table, whole or not at all.
 
@@ -30,6 +32,7 @@ def export_to_store(
         target: a folder, or the address of a server; by default a folder of the format's name in the source.
         table: its name, by default `TABLE`.
         overwrite: replace the table, if this command has written it.
+        bar: shows the rows.
 
     Returns:
         Where the table is, and what to know of it.
@@ -41,5 +44,5 @@ def export_to_store(
     write = {"lancedb": write_lancedb, "qdrant": write_qdrant, "pgvector": write_pgvector}
     if target is None or not is_address(target):
         target = str(folder.path / format if target is None else Path(target))
-    to = Destination(target, TABLE if table is None else table, overwrite)
+    to = Destination(target, TABLE if table is None else table, overwrite, bar)
     return to, write[format](folder, to)

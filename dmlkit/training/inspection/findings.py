@@ -112,8 +112,7 @@ def inspect(
     if unlabelled:
         return replace(found, notes=(*found.notes, f"{unlabelled} of {len(found.labels)} images have no label"))
     try:
-        with bar("ranking", len(found.labels)) as advance:
-            report, evaluation = evaluate_folder(source, advance=advance)
+        report, evaluation = evaluate_folder(source, bar=bar)
     except UserError as error:  # one class, or no two images of one
         return replace(found, notes=(*found.notes, str(error)))
     return replace(found, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
