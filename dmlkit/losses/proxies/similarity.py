@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,3 +52,18 @@ def log_one_plus_sum_exp(exponent: Tensor, where: Tensor) -> Tensor:
     nearly_minus_infinity = torch.finfo(exponent.dtype).min  # of which a sum over no row has a finite gradient
     total = exponent.masked_fill(~where, nearly_minus_infinity).logsumexp(-2)
     return torch.logaddexp(total, torch.zeros_like(total))
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """The largest numbers (B, count) of each row of (B, m), in any order; all where there are fewer.
+
+    Example:
+        >>> largest(torch.tensor([[3.0, 1.0, 2.0]]), 2).sort().values
+        tensor([[2., 3.]])
+    """
+    rest = values.shape[1] - count
+    if rest <= 0:
+        return values
+    if values.is_cpu:  # 565 of 11 318 in 180 rows: 1.6 ms, by topk 42 ms
+        return torch.from_numpy(np.partition(values.numpy(), rest, axis=1)[:, rest:])
+    return values.topk(count, sorted=False).values
