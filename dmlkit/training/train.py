@@ -25,7 +25,7 @@ from dmlkit.training.cost import forget_peak_memory, peak_memory
 from dmlkit.training.data import TrainingData, training_data
 from dmlkit.training.divergence import check_losses, check_weights, compute_loss
 from dmlkit.training.experiment import Experiment, assemble
-from dmlkit.training.gradients import average_gradients, clip_gradients
+from dmlkit.training.gradients import take_step
 from dmlkit.training.progress import Pace, Progress, Silent
 from dmlkit.training.summary import summarize
 from dmlkit.training.untouched import score_untouched
@@ -150,9 +150,7 @@ def fit(
                     loss = compute_loss(experiment, embeddings, labels, state, run)
                     optimizer.zero_grad()
                     fabric.backward(loss)
-                    average_gradients(fabric, experiment)
-                    clip_gradients(fabric, experiment, optimizer)
-                    optimizer.step()
+                    take_step(fabric, experiment, optimizer)
                     pending.append(loss.detach())
                     images_pending += len(labels)
                 state.step += 1
@@ -197,7 +195,8 @@ def finish_epoch(
     metrics: dict[str, float] | None = None
     is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
     if data.validation is not None and is_due:
-        evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
+        with experiment.averaged():
+            evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
         state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
         score = metrics[settings.select_by]
