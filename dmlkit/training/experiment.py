@@ -113,7 +113,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             objective.loss.keep_shard(rank, ranks)
     shared = {id(parameter) for parameter in model.parameters()}
     parameters = {
-        "backbone": model.backbone.tuned_parameters(),
+        **_backbone_parameters(recipe, model),
         "head": list(model.head.parameters()),
         # a learnable manifold belongs to the head, although the loss holds it too
         "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
@@ -122,6 +122,16 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation, average)
+
+
+def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, list[nn.Parameter]]:
+    if recipe.optimizer.layer_decay == 1:
+        return {"backbone": model.backbone.tuned_parameters()}
+    try:
+        return {f"backbone.{depth}": block for depth, block in enumerate(model.backbone.tuned_blocks(), 1)}
+    except UserError:
+        text = f"{recipe.backbone.name} has no blocks that can be told apart; leave it out"
+        raise UserError(recipe.fault(("optimizer", "layer_decay"), text)) from None
 
 
 @contextmanager

@@ -189,8 +189,8 @@ def finish_epoch(
     pace: Pace,
 ) -> None:
     """Validate, log the epoch, and keep the checkpoint if it is the best so far."""
-    settings = experiment.recipe.training
-    epoch, loss = state.epoch + 1, state.loss_sum / len(experiment.sampler)
+    settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, len(experiment.sampler)
+    epoch, loss = state.epoch + 1, state.loss_sum / steps
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
     metrics: dict[str, float] | None = None
     is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
@@ -206,7 +206,7 @@ def finish_epoch(
     row = EpochRow(
         epoch=epoch,
         loss=loss,
-        lr=experiment.optimizer.param_groups[0]["lr"],
+        lr=experiment.recipe.optimizer.lr * schedule.factor(epoch - 1 + (steps - 1) / steps, settings.epochs),
         images_per_second=round(pace.images / pace.seconds, 1),
         waiting=round(pace.waiting / pace.seconds, 3),
         seconds=round(state.seconds + pace.seconds, 2),
