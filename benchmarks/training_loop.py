@@ -61,7 +61,7 @@ def dmlkit_epochs() -> list[float]:
         run = Path(folder) / "run"
         train(recipe(), run, fabric=start_fabric("cpu"))
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [row.images_per_second for row in rows]
+        return [row["images_per_second"] for row in rows]
 
 
 def main() -> None:

@@ -122,6 +122,17 @@ class Backbone(nn.Module, ABC):
         """The parameters that train, in frozen epochs too, and the batch norms' among them, frozen or not."""
         return [parameter for name, parameter in self.named_parameters() if name not in self.frozen_names]
 
+    def tuned_blocks(self) -> list[list[nn.Parameter]]:
+        """`tuned_parameters` of each of the `blocks`, the last block first, and those before all blocks in the end.
+
+        Raises:
+            UserError: it has no blocks that can be told apart.
+        """
+        blocks = [{id(parameter) for parameter in block.parameters()} for block in reversed(self.blocks())]
+        rest = {id(parameter) for parameter in self.parameters()}.difference(*blocks)
+        tuned = self.tuned_parameters()
+        return [[parameter for parameter in tuned if id(parameter) in block] for block in (*blocks, rest)]
+
     def merge(self) -> "Backbone":
         """Put the updates of low rank, where there are any, into the weights: faster, and with their usual names."""
         merge(self)

@@ -11,6 +11,10 @@ from dmlkit.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dmlkit.recipe.reference import MemberReference
+
+    Families = dict[str, tuple[MemberReference, ...]]
+
 app = typer.Typer()
 
 
@@ -25,6 +29,8 @@ def list_members(
     """List the families that recipes put together, the members of one with their keys, or the recipes."""
     from rich.console import Console
 
+    from dmlkit.recipe.catalogue import find_reference
+
     if root is not None and family != "recipes":
         raise UserError("list: --root is a folder of recipes; give it with dmlkit list recipes")
     if markdown:
@@ -32,44 +38,39 @@ def list_members(
             raise UserError("list: --markdown prints all families; leave FAMILY out")
         from dmlkit.recipe.reference import as_markdown
 
-        typer.echo(as_markdown(), nl=False)
+        typer.echo(as_markdown(find_reference(plugins or [])), nl=False)
     elif family == "recipes":
         print_recipes(root, Console())
     elif family is None:
-        print_families(Console())
+        print_families(find_reference(plugins or []).families, Console())
     else:
-        print_family(family, Console())
+        print_family(family, find_reference(plugins or []).families, Console())
 
 
-def print_families(console: "Console") -> None:
+def print_families(families: "Families", console: "Console") -> None:
     """One row a family."""
     from rich.table import Table
 
     from dmlkit.cli.console import say, show_table
-    from dmlkit.recipe.schema import FAMILIES
 
     table = Table("family", "members")
-    for name, root in FAMILIES.items():
-        table.add_row(name, ", ".join(sorted(root.variants)))
+    for name, members in families.items():
+        table.add_row(name, ", ".join(member.name for member in members))
     show_table(table, console)
     say(console, "dmlkit list FAMILY shows what each member is, and its keys with their defaults")
     say(console, "dmlkit list recipes shows the recipes")
 
 
-def print_family(family: str, console: "Console") -> None:
+def print_family(family: str, families: "Families", console: "Console") -> None:
     """Every member of a family: what it is, and each key with its default and its meaning."""
     from dmlkit.cli.console import say
-    from dmlkit.recipe.plugin import plugin_of
-    from dmlkit.recipe.reference import first_sentence, keys_of
-    from dmlkit.recipe.schema import FAMILIES
 
-    if family not in FAMILIES:
-        raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(FAMILIES)}")
-    for name, variant in sorted(FAMILIES[family].variants.items()):
-        plugin = plugin_of(variant)
-        say(console, f"{name} ({plugin.title})" if plugin else name, style="bold")
-        say_indented(console, first_sentence(variant), 2)
-        for key in keys_of(variant):
+    if family not in families:
+        raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(families)}")
+    for member in families[family]:
+        say(console, f"{member.name} ({member.plugin})" if member.plugin else member.name, style="bold")
+        say_indented(console, member.meaning, 2)
+        for key in member.keys:
             say_indented(console, f"{key.key}: {key.default}  {key.meaning}", 4)
         console.print()
 
@@ -139,6 +140,6 @@ def schema(plugins: Plugins = None, debug: Debug = False) -> None:
     """Print the JSON schema of recipes, for editors."""
     import json
 
-    from dmlkit.recipe.file import schema as recipe_schema
+    from dmlkit.recipe.catalogue import find_reference
 
-    typer.echo(json.dumps(recipe_schema(), indent=2))
+    typer.echo(json.dumps(find_reference(plugins or []).schema, indent=2))

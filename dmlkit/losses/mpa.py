@@ -7,7 +7,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.proxies.centers import CenterPooling, mean_center_distance, pool_centers
+from dmlkit.losses.proxies.centers import CenterPooling, center_distances, pool_centers
 from dmlkit.losses.proxies.classes import Block, Classes
 from dmlkit.losses.proxies.closed_form import anchor_terms
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
@@ -107,6 +107,12 @@ class MPA(ProxyLoss):
         self.regularizer_weight = regularizer_weight
 
     def class_terms(self, block: Block) -> Tensor:
+        terms = self._anchor_terms(block)
+        if self.regularizer_weight == 0 or block.proxies.shape[1] == 1:
+            return terms
+        return terms + self.regularizer_weight * center_distances(self.manifold, block)
+
+    def _anchor_terms(self, block: Block) -> Tensor:
         if self.closed_form:
             return anchor_terms(block, self.scale, self.margin)
         pull = log_one_plus_sum_exp(-self.scale * (block.similarity - self.margin), where=block.own)
@@ -115,8 +121,4 @@ class MPA(ProxyLoss):
 
     def over(self, classes: Classes) -> Tensor:
         loss = super().over(classes)
-        if self.transport is not None:
-            loss = loss + self.transport(classes, self.scale, self.margin)
-        if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
-            return loss
-        return loss + self.regularizer_weight * mean_center_distance(self.manifold, classes)
+        return loss if self.transport is None else loss + self.transport(classes, self.scale, self.margin)

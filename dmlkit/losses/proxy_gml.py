@@ -13,9 +13,10 @@ from dmlkit.component import Requirement
 from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses.checks.similarity import require_similarity
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
+from dmlkit.losses.proxies.computed_classes import computed_once
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.sampling import require_all
-from dmlkit.losses.proxies.similarity import automatic_block_size
+from dmlkit.losses.proxies.similarity import automatic_block_size, largest
 from dmlkit.losses.proxies.softmax import others_and_own
 from dmlkit.manifolds.base import Manifold
 
@@ -119,6 +120,7 @@ class ProxyGML(ProxyLoss):
 
     def over(self, classes: Classes) -> Tensor:
         require_all(classes, ALL_CLASSES_REASON)
+        classes = computed_once(classes)
         threshold = self._threshold(classes)
 
         def logits(block: Block) -> Tensor:
@@ -182,8 +184,7 @@ class ProxyGML(ProxyLoss):
             similarity = block.similarity
             if self.positive_mask:
                 similarity = similarity.masked_fill(block.own[:, None], -torch.inf)
-            best = torch.cat([best, similarity.flatten(1)], 1)
-            best = best.topk(min(count, best.shape[1]), sorted=False).values
+            best = largest(torch.cat([best, similarity.flatten(1)], 1), count)
         return best.amin(1)[:, None, None]
 
 

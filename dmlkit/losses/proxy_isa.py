@@ -10,6 +10,7 @@ from torch import Tensor
 from dmlkit.losses.proxies.class_memory import ClassMemory
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.closed_form import anchor_terms
+from dmlkit.losses.proxies.computed_classes import computed_once
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.sample_weights import SampleWeights, own_and_below
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
@@ -124,9 +125,8 @@ class ProxyISA(ProxyLoss):
         negative_fraction: float = 1.0,
     ) -> None:
         super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
-        self.margin, self.scale = margin, scale
-        self.volume, self.hardness, self.sensitivity = volume, hardness, sensitivity
-        self.search_margin, self.delay = search_margin, delay
+        self.margin, self.scale, self.volume, self.hardness = margin, scale, volume, hardness
+        self.sensitivity, self.search_margin, self.delay = sensitivity, search_margin, delay
         self.positive_penalty, self.negative_penalty = positive_penalty, negative_penalty
         self.memory = ClassMemory(memory_size, manifold.point_dim, num_classes)
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
@@ -148,6 +148,7 @@ class ProxyISA(ProxyLoss):
         classes = self.classes(embeddings, labels)
         if self.known_epoch < MEMORY_EPOCH:
             return self.over(classes)
+        classes = computed_once(classes)
         with torch.no_grad():
             weights = self._weights(classes, labels)
 
@@ -188,8 +189,7 @@ class ProxyISA(ProxyLoss):
         count = len(classes.proxies)
         has_class = (classes.labels >= 0) & (classes.labels < count)  # the others' classes are with other ranks
         row = classes.labels.clamp(0, count - 1)
-        own_weights = torch.ones_like(own)
-        clean = torch.ones_like(has_class)
+        own_weights, clean = torch.ones_like(own), torch.ones_like(has_class)
         if self.known_epoch >= FILTER_EPOCH:
             clean = own >= outlier[row]
         if self.known_epoch >= FILTER_EPOCH and self.positive_penalty != "none":

@@ -41,6 +41,8 @@ class Manifold(nn.Module, ABC):
     """
 
     similarities: ClassVar[tuple[str, ...]]
+    takes_stacks: ClassVar[bool] = False
+    """Whether ``distance(x, x)`` may be of stacks of points (..., N, D)."""
     geometry: Any
 
     def __init__(self, dim: int, *, similarity: str, proxies: Literal["features", "points"]) -> None:
@@ -161,7 +163,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """
     if x is y:
         squares = vecdot(x, x)
-        scale = squares[:, None] + squares
+        scale = squares[..., :, None] + squares[..., None, :]
         return drop_rounding(scale - 2 * inner_products(x), scale)
     scale = x.square().sum(-1, keepdim=True) + y.square().sum(-1)  # (N, M)
     return drop_rounding(torch.addmm(scale, x, y.T, alpha=-2), scale)
@@ -181,11 +183,11 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.save_for_backward(x)
-        return x @ x.T
+        return x @ x.mT
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return (grad + grad.T) @ ctx.saved_tensors[0]
+        return (grad + grad.mT) @ ctx.saved_tensors[0]
 
 
 def drop_rounding(difference: Tensor, scale: Tensor) -> Tensor:

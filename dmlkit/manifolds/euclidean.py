@@ -35,6 +35,7 @@ class Euclidean(Manifold):
     """
 
     similarities = ("negative_distance", "negative_squared_distance", "dot", "cosine")
+    takes_stacks = True
 
     def __init__(
         self,

@@ -41,6 +41,7 @@ class Sphere(Manifold):
     """
 
     similarities = ("cosine", "negative_distance", "negative_squared_distance")
+    takes_stacks = True
 
     def __init__(
         self,

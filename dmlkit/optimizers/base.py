@@ -1,8 +1,8 @@
 """The optimizer interface: one learning rate, multiplied for backbone, head and loss."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat
 from torch import nn
 from torch.optim import Optimizer
 
@@ -29,12 +29,15 @@ class OptimizerConfig(ComponentConfig, frozen=True):
     """Share of a weight, times the learning rate, that each step takes off; proxies included."""
     lr_multipliers: LearningRateMultipliers = LearningRateMultipliers()
     """How much faster than ``lr`` backbone, head and loss learn."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The learning rate of each block of the backbone over that of what follows it, e.g. 0.75 for a large pretrained
+    ViT: what is near the pixels then stays near its pretrained weights."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         """The optimizer over the parameters of ``backbone``, ``head`` and ``loss``.
 
         Args:
-            parameters: by that name.
+            parameters: by that name; those of a backbone's block by ``backbone.N``, where N counts from the head.
             fused: one kernel for all of a step, where there is one: 12 ms instead of 38 for 17 million numbers on 2
                 CPU cores. Fused steps scale float16 gradients themselves, which rules out clipping them.
         """
@@ -42,7 +45,8 @@ class OptimizerConfig(ComponentConfig, frozen=True):
 
     def groups(self, parameters: dict[str, list[nn.Parameter]]) -> list[dict[str, Any]]:
         """One group for each of them with any parameters, named, with its own learning rate."""
-        rates = self.lr_multipliers.model_dump()
-        return [
-            {"params": group, "name": name, "lr": self.lr * rates[name]} for name, group in parameters.items() if group
-        ]
+        rates = {name: self.lr * self._multiplier(*name.split(".")) for name in parameters}
+        return [{"params": group, "name": name, "lr": rates[name]} for name, group in parameters.items() if group]
+
+    def _multiplier(self, part: str, depth: str = "0") -> float:
+        return getattr(self.lr_multipliers, part) * self.layer_decay ** int(depth)

@@ -1,13 +1,7 @@
-"""Every key that a recipe may have, from the classes that own them: as lines for a screen, as Markdown for the docs."""
+"""Every key that a recipe may have, as plain data: what the screens and pages of reference are made of."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
-
-from pydantic import BaseModel
-
-from dmlkit.component import ComponentConfig, from_weights
-from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
 
 
 class KeyReference(NamedTuple):
@@ -18,44 +12,32 @@ class KeyReference(NamedTuple):
     meaning: str
 
 
-def first_sentence(member: type[BaseModel]) -> str:
-    """What a member of a family is, in one line."""
-    return as_text((member.__doc__ or "").strip().partition("\n")[0])
+class MemberReference(NamedTuple):
+    """A member of a family: what it is, its keys, and the plug-in that it comes from; None for dmlkit's own."""
+
+    name: str
+    meaning: str
+    keys: tuple[KeyReference, ...]
+    plugin: str | None = None
 
 
-def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:
-    """The keys of a configuration: a member's own first, then those that it shares.
+class Reference(NamedTuple):
+    """All of a recipe.
 
-    Example:
-        >>> from dmlkit.losses import CosFaceConfig
-        >>> next(keys_of(CosFaceConfig))
-        KeyReference(key='margin', default='0.35', meaning='m, in units of the cosine.')
+    Args:
+        recipe: the keys at the top.
+        training: the keys below ``training``.
+        families: the members of each family, by name.
+        schema: the JSON schema of recipes.
     """
-    fields = sorted(config.model_fields.items(), key=lambda field: field[0] not in config.__annotations__)
-    for name, info in fields:
-        if name != "name" or not issubclass(config, ComponentConfig):
-            default = "required" if info.is_required() else _plain(info.get_default(call_default_factory=True))
-            default = "published" if from_weights in info.metadata else default
-            yield KeyReference(name, default, as_text(info.description or ""))
+
+    recipe: tuple[KeyReference, ...]
+    training: tuple[KeyReference, ...]
+    families: dict[str, tuple[MemberReference, ...]]
+    schema: dict[str, Any]
 
 
-def _plain(default: Any) -> str:
-    if isinstance(default, tuple):
-        return json.dumps([item.model_dump(mode="json") if isinstance(item, BaseModel) else item for item in default])
-    return json.dumps(default.model_dump(mode="json") if isinstance(default, BaseModel) else default)
-
-
-def as_text(docstring: str) -> str:
-    """A docstring in one line, without its marks of code.
-
-    Example:
-        >>> as_text("For w+; ``none`` is 1, see `ProxyLoss`.")
-        'For w+; none is 1, see ProxyLoss.'
-    """
-    return " ".join(docstring.replace("`", "").split())
-
-
-def as_markdown() -> str:
+def as_markdown(reference: Reference) -> str:
     """The page docs/recipe_keys.md: a section for the recipe, its training, and each member of each family."""
     lines = [
         "# The keys of a recipe",
@@ -64,24 +46,23 @@ def as_markdown() -> str:
         "",
         "## recipe",
         "",
-        *_table(Recipe, default=False),
+        *_table(reference.recipe, default=False),
         "## training",
         "",
-        *_table(TrainingConfig),
+        *_table(reference.training),
     ]
-    for family, root in FAMILIES.items():
+    for family, members in reference.families.items():
         lines += [f"## {family}", ""]
-        for name, member in sorted(root.variants.items()):
-            lines += [f"### {name}", "", _escaped(first_sentence(member)), "", *_table(member)]
+        for member in members:
+            lines += [f"### {member.name}", "", _escaped(member.meaning), "", *_table(member.keys)]
     return "\n".join(lines)
 
 
-def _table(config: type[BaseModel], *, default: bool = True) -> list[str]:
-    keys = list(keys_of(config))
-    if not keys:
+def _table(keys: Iterable[KeyReference], *, default: bool = True) -> list[str]:
+    rows = [[f"`{key.key}`", *([f"`{key.default}`"] if default else []), _escaped(key.meaning)] for key in keys]
+    if not rows:
         return []
     head = ["| key | default | meaning |", "|---|---|---|"] if default else ["| key | meaning |", "|---|---|"]
-    rows = [[f"`{key.key}`", *([f"`{key.default}`"] if default else []), _escaped(key.meaning)] for key in keys]
     return [*head, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 

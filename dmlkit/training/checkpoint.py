@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
 from dmlkit.distributed.gather import gather_lists
 from dmlkit.embedding.trained import FROZEN, take_weights
@@ -15,6 +15,9 @@ from dmlkit.recipe.file import dump_recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
+
+LATEST = "latest"
+"""Key of the last checkpoint: the weights to go on from, where its model has their average."""
 
 
 @dataclass
@@ -52,6 +55,7 @@ def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -
             "last",
             {
                 **weights,
+                LATEST: _latest_weights(experiment),
                 **asdict(state),
                 "optimizer": optimizer,
                 "precision": fabric.strategy.precision.state_dict(),
@@ -99,6 +103,8 @@ def _take_over(experiment: Experiment, saved: dict[str, Any], path: Path, fabric
         )
     take_weights(experiment.model, saved, path)
     load_weights(experiment.objective, saved["objective"], path)
+    if experiment.average:
+        experiment.average.restore(saved["model"], saved[LATEST])
     experiment.optimizer.load_state_dict(saved["optimizer"])
     fabric.strategy.precision.load_state_dict(saved["precision"])
     torch.set_rng_state(saved["random"]["cpu"])
@@ -112,6 +118,7 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     for sharded in experiment.objective.sharded_parameters():
         objective[sharded.name] = sharded.shard.collect(sharded.values)
     recipe, model = dump_recipe(experiment.recipe), experiment.model.state_dict()
+    model |= experiment.average.weights() if experiment.average else {}
     weights = {
         "recipe": recipe,
         "num_features": experiment.train.num_features,
@@ -123,6 +130,12 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     for name in experiment.model.frozen_weights():
         del model[name]
     return {**weights, FROZEN: experiment.frozen_pretrained}
+
+
+def _latest_weights(experiment: Experiment) -> dict[str, Tensor]:
+    """Where the last step left the weights of which the checkpoint's model has the average."""
+    latest = experiment.average.model_weights if experiment.average else {}
+    return {name: weight.detach() for name, weight in latest.items()}
 
 
 def _optimizer_state(experiment: Experiment) -> dict[str, Any]:

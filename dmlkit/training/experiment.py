@@ -1,7 +1,7 @@
 """The one place where the components of a recipe meet."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers.base import Regularizer
 from dmlkit.samplers.base import Sampler
+from dmlkit.training.average import WeightAverage
 
 
 class Objective(nn.Module):
@@ -59,6 +60,11 @@ class Experiment:
     sampler: Sampler
     train: Dataset
     validation: Dataset | None
+    average: WeightAverage | None = None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """While the block runs the model has the weights that it is judged by: their average, where one is kept."""
+        return self.average.in_place() if self.average else nullcontext()
 
     @cached_property
     def frozen_pretrained(self) -> str | None:
@@ -107,14 +113,25 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             objective.loss.keep_shard(rank, ranks)
     shared = {id(parameter) for parameter in model.parameters()}
     parameters = {
-        "backbone": model.backbone.tuned_parameters(),
+        **_backbone_parameters(recipe, model),
         "head": list(model.head.parameters()),
         # a learnable manifold belongs to the head, although the loss holds it too
         "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
     }
     with faults_of(recipe, "optimizer"):
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
-    return Experiment(recipe, model, objective, optimizer, sampler, train, validation)
+    average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
+    return Experiment(recipe, model, objective, optimizer, sampler, train, validation, average)
+
+
+def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, list[nn.Parameter]]:
+    if recipe.optimizer.layer_decay == 1:
+        return {"backbone": model.backbone.tuned_parameters()}
+    try:
+        return {f"backbone.{depth}": block for depth, block in enumerate(model.backbone.tuned_blocks(), 1)}
+    except UserError:
+        text = f"{recipe.backbone.name} has no blocks that can be told apart; leave it out"
+        raise UserError(recipe.fault(("optimizer", "layer_decay"), text)) from None
 
 
 @contextmanager

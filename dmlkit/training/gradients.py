@@ -1,4 +1,6 @@
-"""Gradients between the backward pass and the optimizer's step: averaged over ranks, clipped."""
+"""Gradients between the backward pass and the optimizer's step: averaged over ranks, clipped; and the step."""
+
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -6,6 +8,21 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dmlkit.training.experiment import Experiment
+
+
+def take_step(fabric: Fabric, experiment: Experiment, optimizer: Any) -> None:
+    """From the gradients of a batch to the next weights, and their average where one is kept.
+
+    Args:
+        fabric: the ranks.
+        experiment: with gradients.
+        optimizer: the experiment's, as the fabric set it up.
+    """
+    average_gradients(fabric, experiment)
+    clip_gradients(fabric, experiment, optimizer)
+    optimizer.step()
+    if experiment.average:
+        experiment.average.update()
 
 
 def average_gradients(fabric: Fabric, experiment: Experiment) -> None:

@@ -40,6 +40,8 @@ def summarize(
         untouched: figures of the backbone before training, where it began with weights.
     """
     rows = run.read_metrics()
+    if experiment.average:
+        experiment.average.put_in_place()
     tuned = evaluate_test(experiment, data, fabric, state)
     last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned.scores.values)
     best = None

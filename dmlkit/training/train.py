@@ -25,7 +25,7 @@ from dmlkit.training.cost import forget_peak_memory, peak_memory
 from dmlkit.training.data import TrainingData, training_data
 from dmlkit.training.divergence import check_losses, check_weights, compute_loss
 from dmlkit.training.experiment import Experiment, assemble
-from dmlkit.training.gradients import average_gradients, clip_gradients
+from dmlkit.training.gradients import take_step
 from dmlkit.training.progress import Pace, Progress, Silent
 from dmlkit.training.summary import summarize
 from dmlkit.training.untouched import score_untouched
@@ -150,9 +150,7 @@ def fit(
                     loss = compute_loss(experiment, embeddings, labels, state, run)
                     optimizer.zero_grad()
                     fabric.backward(loss)
-                    average_gradients(fabric, experiment)
-                    clip_gradients(fabric, experiment, optimizer)
-                    optimizer.step()
+                    take_step(fabric, experiment, optimizer)
                     pending.append(loss.detach())
                     images_pending += len(labels)
                 state.step += 1
@@ -191,13 +189,14 @@ def finish_epoch(
     pace: Pace,
 ) -> None:
     """Validate, log the epoch, and keep the checkpoint if it is the best so far."""
-    settings = experiment.recipe.training
-    epoch, loss = state.epoch + 1, state.loss_sum / len(experiment.sampler)
+    settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, len(experiment.sampler)
+    epoch, loss = state.epoch + 1, state.loss_sum / steps
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
     metrics: dict[str, float] | None = None
     is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
     if data.validation is not None and is_due:
-        evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
+        with experiment.averaged():
+            evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
         state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
         score = metrics[settings.select_by]
@@ -207,7 +206,7 @@ def finish_epoch(
     row = EpochRow(
         epoch=epoch,
         loss=loss,
-        lr=experiment.optimizer.param_groups[0]["lr"],
+        lr=experiment.recipe.optimizer.lr * schedule.factor(epoch - 1 + (steps - 1) / steps, settings.epochs),
         images_per_second=round(pace.images / pace.seconds, 1),
         waiting=round(pace.waiting / pace.seconds, 3),
         seconds=round(state.seconds + pace.seconds, 2),

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dmlkit.losses.proxies.classes import Classes, sum_over_classes
+from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.manifolds.base import Manifold
 
 CenterPooling = Literal["softmax", "max", "mean"]
-# Distances within classes are the diagonal blocks of those of this many proxies: few enough that the rest of the
-# square costs little, enough that the calls do.
-BLOCK_PROXIES = {"cpu": 64, "cuda": 2048}
+# Distances within groups are the diagonal blocks of those of this many points: few enough that the rest of the square
+# costs little, enough that the calls do.
+BLOCK_POINTS = {"cpu": 64, "cuda": 2048}
 
 
 def pool_centers(kind: CenterPooling, gamma: float) -> Callable[[Tensor], Tensor]:
@@ -68,21 +68,41 @@ def mean_center_distance(manifold: Manifold, classes: Classes) -> Tensor:
 
     .. math:: \frac{1}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
 
-    On the sphere d is sqrt(2 - 2 <w, w'>), whose gradient is infinite at w = w'; the manifold's is 0 there.
-
     Args:
         manifold: the geometry whose distance d is.
         classes: of a step, with proxies (n, K, d), K > 1.
     """
-    proxies = classes.proxies
-    per_class = proxies.shape[1]
-    factor = 0.5 / (classes.total * per_class * (per_class - 1))  # each pair is met twice
 
-    def distances(_: Tensor, some: Tensor) -> Tensor:
-        points = manifold.proxy_points(some).flatten(0, 1)
-        of_all = manifold.distance(points, points).view(len(some), per_class, len(some), per_class)
-        return of_all.diagonal(dim1=0, dim2=2)  # (K, K, w): those within a class
+    def nothing(_: Tensor, proxies: Tensor) -> Tensor:
+        return proxies.new_empty(0)
 
-    block_size = max(1, BLOCK_PROXIES.get(proxies.device.type, 64) // per_class)
-    within = replace(classes, embeddings=proxies.new_empty(0), measure=distances, block_size=block_size)
-    return sum_over_classes(within, lambda block: block.similarity.sum() * factor)
+    within = replace(classes, embeddings=classes.proxies.new_empty(0), measure=nothing)
+    return sum_over_classes(within, lambda block: center_distances(manifold, block))
+
+
+def center_distances(manifold: Manifold, block: Block) -> Tensor:
+    """The terms (w,) of the classes of a block in `mean_center_distance`.
+
+    On the sphere d is sqrt(2 - 2 <w, w'>), whose gradient is infinite at w = w'; the manifold's is 0 there.
+    """
+    per_class = block.proxies.shape[1]
+    factor = 0.5 / (block.classes.total * per_class * (per_class - 1))  # each pair is met twice
+    return distances_within(manifold, manifold.proxy_points(block.proxies)).sum((1, 2)) * factor
+
+
+def distances_within(manifold: Manifold, points: Tensor) -> Tensor:
+    """The distances (w, K, K) between the K points of each of w groups (w, K, D).
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> distances_within(Euclidean(1), torch.tensor([[[0.0], [3.0]]])).tolist()
+        [[[0.0, 3.0], [3.0, 0.0]]]
+    """
+    if manifold.takes_stacks:
+        return manifold.distance(points, points)
+    per_group, found = points.shape[1], list[Tensor]()
+    for some in points.split(max(1, BLOCK_POINTS.get(points.device.type, 64) // per_group)):
+        flat = some.flatten(0, 1)
+        square = manifold.distance(flat, flat).unflatten(1, (-1, per_group)).unflatten(0, (-1, per_group))
+        found.append(square.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
+    return torch.cat(found)

@@ -41,7 +41,7 @@ class Classes:
             proxies = self.proxies[first : first + self.block_size].detach().requires_grad_(with_graph)
             with torch.set_grad_enabled(with_graph):
                 similarity = self.measure(rows, proxies)
-            yield Block(similarity, first, self), (rows, proxies, *self.parameters)
+            yield Block(similarity, first, self, proxies), (rows, proxies, *self.parameters)
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Block:
     similarity: Tensor  # (B, w); (B, K, w) where the loss makes one of K itself
     first: int  # position of the first class
     classes: Classes
+    proxies: Tensor  # (w, d) or (w, K, d)
 
     @cached_property
     def column(self) -> Tensor:

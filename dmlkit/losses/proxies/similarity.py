@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.manifolds import Sphere
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.unit import cosines
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 """Of embeddings (B, D) and the proxies of w classes (w, ...): similarities (B, w) or (B, K, w), differentiable."""
@@ -19,11 +22,18 @@ KEPT_NUMBERS = 2**26  # similarities and proxies that may wait for the backward 
 def similarity_to(manifold: Manifold, pool: Callable[[Tensor], Tensor] | None) -> Measure:
     """The manifold's similarity to proxies (w, d) as (B, w), to (w, K, d) as (B, K, w), or pooled to (B, w)."""
 
+    # A subclass may mean another similarity.
+    is_cosine = type(manifold) is Sphere and manifold.similarity_name == "cosine" and manifold.proxies == "features"
+
+    def to_each(embeddings: Tensor, proxies: Tensor) -> Tensor:
+        if is_cosine:
+            return cosines(embeddings, proxies)
+        return manifold.similarity(embeddings, manifold.proxy_points(proxies))
+
     def measure(embeddings: Tensor, proxies: Tensor) -> Tensor:
-        points = manifold.proxy_points(proxies)
-        if points.ndim == 2:
-            return manifold.similarity(embeddings, points)
-        by_class = manifold.similarity(embeddings, points.flatten(0, 1)).unflatten(1, proxies.shape[:2])  # (B, w, K)
+        if proxies.ndim == 2:
+            return to_each(embeddings, proxies)
+        by_class = to_each(embeddings, proxies.flatten(0, 1)).unflatten(1, proxies.shape[:2])  # (B, w, K)
         by_proxy = by_class.transpose(1, 2).contiguous()  # what follows runs along the classes, not along few proxies
         return by_proxy if pool is None else pool(by_proxy)
 
@@ -51,3 +61,18 @@ def log_one_plus_sum_exp(exponent: Tensor, where: Tensor) -> Tensor:
     nearly_minus_infinity = torch.finfo(exponent.dtype).min  # of which a sum over no row has a finite gradient
     total = exponent.masked_fill(~where, nearly_minus_infinity).logsumexp(-2)
     return torch.logaddexp(total, torch.zeros_like(total))
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """The largest numbers (B, count) of each row of (B, m), in any order; all where there are fewer.
+
+    Example:
+        >>> largest(torch.tensor([[3.0, 1.0, 2.0]]), 2).sort().values
+        tensor([[2., 3.]])
+    """
+    rest = values.shape[1] - count
+    if rest <= 0:
+        return values
+    if values.is_cpu:  # 565 of 11 318 in 180 rows: 1.6 ms, by topk 42 ms
+        return torch.from_numpy(np.partition(values.numpy(), rest, axis=1)[:, rest:])
+    return values.topk(count, sorted=False).values

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
 
@@ -47,3 +48,33 @@ class _UnitVectors(torch.autograd.Function):
             return torch.autograd.grad(unit, x, gradient, create_graph=True)[0], None
         along = torch.linalg.vecdot(gradient, unit)[..., None].masked_fill_(norm < ctx.epsilon, 0)
         return torch.addcmul(gradient, unit, along, value=-1).div_(norm.clamp(min=ctx.epsilon)), None
+
+
+def cosines(x: Tensor, vectors: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """<x_i, v_j / |v_j|> of x (N, d) and vectors (M, d): (N, M), without M unit vectors.
+
+    The same as ``x @ unit_vectors(vectors).T``, which walks 7 times over the vectors where this takes 4.
+
+    Example:
+        >>> cosines(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        [[0.6000000238418579, 0.0]]
+    """
+    return _Cosines.apply(x, vectors, epsilon)
+
+
+class _Cosines(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, vectors: Tensor, epsilon: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        norm = torch.linalg.vector_norm(vectors, dim=-1)
+        inverse = norm.clamp(min=epsilon).reciprocal_()
+        found = (x @ vectors.T).mul_(inverse)
+        ctx.save_for_backward(x, vectors, inverse.square().masked_fill_(norm < epsilon, 0), inverse, found)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, vectors, square, inverse, found = ctx.saved_tensors
+        along = torch.linalg.vecdot(grad_outputs[0], found, dim=0).mul_(square)
+        gradient = grad_outputs[0] * inverse
+        return gradient @ vectors, (gradient.T @ x).addcmul_(vectors, along[:, None], value=-1), None

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dmlkit.losses import MPA, ProxyAnchor, ProxyGML, ProxyNCA, SoftTriple
+from dmlkit.losses import MPA, ProxyAnchor, ProxyGML, ProxyISA, ProxyNCA, SoftTriple
 from dmlkit.losses.base import Loss
-from dmlkit.losses.proxies.similarity import KEPT_NUMBERS, may_wait
+from dmlkit.losses.proxies.similarity import KEPT_NUMBERS, largest, may_wait
 from dmlkit.manifolds import Sphere
 
 
@@ -79,3 +79,30 @@ def test_gradients_of_the_gradient_are_refused():
     for loss in losses(Sphere(8), None):
         with pytest.raises(RuntimeError, match="no gradient of its own"):
             torch.autograd.grad(loss(points, labels), points, create_graph=True)
+
+
+@pytest.mark.parametrize("sizes", [[1, 2], [7, 30]])
+def test_the_largest_are_those_of_a_sorted_row(sizes: list[int]):
+    values = torch.randn(6, 30, generator=torch.Generator().manual_seed(0))
+    for count in sizes:
+        assert torch.equal(largest(values, count).sort().values, values.sort().values[:, 30 - count :])
+
+
+@pytest.mark.parametrize("loss", [ProxyISA(Sphere(8), 30), ProxyGML(Sphere(8), 30, proxies_per_class=2, ratio=0.5)])
+def test_similarities_computed_once_give_the_numbers_of_those_computed_twice(loss: Loss, monkeypatch):
+    points, labels = batch()
+    loss.set_epoch(2)
+    found: list[Tensor] = []
+    for once in (True, False):
+        with monkeypatch.context() as patch:
+            if not once:
+                patch.setattr(f"{type(loss).__module__}.computed_once", lambda classes: classes)
+            before = {name: value.clone() for name, value in loss.state_dict().items()}
+            value = loss(points, labels)
+            leaves = (points, loss.proxies)
+            found += [value, *torch.autograd.grad(value, leaves, retain_graph=True)]
+            found += torch.autograd.grad(value, leaves)  # a second backward pass computes them anew
+            loss.load_state_dict(before)
+    for one, other in zip(found[:5], found[5:], strict=True):
+        assert torch.equal(one, other)
+    assert all(torch.equal(*pair) for pair in zip(found[1:3], found[3:5], strict=True))

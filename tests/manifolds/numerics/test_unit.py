@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.manifolds.numerics.unit import unit_vectors
+from dmlkit.manifolds.numerics.unit import cosines, unit_vectors
 
 
 def features() -> torch.Tensor:
@@ -33,3 +33,16 @@ def test_any_leading_shape_and_vmap(shape: tuple[int, ...]):
     torch.testing.assert_close(unit_vectors(x), normalize(x, dim=-1))
     stack = torch.stack([x, 2 * x])
     torch.testing.assert_close(torch.func.vmap(unit_vectors)(stack), normalize(stack, dim=-1))
+
+
+@pytest.mark.parametrize("length", [1.0, 1e-3, 1e-8, 0.0, 1e6])
+def test_cosines_and_their_gradients_are_those_with_normalized_vectors(length: float):
+    torch.manual_seed(0)
+    x, vectors = (torch.randn(n, 5, dtype=torch.float64) for n in (4, 7))
+    vectors[:3] *= length
+    x.requires_grad_(), vectors.requires_grad_()
+    weights = torch.randn(4, 7, dtype=torch.float64)
+    found, expected = cosines(x, vectors), x @ normalize(vectors, dim=1, eps=1e-6).T
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad((of * weights).sum(), (x, vectors)) for of in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,245 @@
+"""What a GPU is kept busy with, part by part; each prints a table and writes benchmarks/results/gpu_PART.md.
+
+losses: forward and backward of losses over proxies, in float32 and under bf16 autocast, beside the three products.
+training: images/s of `dmlkit train` beside a bare loop of the same model, loss and optimizer, glyphs of 128 pixels.
+loader: JPEGs of 500 x 375 pixels to crops of 224 on the device, beside torchvision's ImageFolder and DataLoader.
+evaluation: recall and MAP@R of 512-dimensional unit vectors, beside the product of all queries and the gallery.
+embed: images/s of `dmlkit.load(RUN).embed`, beside a bare loop of the same model.
+
+All parts: benchmarks/gpu.sh [--tiny]. One: python benchmarks/gpu.py losses [--tiny]; --tiny rehearses it at small
+sizes on any device, and writes nothing.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import losses
+import numpy as np
+import report
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import dmlkit
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.loading.batches import TrainingBatches, make_loader
+from dmlkit.loading.inputs import inputs_of
+from dmlkit.metrics import retrieval_metrics
+from dmlkit.model import build_model
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.train import train
+
+OVER_PROXIES = ("proxy_anchor", "proxy_nca", "norm_softmax", "cosface", "arcface", "proxy_isa", "proxy_gml", "mpa")
+FEW_PROXIES = ("proxy_anchor", "norm_softmax", "cosface")  # those whose proxies of a million classes fit any GPU
+BACKBONES = {
+    "resnet50": "{name: resnet50}",
+    "vit_small": "{name: timm, model: vit_small_patch16_224, image_size: 128}",
+}
+Row = list[str]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def wait() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(run: Callable[[], object]) -> float:
+    wait()
+    started = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - started
+
+
+def loss_rows(tiny: bool) -> list[Row]:
+    rows: list[Row] = []
+    sizes = ((20, 20), (30, 20), (40, 20)) if tiny else ((100, 180), (11_318, 180), (1_000_000, 512))
+    for classes, batch in sizes:
+        for name in OVER_PROXIES if classes < 10**6 else FEW_PROXIES:
+            loss = losses.ours(name, classes, DEVICE)
+            columns = loss.get_parameter("proxies").numel() // losses.DIM
+            for dtype in (torch.float32, torch.bfloat16):
+                points, labels = losses.draw(classes, DEVICE, min(batch, 4 * classes))
+                half = points.detach().to(dtype).requires_grad_()
+
+                def run(loss=loss, half=half, labels=labels, dtype=dtype) -> None:
+                    half.grad = None
+                    loss.zero_grad(set_to_none=True)
+                    with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+                        value = loss(half, labels)
+                    value.backward()
+
+                floor = losses.products(len(labels), columns, DEVICE)
+                mine, least = losses.take_turns([run, floor], DEVICE, repeats=2 if tiny else 20)
+                kind = str(dtype).removeprefix("torch.")
+                rows.append([name, str(classes), kind, f"{mine:.2f}", f"{least:.2f}", f"{mine / least:.2f}"])
+    return rows
+
+
+def recipe(backbone: str, precision: str, tiny: bool) -> Recipe:
+    classes, images, batch, epochs = (8, 4, 8, 2) if tiny else (200, 60, 64, 4)
+    text = (
+        f"dataset: {{name: glyphs, classes: {classes}, images_per_class: {images}, size: 128}}\n"
+        f"transform: {{name: plain, size: 128}}\nbackbone: {BACKBONES[backbone]}\nloss: {{name: proxy_anchor}}\n"
+        f"sampler: {{name: random, batch_size: {batch}}}\ntraining: {{epochs: {epochs}, precision: {precision}}}\n"
+    )
+    return parse_recipe(text, "gpu.py")
+
+
+def bare_images_per_second(settings: Recipe) -> float:
+    """The median over epochs after the first; images lie on the device."""
+    data = settings.dataset.build("train")
+    images = torch.stack([data.sample(index) for index in range(len(data))]).to(DEVICE)
+    labels = data.labels.to(DEVICE)
+    model = build_model(settings).to(DEVICE).train()
+    loss = settings.loss.build(model.manifold, len(data.class_names)).to(DEVICE)
+    parameters = [*model.parameters(), *loss.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+    sampler = settings.sampler.build(data.labels, 0)
+
+    def epoch(number: int) -> None:
+        for batch in sampler.batches(number):
+            chosen = torch.as_tensor(batch, device=DEVICE)
+            optimizer.zero_grad()
+            with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=settings.training.precision == "bf16"):
+                value = loss(model(images[chosen]), labels[chosen])
+            value.backward()
+            optimizer.step()
+
+    speeds = [
+        len(sampler) * sampler.batch_size / seconds(lambda n=n: epoch(n)) for n in range(settings.training.epochs)
+    ]
+    return statistics.median(speeds[1:])
+
+
+def training_rows(tiny: bool) -> list[Row]:
+    rows: list[Row] = []
+    for backbone in BACKBONES:
+        for precision in ("fp32", "bf16"):
+            settings = recipe(backbone, precision, tiny)
+            with tempfile.TemporaryDirectory() as folder:
+                train(settings, folder + "/run", fabric=start_fabric(DEVICE, precision))
+                speeds = [row.images_per_second for row in RunFolder(Path(folder) / "run").read_metrics()]
+            mine, bare = statistics.median(speeds[1:]), bare_images_per_second(settings)
+            rows.append([backbone, precision, f"{mine:.0f}", f"{bare:.0f}", f"{mine / bare:.3f}"])
+    return rows
+
+
+def loader_rows(tiny: bool) -> list[Row]:
+    classes, images, batch, workers = (4, 4, 4, 0) if tiny else (50, 80, 64, os.cpu_count() or 1)
+    normalization = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalization]
+    with tempfile.TemporaryDirectory() as folder:
+        noise = np.random.default_rng(0)
+        for number in range(classes * images):
+            path = Path(folder, f"class_{number % classes:03}", f"{number}.jpg")
+            path.parent.mkdir(exist_ok=True)
+            pixels = Image.fromarray(noise.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+            pixels.resize((500, 375), Image.Resampling.BICUBIC).save(path)
+        text = (
+            f"dataset: {{name: folder, root: {folder}, validation_fraction: 0}}\ntransform: {{name: imagenet}}\n"
+            f"loss: {{name: proxy_anchor}}\nsampler: {{name: random, batch_size: {batch}}}\n"
+        )
+        settings = parse_recipe(text, "gpu.py")
+        data = settings.dataset.build("train")
+        sampler = settings.sampler.build(data.labels, 0)
+        inputs = inputs_of(data, settings.transform, training=True)
+        batches = TrainingBatches(sampler, 0)
+        ours = make_loader(inputs, batches, workers=workers, pin_memory=DEVICE == "cuda")
+        peer_data = ImageFolder(folder, transforms.Compose(steps))
+        peer = DataLoader(peer_data, batch, True, num_workers=workers, drop_last=True, pin_memory=DEVICE == "cuda")
+
+        def our_pass() -> None:
+            for one in ours:
+                inputs.on_device(one, torch.device(DEVICE))
+
+        def peer_pass() -> None:
+            for pixels, _ in peer:
+                pixels.to(DEVICE, non_blocking=True)
+
+        mine = statistics.median(len(sampler) * batch / seconds(our_pass) for _ in range(3))
+        theirs = statistics.median(len(peer) * batch / seconds(peer_pass) for _ in range(3))
+    return [[str(workers), f"{mine:.0f}", f"{theirs:.0f}", f"{mine / theirs:.2f}"]]
+
+
+def evaluation_rows(tiny: bool) -> list[Row]:
+    rows: list[Row] = []
+    for count, classes in ((200, 20), (400, 40)) if tiny else ((60_502, 11_316), (1_000_000, 100_000)):
+        points = normalize(torch.randn(count, 512, device=DEVICE), dim=1)
+        labels = torch.arange(count, device=DEVICE) % classes
+
+        def product(points: Tensor = points) -> None:
+            for block in points.split(8192):
+                for columns in points.split(65_536):
+                    block @ columns.T
+
+        def score(points: Tensor = points, labels: Tensor = labels) -> object:
+            return retrieval_metrics(points, labels, metrics=["recall@1", "map@r"])
+
+        product()
+        mine, floor = seconds(score), seconds(product)
+        rows.append([str(count), f"{mine:.2f}", f"{floor:.2f}", f"{mine / floor:.2f}"])
+    return rows
+
+
+def embed_rows(tiny: bool) -> list[Row]:
+    rows: list[Row] = []
+    for backbone in BACKBONES:
+        settings = recipe(backbone, "fp32", tiny)
+        settings = settings.model_copy(update={"training": settings.training.model_copy(update={"epochs": 1})})
+        with tempfile.TemporaryDirectory() as folder:
+            train(settings, folder + "/run", fabric=start_fabric(DEVICE))
+            embedder = dmlkit.load(folder + "/run", device=DEVICE)
+            pixels = np.random.default_rng(0).integers(0, 256, (32 if tiny else 8192, 128, 128, 3), dtype=np.uint8)
+            model, batch = embedder.trained.model, 64
+
+            @torch.inference_mode()
+            def bare(model=model, pixels=pixels, batch=batch) -> None:
+                for some in torch.from_numpy(pixels).permute(0, 3, 1, 2).split(batch):
+                    model(some.to(DEVICE)).cpu()
+
+            embedder.embed(pixels[:batch])
+            mine, least = (len(pixels) / seconds(run) for run in (lambda: embedder.embed(pixels), bare))  # noqa: B023
+        rows.append([backbone, f"{mine:.0f}", f"{least:.0f}", f"{mine / least:.3f}"])
+    return rows
+
+
+PARTS: dict[str, tuple[Callable[[bool], list[Row]], Row]] = {
+    "losses": (loss_rows, ["loss", "C", "embeddings", "ms", "three float32 products ms", "ratio"]),
+    "training": (training_rows, ["backbone", "precision", "dmlkit images/s", "bare images/s", "ratio"]),
+    "loader": (loader_rows, ["workers", "dmlkit images/s", "torchvision images/s", "ratio"]),
+    "evaluation": (evaluation_rows, ["images", "dmlkit s", "products s", "ratio"]),
+    "embed": (embed_rows, ["backbone", "dmlkit images/s", "bare images/s", "ratio"]),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, and write nothing")
+    options = parser.parse_args()
+    if DEVICE == "cpu" and not options.tiny:
+        parser.error("no GPU here; --tiny rehearses it on the CPU")
+    measure, header = PARTS[options.part]
+    rows = measure(options.tiny)
+    if options.tiny:
+        for row in (header, *rows):
+            print(" | ".join(row))
+    else:
+        report.write_report(f"gpu_{options.part}", __doc__, header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The average of the weights: that of a naive loop, through an interruption, and what a run is judged by."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+import dmlkit as library
+from dmlkit.losses import ProxyAnchor
+from dmlkit.model import build_model
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import TINY_RECIPE
+
+DECAY = 0.8
+AVERAGED = TINY_RECIPE.replace("epochs: 3", f"epochs: 3, ema: {DECAY}")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "averaged.yaml"
+    path.write_text(AVERAGED)
+    return path
+
+
+def naive() -> dict[str, torch.Tensor]:
+    recipe = parse_recipe(TINY_RECIPE, "r.yaml")
+    train = recipe.dataset.build("train")
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe)
+    loss = ProxyAnchor(model.manifold, len(train.class_names))
+    optimizer = torch.optim.AdamW(
+        [{"params": model.parameters()}, {"params": [loss.proxies], "lr": 0.03}], lr=0.003, weight_decay=1e-4
+    )
+    averages = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    sampler = recipe.sampler.build(train.labels, recipe.seed)
+    for epoch in range(recipe.training.epochs):
+        for batch in sampler.batches(epoch):
+            optimizer.zero_grad()
+            loss(model(torch.stack([train.sample(index) for index in batch])), train.labels[batch]).backward()
+            optimizer.step()
+            for name, weight in model.named_parameters():
+                averages[name] = DECAY * averages[name] + (1 - DECAY) * weight.detach()
+    return {**model.state_dict(), **averages}  # running statistics are the model's own
+
+
+def test_the_average_is_that_of_a_naive_loop(dmlkit, recipe: Path, tmp_path: Path):
+    assert dmlkit("train", recipe, "-o", tmp_path / "run", "--device", "cpu").code == 0
+    saved = RunFolder(tmp_path / "run").load_checkpoint("last")["model"]
+    expected = naive()
+    assert saved.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(saved[name], tensor, msg=name, rtol=1e-4, atol=1e-5)
+
+
+def test_an_interrupted_average_ends_with_the_same_bits(
+    dmlkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert dmlkit("train", recipe, "-o", whole, "--device", "cpu").code == 0
+    train = import_module("dmlkit.training.train")  # the package has a function of that name
+
+    def save_and_die(*arguments: object) -> None:
+        save(*arguments)
+        raise KeyError("the power is gone")
+
+    save = train.save
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "save", save_and_die)
+        assert dmlkit("train", recipe, "-o", cut, "--device", "cpu").code == 70
+    assert len(RunFolder(cut).read_metrics()) == 1
+    assert dmlkit("train", recipe, "-o", cut, "--device", "cpu", "--resume").code == 0
+    first, second = (RunFolder(run).load_checkpoint("last") for run in (whole, cut))
+    for part in ("model", "latest", "objective"):
+        assert first[part] and first[part].keys() == second[part].keys()
+        for name, tensor in first[part].items():
+            assert torch.equal(tensor, second[part][name]), name
+    assert any(not torch.equal(first["model"][name], weight) for name, weight in first["latest"].items())
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_run_is_judged_by_the_average(dmlkit, recipe: Path, tmp_path: Path, split: str):
+    run = tmp_path / "run"
+    summary = library.train(recipe, run, device="cpu")
+    reported = summary.last.test if split == "test" else RunFolder(run).read_metrics()[-1].validation
+    measured = library.evaluate(run, split=split, checkpoint="last", device="cpu").report.metrics
+    assert reported is not None
+    assert {name: measured[name] for name in reported} == pytest.approx(reported, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", ["1.0", "0", "-0.1", "yes"])
+def test_a_share_out_of_range_is_one_line(dmlkit, recipe: Path, value: str):
+    result = dmlkit("check", recipe, "--set", f"training.ema={value}")
+    assert result.code == 2 and "--set training.ema" in result.err and result.err.count("\n") == 1
