@@ -1,5 +1,6 @@
 """Proxy-ISA loss: Proxy-Anchor that listens to informative samples, by what each class has learned so far."""
 
+from collections.abc import Iterable
 from math import exp
 from typing import Annotated, Any, Literal
 
@@ -7,6 +8,8 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from dmlkit.component import Requirement
+from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.class_memory import ClassMemory
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.closed_form import anchor_terms
@@ -46,12 +49,15 @@ class ProxyISAConfig(ProxyLossConfig, frozen=True):
     memory_size: PositiveInt = 1024
     """T, embeddings remembered."""
 
+    def requirements(self) -> Iterable[Requirement]:
+        return (NEEDS_BOUNDED,)
+
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyISA":
         return ProxyISA(manifold, num_classes, **self.options())
 
 
 class ProxyISA(ProxyLoss):
-    r"""Li et al., MM Asia 2022, eq. 8-17; s = manifold similarity, C+ = classes in the batch.
+    r"""Li et al., MM Asia 2022, eq. 8-17; s = relative similarity, C+ = classes in the batch.
 
     .. math:: \frac{1}{\sum_{c \in C^+} \bar\omega_c^+} \sum_{c \in C^+} \log(1 + \sum_{y_x = c}
             e^{\omega_{x,c}^+ \alpha (\delta - s(x,c))}) + \frac{1}{\sum_c \bar\omega_c^-} \sum_c \log(1 +
@@ -124,6 +130,7 @@ class ProxyISA(ProxyLoss):
         negative_fraction: float = 1.0,
     ) -> None:
         super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
+        require_bounded("ProxyISA", manifold)
         self.margin, self.scale = margin, scale
         self.volume, self.hardness, self.sensitivity = volume, hardness, sensitivity
         self.search_margin, self.delay = search_margin, delay

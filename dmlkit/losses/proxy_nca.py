@@ -29,7 +29,8 @@ class ProxyNCA(ProxyLoss):
 
     Z_i are all classes, or (``positive_in_denominator=False``, the paper's form, which has no lower bound) all
     classes but y_i. The paper has s = -|x - p|^2 on the sphere, that is 2 cos - 2, so sigma on the cosine is twice
-    that on the squared distance. D: the default 18 is the 9 of the authors' code, which triples unit vectors.
+    that on the squared distance; here a squared distance comes as the relative similarity 1 - |x - p|^2 / 2, the
+    cosine. D: the default 18 is the 9 of the authors' code, which triples unit vectors.
 
     Args:
         manifold: the geometry of embeddings and proxies.

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.utils.parametrize import is_parametrized
 
-from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     check_hyperbolic,
@@ -16,6 +16,7 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     distance_from_sinh,
     farthest,
     make_learnable,
+    right_angle_distance,
 )
 from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares
 from dmlkit.manifolds.numerics.sheet import Sheet
@@ -126,6 +127,9 @@ class Lorentz(Manifold):
         difference, rise = x64 - y64, self._height(vecdot(x64, x64)) - self._height(vecdot(y64, y64))
         sinh_squared = (vecdot(difference, difference) - rise.square()).clamp(min=0) * (-curvature / 4)
         return distance_from_sinh(sinh_squared, curvature).to(x.dtype)
+
+    def unrelated_distance(self) -> Tensor:
+        return right_angle_distance(self.curvature, UNRELATED_RADIUS)
 
     def product_vectors(self, points: Tensor) -> Tensor:
         return unit_vectors(points[..., 1:])

@@ -8,7 +8,8 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.manifolds.base import Manifold, safe_sqrt
+from dmlkit.manifolds.arithmetic.products import safe_sqrt
+from dmlkit.manifolds.base import Manifold
 from dmlkit.regularizers.base import Regularizer, RegularizerConfig
 
 

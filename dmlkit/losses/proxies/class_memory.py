@@ -64,7 +64,7 @@ class ClassMemory(nn.Module):
         labels = labels.clamp(0, len(proxies) - 1)
         own = manifold.proxy_points(proxies[labels])  # (T, D), today's
         pairs = zip(self.points.split(BLOCK), own.split(BLOCK), strict=True)
-        similarity = torch.cat([manifold.similarity(x, p).diagonal() for x, p in pairs])
+        similarity = torch.cat([manifold.relative_similarity(x, p).diagonal() for x, p in pairs])
         totals = similarity.new_zeros(len(proxies)).index_add_(0, labels, torch.where(filled, similarity, 0))
         counts = similarity.new_zeros(len(proxies)).index_add_(0, labels, filled.to(similarity.dtype))
         return totals / counts.clamp(min=1), counts > 0

@@ -17,13 +17,15 @@ KEPT_NUMBERS = 2**26  # similarities and proxies that may wait for the backward 
 
 
 def similarity_to(manifold: Manifold, pool: Callable[[Tensor], Tensor] | None) -> Measure:
-    """The manifold's similarity to proxies (w, d) as (B, w), to (w, K, d) as (B, K, w), or pooled to (B, w)."""
+    """The relative similarity to proxies (w, d) as (B, w), to (w, K, d) as (B, K, w), or pooled to (B, w)."""
 
     def measure(embeddings: Tensor, proxies: Tensor) -> Tensor:
         points = manifold.proxy_points(proxies)
         if points.ndim == 2:
-            return manifold.similarity(embeddings, points)
-        by_class = manifold.similarity(embeddings, points.flatten(0, 1)).unflatten(1, proxies.shape[:2])  # (B, w, K)
+            return manifold.relative_similarity(embeddings, points)
+        by_class = manifold.relative_similarity(embeddings, points.flatten(0, 1)).unflatten(
+            1, proxies.shape[:2]
+        )  # (B, w, K)
         by_proxy = by_class.transpose(1, 2).contiguous()  # what follows runs along the classes, not along few proxies
         return by_proxy if pool is None else pool(by_proxy)
 
