@@ -1,5 +1,6 @@
 """The hyperboloid (Lorentz model): hyperbolic space as a sheet in Minkowski space."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -114,6 +115,23 @@ class Lorentz(Manifold):
         space = points[..., 1:]
         length = space.norm(dim=-1, keepdim=True).clamp(min=1e-15) * (-self.curvature).sqrt()
         return space * (length.asinh() / length)
+
+    def translate(self, points: Tensor, features: Tensor) -> Tensor:
+        r"""Points (..., D) moved along the tangent vector at the origin ``features`` (..., d), transported to each.
+
+        .. math:: \exp_x(PT_{o \to x}(b)), \quad PT_{o \to x}(b) = b + \frac{\bar x \cdot b}{r (r + x_0)} (o + x), \quad
+                r = 1 / \sqrt{-K}
+
+        What leaves the numbers that a float holds is brought back to `farthest`.
+        """
+        radius, space = (-self.curvature).rsqrt(), points[..., 1:]
+        time = radius + self._height(space.square().sum(-1, keepdim=True))
+        along = (space * features).sum(-1, keepdim=True) / (radius * (radius + time))
+        border = farthest(points.dtype)
+        # a longer step than from border to border ends at the border too
+        length = (features.norm(dim=-1, keepdim=True) / radius).clamp(min=1e-15, max=2 * border)
+        moved = length.cosh() * space + length.sinh() / length * (features + along * space)
+        return self._complete(clip_features(moved, None, radius * math.sinh(border)))
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points of the proxies; where K is learned, the sheet may have moved: x_0 follows it."""

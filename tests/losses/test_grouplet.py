@@ -13,7 +13,7 @@ from dmlkit.losses import MPA, Grouplet, GroupletConfig, ProxyAnchor, ProxyAncho
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.manifolds.base import Manifold
-from dmlkit.transport import Exact, Quadratic, Sinkhorn
+from dmlkit.transport import Exact, NoTransport, Quadratic, Sinkhorn
 
 CLASSES, DIM = 7, 5
 MANIFOLDS = {
@@ -213,6 +213,17 @@ def test_recipe_options():
     assert loss.transport.group_size == 8
     weighted = ProxyAnchorConfig.model_validate({"transport": {"solver": {"name": "exact"}}}).build(Sphere(DIM), 3)
     assert isinstance(weighted.transport, TransportWeights) and isinstance(weighted.transport.solver, Exact)
+
+
+@pytest.mark.parametrize("scope", ["grouplet", "batch"])
+def test_without_transport_the_groups_stay(scope: str):
+    loss = grouplet(scope=scope, group_size=4, scale=3.0, solver=NoTransport())
+    features, labels = draw(10)
+    groups = groups_of(loss, 10) if scope == "grouplet" else [list(range(10))]
+    points = loss.manifold.from_features(features)
+    similarity = points @ loss.manifold.proxy_points(loss.proxies).T
+    expected = torch.stack([naive_loss(similarity, labels, group, {}, 3.0, 0.1) for group in groups]).mean()
+    torch.testing.assert_close(loss(points, labels), expected, rtol=1e-9, atol=0)
 
 
 def test_bad_options_are_refused():
