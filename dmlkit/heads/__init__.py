@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dmlkit.component import load_family, missing_attribute
 from dmlkit.heads.base import Head, HeadConfig
 from dmlkit.heads.linear import Linear, LinearConfig
+from dmlkit.heads.lorentz_linear import LorentzLinear, LorentzLinearConfig
 from dmlkit.heads.mobius_linear import MobiusLinear, MobiusLinearConfig
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "HeadConfig",
     "Linear",
     "LinearConfig",
+    "LorentzLinear",
+    "LorentzLinearConfig",
     "MobiusLinear",
     "MobiusLinearConfig",
 ]

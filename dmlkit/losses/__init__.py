@@ -17,6 +17,7 @@ from dmlkit.losses.mpa import MPA, MPAConfig
 from dmlkit.losses.multi_similarity import MultiSimilarity, MultiSimilarityConfig
 from dmlkit.losses.n_pair import NPair, NPairConfig
 from dmlkit.losses.norm_softmax import NormSoftmax, NormSoftmaxConfig
+from dmlkit.losses.pairwise_cross_entropy import PairwiseCrossEntropy, PairwiseCrossEntropyConfig
 from dmlkit.losses.proxy_anchor import ProxyAnchor, ProxyAnchorConfig
 from dmlkit.losses.proxy_gml import ProxyGML, ProxyGMLConfig
 from dmlkit.losses.proxy_isa import ProxyISA, ProxyISAConfig
@@ -53,6 +54,8 @@ __all__ = [
     "NPairConfig",
     "NormSoftmax",
     "NormSoftmaxConfig",
+    "PairwiseCrossEntropy",
+    "PairwiseCrossEntropyConfig",
     "ProxyAnchor",
     "ProxyAnchorConfig",
     "ProxyGML",

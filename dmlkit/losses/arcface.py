@@ -11,7 +11,8 @@ from torch import Tensor
 from dmlkit.component import Requirement
 from dmlkit.losses.checks.similarity import require_similarity
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
-from dmlkit.manifolds.base import Manifold, safe_sqrt
+from dmlkit.manifolds.arithmetic.products import safe_sqrt
+from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine")
 REASON = "its margin is an angle"

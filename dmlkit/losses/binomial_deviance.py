@@ -1,11 +1,14 @@
 """Binomial deviance: logistic regression on the similarity of pairs."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from dmlkit.component import Requirement
+from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
 
@@ -23,6 +26,9 @@ class BinomialDevianceConfig(PairLossConfig, frozen=True):
     negative_cost: PositiveFloat = 25.0
     """eta of negative pairs."""
 
+    def requirements(self) -> Iterable[Requirement]:
+        return (*super().requirements(), NEEDS_BOUNDED)
+
     def build(self, manifold: Manifold, num_classes: int) -> "BinomialDeviance":
         return BinomialDeviance(
             manifold,
@@ -34,7 +40,8 @@ class BinomialDevianceConfig(PairLossConfig, frozen=True):
 
 
 class BinomialDeviance(PairLoss):
-    r"""Yi et al., ICPR 2014 (arXiv:1407.4979), as Chen et al., AAAI 2021 (CGML), eq. 7 print it; s = similarity.
+    r"""Yi et al., ICPR 2014 (arXiv:1407.4979), as Chen et al., AAAI 2021 (CGML), eq. 7 print it; s = relative
+    similarity.
 
     .. math:: \frac{1}{|P|} \sum_{P} \log(1 + e^{-\alpha (s_{ij} - \beta) \eta_+})
             + \frac{1}{|N|} \sum_{N} \log(1 + e^{\alpha (s_{ij} - \beta) \eta_-})
@@ -67,11 +74,12 @@ class BinomialDeviance(PairLoss):
         negative_cost: float = 25.0,
     ) -> None:
         super().__init__(manifold)
+        require_bounded("BinomialDeviance", manifold)
         self.scale, self.threshold = scale, threshold
         self.positive_cost, self.negative_cost = positive_cost, negative_cost
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
-        logit = self.scale * (self.manifold.similarity(pairs.rows, pairs.columns) - self.threshold)  # (B, M)
+        logit = self.scale * (self.manifold.relative_similarity(pairs.rows, pairs.columns) - self.threshold)  # (B, M)
         pull = softplus(-self.positive_cost * logit)
         push = softplus(self.negative_cost * logit)
         return masked_mean(pull, where=pairs.positive) + masked_mean(push, where=pairs.negative)

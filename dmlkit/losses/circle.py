@@ -65,7 +65,7 @@ class Circle(PairLoss):
         self.margin, self.scale = margin, scale
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
-        similarity = self.manifold.similarity(pairs.rows, pairs.columns)  # (B, M)
+        similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)
         constant = similarity.detach()
         pull = (constant - 1 - self.margin).clamp(max=0) * (similarity - 1 + self.margin)
         push = (constant + self.margin).relu() * (similarity - self.margin)

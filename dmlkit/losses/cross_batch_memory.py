@@ -52,8 +52,8 @@ class CrossBatchMemory(Loss):
 
     Args:
         manifold: the geometry of the embeddings.
-        loss: a `PairLoss`: binomial_deviance, circle, contrastive, margin, multi_similarity, n_pair or triplet;
-            contrastive by default, the paper's best.
+        loss: a `PairLoss`: binomial_deviance, circle, contrastive, margin, multi_similarity, n_pair,
+            pairwise_cross_entropy or triplet; contrastive by default, the paper's best.
         size: how many embeddings are remembered.
         start_epoch: the memory opens with this epoch (counted from 0, see `Loss.set_epoch`). The paper warms up
             until embeddings drift slowly.

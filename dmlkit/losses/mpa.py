@@ -7,6 +7,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
+from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.centers import CenterPooling, center_distances, pool_centers
 from dmlkit.losses.proxies.classes import Block, Classes
 from dmlkit.losses.proxies.closed_form import anchor_terms
@@ -36,7 +37,7 @@ class MPAConfig(ProxyLossConfig, frozen=True):
     """Weights (1 + x) from transport plans of grouplets."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return () if self.transport is None else ALL_CLASSES
+        return (NEEDS_BOUNDED,) if self.transport is None else (NEEDS_BOUNDED, *ALL_CLASSES)
 
     def build(self, manifold: Manifold, num_classes: int) -> "MPA":
         transport = None if self.transport is None else self.transport.build()
@@ -103,6 +104,7 @@ class MPA(ProxyLoss):
             chunk_size=chunk_size,
             negative_fraction=negative_fraction,
         )
+        require_bounded("MPA", manifold)
         self.margin, self.scale, self.transport = margin, scale, transport
         self.regularizer_weight = regularizer_weight
 

@@ -1,5 +1,6 @@
 """Multi-similarity loss: hard pairs are mined by each other, then weighted softly."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -7,6 +8,8 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from dmlkit.component import Requirement
+from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp
 from dmlkit.manifolds.base import Manifold
 
@@ -24,6 +27,9 @@ class MultiSimilarityConfig(PairLossConfig, frozen=True):
     mining_margin: NonNegativeFloat | None = 0.1
     """epsilon, in similarity units; null takes all pairs."""
 
+    def requirements(self) -> Iterable[Requirement]:
+        return (*super().requirements(), NEEDS_BOUNDED)
+
     def build(self, manifold: Manifold, num_classes: int) -> "MultiSimilarity":
         return MultiSimilarity(
             manifold,
@@ -35,7 +41,7 @@ class MultiSimilarityConfig(PairLossConfig, frozen=True):
 
 
 class MultiSimilarity(PairLoss):
-    r"""Wang et al., CVPR 2019 (arXiv:1904.06627), eq. 15; S = manifold similarity.
+    r"""Wang et al., CVPR 2019 (arXiv:1904.06627), eq. 15; S = relative similarity.
 
     .. math:: \frac{1}{B} \sum_i \frac{1}{\alpha} \log(1 + \sum_{k \in P_i} e^{-\alpha (S_{ik} - \lambda)})
             + \frac{1}{\beta} \log(1 + \sum_{k \in N_i} e^{\beta (S_{ik} - \lambda)})
@@ -69,11 +75,12 @@ class MultiSimilarity(PairLoss):
         mining_margin: float | None = 0.1,
     ) -> None:
         super().__init__(manifold)
+        require_bounded("MultiSimilarity", manifold)
         self.positive_scale, self.negative_scale = positive_scale, negative_scale
         self.threshold, self.mining_margin = threshold, mining_margin
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
-        similarity = self.manifold.similarity(pairs.rows, pairs.columns)  # (B, M)
+        similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)
         positive, negative = pairs.positive, pairs.negative
         if self.mining_margin is not None:
             positive, negative = _mine(similarity.detach(), positive, negative, self.mining_margin)

@@ -22,7 +22,8 @@ class NPairConfig(PairLossConfig, frozen=True):
 
 
 class NPair(PairLoss):
-    r"""Sohn, NIPS 2016, eq. 7, over a whole batch as in Chen et al., AAAI 2021 (CGML), eq. 6; s = similarity.
+    r"""Sohn, NIPS 2016, eq. 7, over a whole batch as in Chen et al., AAAI 2021 (CGML), eq. 6; s = relative
+    similarity.
 
     .. math:: \frac{1}{|P|} \sum_{(i, p) \in P} \log(1 + \sum_{y_j \ne y_i} e^{\alpha (s_{ij} - s_{ip})})
 
@@ -47,7 +48,7 @@ class NPair(PairLoss):
         self.scale = scale
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
-        similarity = self.manifold.similarity(pairs.rows, pairs.columns)  # (B, M)
+        similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)
         if self.scale != 1:  # the paper's 1 saves two passes, 0.1 ms of 1.6
             similarity = self.scale * similarity
         negatives = masked_logsumexp(similarity, where=pairs.negative)  # (B,)

@@ -7,6 +7,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
+from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block, Classes
 from dmlkit.losses.proxies.closed_form import anchor_terms
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
@@ -27,7 +28,7 @@ class ProxyAnchorConfig(ProxyLossConfig, frozen=True):
     """Weights (1 + x) from transport plans of grouplets; null for none."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return () if self.transport is None else ALL_CLASSES
+        return (NEEDS_BOUNDED,) if self.transport is None else (NEEDS_BOUNDED, *ALL_CLASSES)
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyAnchor":
         transport = None if self.transport is None else self.transport.build()
@@ -35,7 +36,7 @@ class ProxyAnchorConfig(ProxyLossConfig, frozen=True):
 
 
 class ProxyAnchor(ProxyLoss):
-    r"""Kim et al., CVPR 2020 (arXiv:2003.13911), eq. 4; s = manifold similarity, P+ = classes in the batch.
+    r"""Kim et al., CVPR 2020 (arXiv:2003.13911), eq. 4; s = relative similarity, P+ = classes in the batch.
 
     .. math:: \frac{1}{|P^+|} \sum_{p \in P^+} \log(1 + \sum_{y_x = p} e^{-\alpha (s(x,p) - \delta)})
             + \frac{1}{|P|} \sum_{p \in P} \log(1 + \sum_{y_x \ne p} e^{\alpha (s(x,p) + \delta)})
@@ -66,6 +67,7 @@ class ProxyAnchor(ProxyLoss):
         negative_fraction: float = 1.0,
     ) -> None:
         super().__init__(manifold, num_classes, chunk_size=chunk_size, negative_fraction=negative_fraction)
+        require_bounded("ProxyAnchor", manifold)
         self.margin, self.scale, self.transport = margin, scale, transport
 
     def class_terms(self, block: Block) -> Tensor:

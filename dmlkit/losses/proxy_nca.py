@@ -1,11 +1,18 @@
 """ProxyNCA loss: neighbourhood components analysis with one learnable proxy per class."""
 
+from collections.abc import Iterable
 from typing import Literal
 
+import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
+from dmlkit.component import Requirement
+from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.proxies.classes import Block
+from dmlkit.losses.proxies.informative import InformativeConfig, InformativeWeights
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.softmax import others_and_own
 from dmlkit.manifolds.base import Manifold
 
 
@@ -17,9 +24,16 @@ class ProxyNCAConfig(ProxyLossConfig, frozen=True):
     """Inverse temperature, in 1 / similarity."""
     positive_in_denominator: bool = True
     """False takes negatives only, as printed in the paper."""
+    informative: InformativeConfig | None = None
+    """Proxy-ISA's weights (its Figure 11b); null for none."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return () if self.informative is None else (NEEDS_BOUNDED,)
 
     def build(self, manifold: Manifold, num_classes: int) -> "ProxyNCA":
-        return ProxyNCA(manifold, num_classes, **self.options())
+        options = None if self.informative is None else dict(self.informative)
+        informative = None if options is None else InformativeWeights(manifold.point_dim, num_classes, **options)
+        return ProxyNCA(manifold, num_classes, informative=informative, **self.options("informative"))
 
 
 class ProxyNCA(ProxyLoss):
@@ -29,13 +43,18 @@ class ProxyNCA(ProxyLoss):
 
     Z_i are all classes, or (``positive_in_denominator=False``, the paper's form, which has no lower bound) all
     classes but y_i. The paper has s = -|x - p|^2 on the sphere, that is 2 cos - 2, so sigma on the cosine is twice
-    that on the squared distance. D: the default 18 is the 9 of the authors' code, which triples unit vectors.
+    that on the squared distance; here a squared distance comes as the relative similarity 1 - |x - p|^2 / 2, the
+    cosine. D: the default 18 is the 9 of the authors' code, which triples unit vectors.
+
+    With ``informative`` the similarity of a point to its own proxy counts w+ times in the exponents, and to others w-
+    times: the weights of Proxy-ISA "directly on Proxy-NCA" (Li et al. 2022, Figure 11b). D: the paper says no more.
 
     Args:
         manifold: the geometry of embeddings and proxies.
         num_classes: C, one proxy each.
         scale: sigma > 0, inverse temperature.
         positive_in_denominator: whether Z_i holds the class of x_i.
+        informative: weights of samples, as in `ProxyISA`; none if None.
         chunk_size: see `ProxyLoss`, as the next.
         negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
@@ -58,6 +77,7 @@ class ProxyNCA(ProxyLoss):
         *,
         scale: float = 18.0,
         positive_in_denominator: bool = True,
+        informative: InformativeWeights | None = None,
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,
     ) -> None:
@@ -70,7 +90,27 @@ class ProxyNCA(ProxyLoss):
         )
         if num_classes == 1 and not positive_in_denominator:
             raise ValueError("ProxyNCA: expected at least 2 classes, so that there are negatives; got 1")
-        self.positive_in_denominator = positive_in_denominator
+        if informative is not None:
+            require_bounded("ProxyNCA", manifold)
+        self.positive_in_denominator, self.informative = positive_in_denominator, informative
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.informative is not None:
+            self.informative.set_epoch(epoch)
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        if self.informative is None or not self.informative.is_open:
+            return super().compute(embeddings, labels)
+        classes = self.classes(embeddings, labels)
+        weights = self.informative.weigh(classes)
+
+        def logits(block: Block) -> Tensor:
+            return block.similarity * torch.where(block.own, weights.own[:, None], weights.of_others(block))
+
+        loss = self.row_losses(*others_and_own(classes, logits, self.logit_scale)).mean()
+        if self.training:
+            self.informative.remember(embeddings, labels, weights.clean, self.manifold, self.proxies, self.shard)
+        return loss
 
     def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
         return super().row_losses(others, own) if self.positive_in_denominator else others - own

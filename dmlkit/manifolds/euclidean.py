@@ -7,7 +7,8 @@ from geoopt.manifolds import Euclidean as GeooptEuclidean
 from torch import Tensor
 from torch.linalg import vecdot
 
-from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, safe_sqrt, squared_distances
+from dmlkit.manifolds.arithmetic.products import safe_sqrt, squared_distances
+from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
 

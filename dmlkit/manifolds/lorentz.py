@@ -1,5 +1,6 @@
 """The hyperboloid (Lorentz model): hyperbolic space as a sheet in Minkowski space."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.utils.parametrize import is_parametrized
 
-from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     check_hyperbolic,
@@ -16,6 +17,7 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     distance_from_sinh,
     farthest,
     make_learnable,
+    right_angle_distance,
 )
 from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares
 from dmlkit.manifolds.numerics.sheet import Sheet
@@ -114,6 +116,23 @@ class Lorentz(Manifold):
         length = space.norm(dim=-1, keepdim=True).clamp(min=1e-15) * (-self.curvature).sqrt()
         return space * (length.asinh() / length)
 
+    def translate(self, points: Tensor, features: Tensor) -> Tensor:
+        r"""Points (..., D) moved along the tangent vector at the origin ``features`` (..., d), transported to each.
+
+        .. math:: \exp_x(PT_{o \to x}(b)), \quad PT_{o \to x}(b) = b + \frac{\bar x \cdot b}{r (r + x_0)} (o + x), \quad
+                r = 1 / \sqrt{-K}
+
+        What leaves the numbers that a float holds is brought back to `farthest`.
+        """
+        radius, space = (-self.curvature).rsqrt(), points[..., 1:]
+        time = radius + self._height(space.square().sum(-1, keepdim=True))
+        along = (space * features).sum(-1, keepdim=True) / (radius * (radius + time))
+        border = farthest(points.dtype)
+        # a longer step than from border to border ends at the border too
+        length = (features.norm(dim=-1, keepdim=True) / radius).clamp(min=1e-15, max=2 * border)
+        moved = length.cosh() * space + length.sinh() / length * (features + along * space)
+        return self._complete(clip_features(moved, None, radius * math.sinh(border)))
+
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points of the proxies; where K is learned, the sheet may have moved: x_0 follows it."""
         return self._complete(proxies[..., 1:]) if self.proxies == "points" else self.from_features(proxies)
@@ -126,6 +145,9 @@ class Lorentz(Manifold):
         difference, rise = x64 - y64, self._height(vecdot(x64, x64)) - self._height(vecdot(y64, y64))
         sinh_squared = (vecdot(difference, difference) - rise.square()).clamp(min=0) * (-curvature / 4)
         return distance_from_sinh(sinh_squared, curvature).to(x.dtype)
+
+    def unrelated_distance(self) -> Tensor:
+        return right_angle_distance(self.curvature, UNRELATED_RADIUS)
 
     def product_vectors(self, points: Tensor) -> Tensor:
         return unit_vectors(points[..., 1:])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.utils.parametrize import is_parametrized
 
-from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     check_hyperbolic,
@@ -18,6 +18,7 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     distance_from_sinh,
     farthest,
     make_learnable,
+    right_angle_distance,
 )
 from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares
 from dmlkit.manifolds.numerics.unit import unit_vectors
@@ -141,6 +142,9 @@ class Poincare(Manifold):
         shrink = (1 + curvature * vecdot(x64, x64)) * (1 + curvature * vecdot(y64, y64))
         difference = x64 - y64
         return distance_from_sinh(-curvature * vecdot(difference, difference) / shrink, curvature).to(x.dtype)
+
+    def unrelated_distance(self) -> Tensor:
+        return right_angle_distance(self.curvature, UNRELATED_RADIUS)
 
     def product_vectors(self, points: Tensor) -> Tensor:
         return unit_vectors(points)

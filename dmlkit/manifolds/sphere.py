@@ -1,5 +1,6 @@
 """The unit sphere: embeddings compared by their direction."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
-from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side, inner_products, rounding_error, safe_sqrt
+from dmlkit.manifolds.arithmetic.products import inner_products, rounding_error, safe_sqrt
+from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
@@ -67,6 +69,9 @@ class Sphere(Manifold):
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
         difference = normalize(x.double(), dim=-1) - normalize(y.double(), dim=-1)
         return self._from_chord(safe_sqrt(vecdot(difference, difference))).to(x.dtype)
+
+    def unrelated_distance(self) -> float:
+        return 2**0.5 if self.metric == "chord" else math.pi / 2
 
     def product_vectors(self, points: Tensor) -> Tensor:
         return points

@@ -8,8 +8,11 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.manifolds.base import Manifold, safe_sqrt
+from dmlkit.manifolds.arithmetic.products import safe_sqrt
+from dmlkit.manifolds.base import Manifold
 from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+
+GraphForm = Literal["propagated", "graphs", "bound"]
 
 
 class GraphConsistencyConfig(RegularizerConfig, frozen=True):
@@ -20,9 +23,14 @@ class GraphConsistencyConfig(RegularizerConfig, frozen=True):
     """lambda: 0.001 with triplet, 0.002 with n_pair and binomial_deviance."""
     bandwidth: PositiveFloat = 1.0
     """sigma, in units of the squared distance."""
+    relative_bandwidth: bool = False
+    """Take sigma times the median squared distance of the batch, for embeddings of any length."""
+    form: GraphForm = "propagated"
+    """What is compared: ``propagated`` features (eq. 3), the ``graphs`` (eq. 1), or all of their ``bound`` (eq. 2)."""
 
     def build(self, manifold: Manifold) -> "GraphConsistency":
-        return GraphConsistency(manifold, bandwidth=self.bandwidth)
+        options = {"bandwidth": self.bandwidth, "relative_bandwidth": self.relative_bandwidth, "form": self.form}
+        return GraphConsistency(manifold, **options)
 
     def requirements(self) -> Iterable[Requirement]:
         reason = "it compares two draws of the same classes, equally many images each"
@@ -34,6 +42,12 @@ class GraphConsistency(Regularizer):
 
     .. math:: \| S' X'^T - S'' X''^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
 
+    That is the ``form`` *propagated*, with which the paper trains. *graphs* is its eq. 1, the term that it sets out
+    from, and *bound* its eq. 2, whose parts it then drops:
+
+    .. math:: \| S' - S'' \|_F^2, \quad
+            (\| S' X'^T - S'' X''^T \|_F + \| S'' \|_F \| X'' - X' \|_F) \, \| X'^{T\dagger} \|_F
+
     X' and X'' have the same classes in the same order, n images each. Of each class, the first half of its images
     in the batch belongs to X' and the second half to X'': for a batch of the paired sampler those are its halves. An
     image without a counterpart (the other one could not be read) is left out.
@@ -44,6 +58,9 @@ class GraphConsistency(Regularizer):
     Args:
         manifold: the geometry of the embeddings; X holds the coordinates of its points.
         bandwidth: sigma > 0, in units of the squared distance; the paper does not print it.
+        relative_bandwidth: in units of the median squared distance within the draws instead, a constant for the
+            gradient. Features of norm 17 have s_ij = 8e-21 with sigma = 1: no graph at all.
+        form: see above.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -52,19 +69,54 @@ class GraphConsistency(Regularizer):
         1.0
     """
 
-    def __init__(self, manifold: Manifold, *, bandwidth: float = 1.0) -> None:
+    def __init__(
+        self,
+        manifold: Manifold,
+        *,
+        bandwidth: float = 1.0,
+        relative_bandwidth: bool = False,
+        form: GraphForm = "propagated",
+    ) -> None:
         super().__init__(manifold)
-        self.bandwidth = bandwidth
+        self.bandwidth, self.relative_bandwidth, self.form = bandwidth, relative_bandwidth, form
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         first, second, is_used = aligned_draws(labels)
-        difference = self._propagate(embeddings[first], is_used) - self._propagate(embeddings[second], is_used)
-        return safe_sqrt(difference.square().sum())
+        points = embeddings[first], embeddings[second]
+        draws = points[0] * is_used[:, None], points[1] * is_used[:, None]  # X', X'' (H, D)
+        both = is_used[:, None] & is_used  # (H, H)
+        squared = [self.manifold.distance(draw, draw).square() for draw in points]
+        sigma = self.bandwidth * (median_apart(squared, both) if self.relative_bandwidth else 1)
+        graphs = [torch.exp(-distances / sigma) * both for distances in squared]  # S', S'' (H, H)
+        if self.form == "graphs":
+            return (graphs[0] - graphs[1]).square().sum()
+        propagated = frobenius(graphs[0] @ draws[0] - graphs[1] @ draws[1])
+        if self.form == "propagated":
+            return propagated
+        inverse = frobenius(torch.linalg.pinv(draws[0]))
+        return (propagated + frobenius(graphs[1]) * frobenius(draws[1] - draws[0])) * inverse
 
-    def _propagate(self, points: Tensor, is_used: Tensor) -> Tensor:
-        """S X^T of the used points: (H, D) -> (H, D)."""
-        weights = torch.exp(-self.manifold.distance(points, points).square() / self.bandwidth)  # (H, H)
-        return (weights @ (points * is_used[:, None])) * is_used[:, None]
+
+def frobenius(matrix: Tensor) -> Tensor:
+    """The Frobenius norm, with a gradient of 0 at 0."""
+    return safe_sqrt(matrix.square().sum())
+
+
+@torch.no_grad()
+def median_apart(squared: list[Tensor], both: Tensor) -> Tensor:
+    """The median squared distance of two different places of a draw, over all draws: a scalar above 0.
+
+    Args:
+        squared: of each draw (H, H).
+        both: (H, H) bool, both places are used.
+
+    Example:
+        >>> median_apart([torch.tensor([[0.0, 4.0], [4.0, 0.0]])], torch.ones(2, 2, dtype=torch.bool)).item()
+        4.0
+    """
+    apart = both & ~torch.eye(len(both), dtype=torch.bool, device=both.device)
+    median = torch.stack(squared).masked_fill(~apart, torch.nan).nanmedian()
+    return median.nan_to_num(1).clamp(min=torch.finfo(median.dtype).tiny)  # one image a draw has no other
 
 
 def aligned_draws(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

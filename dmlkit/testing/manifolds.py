@@ -123,6 +123,18 @@ def index_vectors_rank_as_the_similarity(config: ManifoldConfig) -> None:
         expect((ranked.diff(dim=1) <= 1e-9).all(), f"features of size {scale}: another order")
 
 
+def the_relative_similarity_is_the_similarity_on_another_scale(config: ManifoldConfig) -> None:
+    """What losses take orders points as the similarity; where that is a distance, it is 1 from a point to itself."""
+    manifold = config.build(DIM).double()
+    x, y = (manifold.from_features(features(20, seed=seed).double()) for seed in (0, 1))
+    relative, similarity = manifold.relative_similarity(x, y), manifold.similarity(x, y)
+    expect(torch.equal(relative.argsort(dim=1), similarity.argsort(dim=1)), "another order")
+    if manifold.similarity_name.endswith("distance"):
+        expect((manifold.relative_similarity(x, x).diagonal() == 1).all(), "not 1 from a point to itself")
+    else:
+        expect(torch.equal(relative, similarity), "other than the similarity, which is no distance")
+
+
 def the_gallery_finds_what_brute_force_finds(config: ManifoldConfig) -> None:
     """A search finds the neighbours of the exact similarity."""
     manifold = config.build(DIM)
@@ -186,6 +198,7 @@ MANIFOLD: tuple[Promise, ...] = (
     the_paired_form_equals_the_matrix_form,
     gradients_agree_with_finite_differences,
     index_vectors_rank_as_the_similarity,
+    the_relative_similarity_is_the_similarity_on_another_scale,
     the_gallery_finds_what_brute_force_finds,
     features_come_back_from_points,
     the_state_dict_brings_back_the_geometry,

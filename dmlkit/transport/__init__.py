@@ -7,6 +7,7 @@ from dmlkit.transport.base import TransportConfig, TransportSolver
 from dmlkit.transport.cvxpy import Cvxpy, CvxpyConfig
 from dmlkit.transport.emd import Emd, EmdConfig
 from dmlkit.transport.exact import Exact, ExactConfig
+from dmlkit.transport.none import NoTransport, NoTransportConfig
 from dmlkit.transport.quadratic import Quadratic, QuadraticConfig
 from dmlkit.transport.sinkhorn import Sinkhorn, SinkhornConfig
 
@@ -17,6 +18,8 @@ __all__ = [
     "EmdConfig",
     "Exact",
     "ExactConfig",
+    "NoTransport",
+    "NoTransportConfig",
     "Quadratic",
     "QuadraticConfig",
     "Sinkhorn",

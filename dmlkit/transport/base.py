@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from math import isfinite
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from dmlkit.component import ComponentConfig
 
 class TransportConfig(ComponentConfig, frozen=True):
     """Root of the transport family."""
+
+    moves: ClassVar[bool] = True
+    """Whether plans have the sums that are asked for; false where nothing is moved."""
 
     def build(self) -> "TransportSolver":
         """The solver."""

@@ -4,13 +4,16 @@ import inspect
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 import dmlkit.losses
 import dmlkit.manifolds
 from dmlkit.component import ComponentConfig
-from dmlkit.losses.base import LossConfig
+from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.manifolds import LorentzConfig, PoincareConfig, SphereConfig
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.testing.loss_cases import build
+from dmlkit.testing.loss_cases import build, draw
 from dmlkit.testing.loss_training import TRAINING, other_manifolds_are_refused
 from dmlkit.testing.loss_values import VALUES
 from dmlkit.testing.promise import Promise, all_manifolds, fits, fitting_manifolds, hold, title
@@ -45,6 +48,61 @@ def test_training(promise: Promise, name: str):
 @pytest.mark.parametrize(("config", "manifold"), pairs(fitting=False))
 def test_a_manifold_that_makes_no_sense_is_refused(config: LossConfig, manifold: ManifoldConfig):
     hold([other_manifolds_are_refused], config.name, config, manifold)
+
+
+def value_and_gradient(loss: Loss, features: Tensor, labels: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
+    """On features of another length, the loss's own too: value, and gradient of the features as they came."""
+    if length != 1:
+        for name, parameter in loss.named_parameters():
+            if name.endswith("proxies"):
+                parameter.data.mul_(length)
+    torch.manual_seed(2)
+    value = loss(loss.manifold.from_features(features * length), labels)
+    return value.detach(), torch.autograd.grad(value, features)[0]
+
+
+def twins(first: ManifoldConfig, second: ManifoldConfig) -> list[Any]:
+    """Every loss that takes both of two manifolds."""
+    configs = [LossConfig.variants[name]() for name in LOSSES]
+    both = [config for config in configs if fits(config, first) and fits(config, second)]
+    return [pytest.param(config, first, second, id=f"{config.name}-{title(first)}") for config in both]
+
+
+ISOMETRIC = [
+    (PoincareConfig(clip_radius=None, **options), LorentzConfig(clip_radius=None, **options))
+    for options in (
+        {"curvature": -1.0},
+        {"curvature": -0.125},  # a power of 2, whose inverse float32 has too
+        {"curvature": -4.0, "similarity": "negative_squared_distance"},
+        {"curvature": -1.0, "learnable_curvature": True},
+    )
+]
+
+
+@pytest.mark.parametrize(("config", "ball", "sheet"), [case for pair in ISOMETRIC for case in twins(*pair)])
+def test_the_same_points_have_the_same_loss_on_the_ball_and_the_hyperboloid(
+    config: LossConfig, ball: ManifoldConfig, sheet: ManifoldConfig
+):
+    features, labels = draw(dtype=torch.float64)
+    on_ball = value_and_gradient(build(config, ball).double(), 0.2 * features, labels)
+    # a feature of length r lands at distance 2r on the ball, and at r on the hyperboloid
+    on_sheet = value_and_gradient(build(config, sheet).double(), 0.2 * features, labels, length=2)
+    torch.testing.assert_close(on_ball, on_sheet, rtol=1e-9, atol=1e-9)
+
+
+# pairwise_cross_entropy takes the similarity as it is, so that its temperature is the paper's
+SQUARED = SphereConfig(similarity="negative_squared_distance")
+TWINS = [case for case in twins(SQUARED, SphereConfig()) if not case.id.startswith("pairwise_cross_entropy")]
+
+
+@pytest.mark.parametrize(("config", "squared", "cosine"), TWINS)
+def test_half_the_squared_chord_below_1_is_the_cosine(
+    config: LossConfig, squared: ManifoldConfig, cosine: ManifoldConfig
+):
+    features, labels = draw(dtype=torch.float64)
+    losses = (build(config, manifold).double() for manifold in (squared, cosine))
+    by_chord, by_cosine = (value_and_gradient(loss, features, labels) for loss in losses)
+    torch.testing.assert_close(by_chord, by_cosine, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", LOSSES)

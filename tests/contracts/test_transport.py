@@ -6,17 +6,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmlkit.testing.promise import Promise, hold
-from dmlkit.testing.transport import TRANSPORT, expect_plan
+from dmlkit.testing.transport import TRANSPORT, UNMOVED, expect_plan
 from dmlkit.testing.transport_problems import random_problem, with_gaps
+from dmlkit.transport import NoTransportConfig
 from dmlkit.transport.base import TransportConfig
 
-NAMES = sorted(TransportConfig.variants)
+NAMES = sorted(name for name, variant in TransportConfig.variants.items() if variant.moves)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("promise", TRANSPORT, ids=lambda promise: promise.__name__)
 def test_contract(promise: Promise, name: str):
     hold([promise], name, TransportConfig.variants[name]())
+
+
+@pytest.mark.parametrize("promise", UNMOVED, ids=lambda promise: promise.__name__)
+def test_contract_of_no_transport(promise: Promise):
+    hold([promise], "none", NoTransportConfig())
 
 
 @pytest.mark.parametrize("name", NAMES)

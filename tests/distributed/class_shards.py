@@ -12,11 +12,12 @@ from torch import Tensor, distributed, nn
 
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies import proxy_loss
+from dmlkit.losses.proxies.informative import InformativeConfig
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.losses.proxies.sampling import Selection, positions_among
-from dmlkit.losses.proxy_isa import ProxyISA
 from dmlkit.manifolds import Sphere
 
+WEIGHTED = "weighted proxy_nca"
 CLASSES, DIM, BATCH = 47, 8, 12  # no number of ranks divides 47, and a rank's part of them is more than a batch
 
 
@@ -49,15 +50,17 @@ def gradients(
 def build(name: str, fraction: float) -> ProxyLoss:
     torch.manual_seed(0)
     # with these every weight of Proxy-ISA takes several values in the batch
-    options = {"hardness": 1.2, "search_margin": 0.0} if name == "proxy_isa" else {}
-    config = LossConfig.variants[name](negative_fraction=fraction, chunk_size=3, **options)
+    weights = {"hardness": 1.2, "search_margin": 0.0}
+    options = {"proxy_isa": weights, WEIGHTED: {"informative": InformativeConfig(**weights)}}.get(name, {})
+    config = LossConfig.variants[name.split()[-1]](negative_fraction=fraction, chunk_size=3, **options)
     loss = config.build(WarmSphere(), CLASSES).double()
-    if isinstance(loss, ProxyISA):  # weights differ from 1 only with something in memory
+    if name in ("proxy_isa", WEIGHTED):  # weights differ from 1 only with something in memory
         labels = torch.arange(80) % CLASSES
         around = loss.manifold.proxy_points(loss.proxies.detach())[labels]
         points = nn.functional.normalize(around + 0.4 * torch.randn(around.shape, dtype=around.dtype), dim=1)
         loss.set_epoch(2)
-        loss.memory.remember(points, labels, torch.rand(80) < 0.8)
+        clean = torch.rand(80) < 0.8
+        loss.informative.remember(points, labels, clean, loss.manifold, loss.proxies, loss.shard)
     return loss
 
 
@@ -85,7 +88,7 @@ def distance(name: str, fraction: float, rank: int, ranks: int) -> float:
     wanted = [expected, to_points, to_proxies[mine.start : mine.stop], to_temperature]
     # what a loss remembers of the batch is the same on all ranks
     pairs = zip([value, *found, *part.buffers()], [*wanted, *whole.buffers()], strict=True)
-    return max(float((x - y).abs().max()) for x, y in pairs)
+    return max(float((x - y).nan_to_num(0).abs().max()) + (x.isnan() != y.isnan()).sum() for x, y in pairs)
 
 
 def print_distances() -> None:
@@ -95,7 +98,7 @@ def print_distances() -> None:
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     names = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
     result: dict[str, float] = {}
-    for name in names:
+    for name in [*names, WEIGHTED]:
         for fraction in (1.0, 0.6):
             torch.manual_seed(1)
             far = torch.tensor(distance(name, fraction, rank, ranks))

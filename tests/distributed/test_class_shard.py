@@ -18,7 +18,7 @@ def distances() -> dict[int, dict[str, float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fraction", ["1", "0.6"])
-@pytest.mark.parametrize("loss", SHARDED)
+@pytest.mark.parametrize("loss", [*SHARDED, "weighted proxy_nca"])
 def test_sharded_equals_whole_in_value_and_gradient(distances: dict[int, dict[str, float]], loss: str, fraction: str):
     for ranks in (2, 3):
         assert distances[ranks][f"{loss} {fraction}"] < 1e-10

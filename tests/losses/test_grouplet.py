@@ -13,13 +13,12 @@ from dmlkit.losses import MPA, Grouplet, GroupletConfig, ProxyAnchor, ProxyAncho
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.manifolds.base import Manifold
-from dmlkit.transport import Exact, Quadratic, Sinkhorn
+from dmlkit.transport import Exact, NoTransport, Quadratic, Sinkhorn
 
 CLASSES, DIM = 7, 5
 MANIFOLDS = {
     "sphere": lambda: Sphere(DIM),
     "negative distance": lambda: Euclidean(DIM, similarity="negative_distance"),
-    "dot": lambda: Euclidean(DIM, similarity="dot"),
 }
 
 
@@ -82,6 +81,8 @@ def test_equals_the_paper(name: str, scope: str, batch: int, group_size: int):
     leaf = features.requires_grad_()
     value = loss(manifold.from_features(leaf), labels)
     similarity = manifold.similarity(manifold.from_features(leaf), manifold.proxy_points(loss.proxies))
+    if name == "negative distance":  # 1 at a point itself, 0 at sqrt(8), the distance of unrelated ones
+        similarity = 1 + similarity / 8**0.5
     plans = [plan_by_scipy(similarity, labels, group) for group in groups]
     if scope == "grouplet":
         parts = [
@@ -212,6 +213,17 @@ def test_recipe_options():
     assert loss.transport.group_size == 8
     weighted = ProxyAnchorConfig.model_validate({"transport": {"solver": {"name": "exact"}}}).build(Sphere(DIM), 3)
     assert isinstance(weighted.transport, TransportWeights) and isinstance(weighted.transport.solver, Exact)
+
+
+@pytest.mark.parametrize("scope", ["grouplet", "batch"])
+def test_without_transport_the_groups_stay(scope: str):
+    loss = grouplet(scope=scope, group_size=4, scale=3.0, solver=NoTransport())
+    features, labels = draw(10)
+    groups = groups_of(loss, 10) if scope == "grouplet" else [list(range(10))]
+    points = loss.manifold.from_features(features)
+    similarity = points @ loss.manifold.proxy_points(loss.proxies).T
+    expected = torch.stack([naive_loss(similarity, labels, group, {}, 3.0, 0.1) for group in groups]).mean()
+    torch.testing.assert_close(loss(points, labels), expected, rtol=1e-9, atol=0)
 
 
 def test_bad_options_are_refused():

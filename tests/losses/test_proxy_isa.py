@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.losses import ProxyAnchor, ProxyISA
+from dmlkit.losses import ProxyAnchor, ProxyISA, ProxyNCA, ProxyNCAConfig
 from dmlkit.losses.proxies.class_memory import ClassMemory
+from dmlkit.losses.proxies.informative import InformativeConfig
 from dmlkit.manifolds import Sphere
 
 V, H, K, LAMBDA, TAU, ALPHA, DELTA = 20.0, 0.15, 0.9, 0.1, 1.5, 32.0, 0.1
@@ -20,14 +21,14 @@ class Naive:
         self.positive, self.negative = positive, negative
         self.memory: deque[tuple[Tensor, int]] = deque(maxlen=size)
         self.seen: Counter[int] = Counter()
+        self.average: dict[int, float] = {}  # of each class as it was last in a batch (algorithm 1)
         self.epoch = 0
 
     def thresholds(self, proxies: Tensor, c: int) -> tuple[float, float] | None:
         """Lower and upper end of the informative interval."""
-        stored = [float(x @ proxies[c]) for x, y in self.memory if y == c]
-        if not stored:
+        if c not in self.average:
             return None
-        learned = H * sum(stored) / len(stored)
+        learned = H * self.average[c]
         v = 1 / (1 + log(1 + self.effective(c)))
         return learned - ((1 + K * (1 - learned)) * v + LAMBDA), learned
 
@@ -82,6 +83,10 @@ class Naive:
             if not outlier:
                 self.memory.append((x[i], c))
             self.seen[c] += 1
+        for c in labels.tolist():
+            stored = [float(x @ proxies[c]) for x, y in self.memory if y == c]
+            if stored:
+                self.average[c] = sum(stored) / len(stored)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -112,7 +117,7 @@ def test_the_columns_of_table_3_over_a_training_run(positive: str, negative: str
         chunk_size=chunk_size,
     ).double()
     naive = Naive(positive, negative, size)
-    weighted = 0
+    weighted = kept = 0
     for seed in range(16):
         loss.set_epoch(seed // 4)
         naive.epoch = seed // 4
@@ -125,12 +130,66 @@ def test_the_columns_of_table_3_over_a_training_run(positive: str, negative: str
             torch.autograd.grad(value, inputs), torch.autograd.grad(expected, inputs), strict=True
         ):
             torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-10)
+        kept += len(naive.average.keys() - {y for _, y in naive.memory})
         plain = ProxyAnchor(Sphere(DIM), CLASSES).double()
         plain.load_state_dict({"proxies": loss.proxies})
         weighted += not torch.isclose(plain(unit(features), labels), value, rtol=1e-9)
         loss.proxies.data.sub_(0.05 * torch.randn(CLASSES, DIM, dtype=torch.float64))
     assert (weighted == 0) == (positive == negative == "none")  # and the run met informative pairs and outliers
-    assert loss.memory.seen.tolist() == [naive.seen[c] for c in range(CLASSES)]
+    assert (kept > 0) == (size == 7)  # thresholds of classes that had left the memory
+    assert loss.informative.memory.seen.tolist() == [naive.seen[c] for c in range(CLASSES)]
+
+
+@pytest.mark.parametrize("size", [1024, 7])
+def test_the_weights_on_proxy_nca(size: int):
+    torch.manual_seed(0)
+    options = InformativeConfig(volume=V, memory_size=size)
+    loss = ProxyNCAConfig(scale=5.0, informative=options).build(Sphere(DIM), CLASSES).double()
+    plain = ProxyNCA(Sphere(DIM), CLASSES, scale=5.0).double()
+    naive, weighted = Naive("sigma", "1/E", size), 0
+    for seed in range(16):
+        loss.set_epoch(seed // 4)
+        naive.epoch = seed // 4
+        features, labels = a_batch(seed, loss.proxies)
+        x, proxies = unit(features), unit(loss.proxies)
+        terms: list[Tensor] = []
+        for i, y in enumerate(labels.tolist()):
+            exponents = [5 * (x[i] @ proxies[c]) for c in range(CLASSES)]
+            weights = [
+                naive.positive_weight(s.item() / 5, c, proxies)
+                if c == y
+                else naive.negative_weight(s.item() / 5, c, proxies)
+                for c, s in enumerate(exponents)
+            ]
+            terms.append(torch.stack([w * s for w, s in zip(weights, exponents, strict=True)]).log_softmax(0)[y])
+        expected = -torch.stack(terms).mean()
+        naive.remember(x.detach(), labels, proxies.detach())
+        value = loss(loss.manifold.from_features(features), labels)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+        inputs = (features, loss.proxies)
+        found = torch.autograd.grad(value, inputs)
+        torch.testing.assert_close(found, torch.autograd.grad(expected, inputs), rtol=1e-6, atol=1e-10)
+        plain.proxies.data.copy_(loss.proxies)
+        weighted += not torch.isclose(plain(x, labels), value, rtol=1e-9)
+        loss.proxies.data.sub_(0.05 * torch.randn(CLASSES, DIM, dtype=torch.float64))
+    assert weighted > 4
+
+
+def test_the_memory_may_grow_with_the_classes():
+    sizes = [ProxyISA(Sphere(2), classes, memory_size=10, memory_per_class=1.5) for classes in (2, 10, 101)]
+    assert [len(loss.informative.memory.labels) for loss in sizes] == [10, 15, 152]
+
+
+def test_a_checkpoint_of_dmlkit_0_1_0_goes_on():
+    loss, other = ProxyISA(Sphere(3), 4, memory_size=5), ProxyISA(Sphere(3), 4, memory_size=5)
+    loss.set_epoch(2)
+    loss(torch.eye(3), torch.tensor([0, 1, 1]))
+    state = {key.removeprefix("informative."): value for key, value in loss.state_dict().items()}
+    del state["memory.averages"]
+    other.load_state_dict(state)
+    assert other.informative.known_epoch == 2 and other.informative.memory.averages.isnan().all()
+    for name, buffer in loss.named_buffers():
+        assert name.endswith("averages") or torch.equal(buffer, other.get_buffer(name))
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 5])
@@ -156,12 +215,12 @@ def test_evaluation_leaves_the_memory_alone():
     loss.set_epoch(2)
     loss.eval()
     loss(torch.eye(3), torch.tensor([0, 1, 1]))
-    assert loss.memory.seen.tolist() == [0, 0] and (loss.memory.labels == -1).all()
+    assert loss.informative.memory.seen.tolist() == [0, 0] and (loss.informative.memory.labels == -1).all()
 
 
 def test_the_effective_number_of_the_paper():
     loss = ProxyISA(Sphere(2), 2)
-    numbers = loss.effective_number(torch.tensor([0.0, 1.0, 2.0, 1e6]))
+    numbers = loss.informative.effective_number(torch.tensor([0.0, 1.0, 2.0, 1e6]))
     torch.testing.assert_close(numbers, torch.tensor([0.0, 1.0, 1.99, 100.0]))
 
 

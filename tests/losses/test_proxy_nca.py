@@ -28,7 +28,8 @@ def naive(x: Tensor, labels: Tensor, proxies: Tensor, scale: float, positive: bo
 def test_equation(agree, positive: bool, similarity: str, chunk_size: int | None):
     sphere = Sphere(5, similarity=similarity)
     loss = ProxyNCA(sphere, 6, scale=5.0, positive_in_denominator=positive, chunk_size=chunk_size).double()
-    agree(loss, lambda x, y, p: naive(x, y, p, 5.0, positive, similarity != "cosine"))
+    squared = similarity == "negative_squared_distance"  # 1 - |x - p|^2 / 2 to the loss: the paper's has half the scale
+    agree(loss, lambda x, y, p: naive(x, y, p, 2.5 if squared else 5.0, positive, squared))
 
 
 def test_peer_on_squared_distances_is_twice_the_scale_on_cosines(agree_with_peer):

@@ -36,6 +36,16 @@ def test_small_classes_repeat_images_but_stay_aligned():
     assert set(batch) == set(range(6))
 
 
+@pytest.mark.parametrize("images", [2, 5, 13, 19])
+def test_no_image_stands_beside_itself(images: int):
+    labels = torch.arange(6 * images) // images
+    for batch in Paired(labels, seed=0, classes_per_batch=6, images_per_class=10).batches(epoch=0):
+        first, second = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+        assert all(one != other for one, other in zip(first, second, strict=True))
+        for start in range(0, len(first), 10):
+            assert len({*first[start : start + 10]} & {*second[start : start + 10]}) <= 1
+
+
 def test_defaults_are_those_of_cgml():
     assert PairedConfig().build(torch.arange(520) // 40, seed=0).batch_size == 2 * 13 * 10
 

@@ -1,17 +1,21 @@
 """A memory of recent embeddings that tells how near each class is to its proxy."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.manifolds.base import Manifold
 
 BLOCK = 64  # the similarity of T pairs is taken from T / BLOCK blocks of all pairs, not from all T x T
 
 
 class ClassMemory(nn.Module):
-    """The last T embeddings with their labels, first in, first out, and how many samples of each class were seen.
+    """The last T embeddings with their labels, first in, first out, and what is known of each class.
 
-    All of it is buffers, so a checkpoint holds it; nothing waits for the device.
+    That is how many samples of it were seen, and how near those in memory were to its proxy when it was last in a
+    batch. All of it is buffers, so a checkpoint holds it; nothing waits for the device.
 
     Args:
         size: T >= 1.
@@ -29,6 +33,7 @@ class ClassMemory(nn.Module):
     labels: Tensor
     pointer: Tensor
     seen: Tensor
+    averages: Tensor
 
     def __init__(self, size: int, point_dim: int, num_classes: int) -> None:
         super().__init__()
@@ -36,6 +41,8 @@ class ClassMemory(nn.Module):
         self.register_buffer("labels", torch.full((size,), -1))  # -1: empty
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))  # the slot to fill next
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.int64))  # n of each class
+        self.register_buffer("averages", torch.full((num_classes,), torch.nan))  # S_avg of eq. 10; nan: never known
+        self.register_load_state_dict_pre_hook(_without_averages)
 
     def remember(self, points: Tensor, labels: Tensor, clean: Tensor) -> None:
         """Count a batch, and put its clean embeddings in: (B, D), (B,) and (B,) bool; the last T of them stay."""
@@ -47,6 +54,22 @@ class ClassMemory(nn.Module):
         self.points.copy_(torch.cat([self.points, points[:1]]).index_copy_(0, slots, points)[:size])
         self.labels.copy_(torch.cat([self.labels, labels[:1]]).index_copy_(0, slots, labels)[:size])
         self.pointer.copy_((self.pointer + clean.sum()) % size)
+
+    @torch.no_grad()
+    def update_averages(self, manifold: Manifold, proxies: Tensor, labels: Tensor, shard: ClassShard) -> None:
+        """Take the averages of the classes of a batch anew; one with nothing in memory keeps its last.
+
+        Args:
+            manifold: the geometry of points and proxies.
+            proxies: (n, d) of this rank's classes.
+            labels: (B,) of the batch, among all classes.
+            shard: which classes are this rank's. Every rank gets all averages, so that its checkpoint holds them.
+        """
+        average, known = self.mean_similarity(manifold, proxies, shard.classes.start)
+        own = labels - shard.classes.start
+        inside, row = (own >= 0) & (own < len(proxies)), own.clamp(0, len(proxies) - 1)
+        latest, is_known = shard.sum(torch.stack([average[row], known[row].to(average)]) * inside)
+        self.averages.index_copy_(0, labels, torch.where(is_known > 0, latest, self.averages[labels]))
 
     def mean_similarity(self, manifold: Manifold, proxies: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """How near a class is to its proxy: S_avg of eq. 10, 0 for one with nothing in memory.
@@ -64,7 +87,13 @@ class ClassMemory(nn.Module):
         labels = labels.clamp(0, len(proxies) - 1)
         own = manifold.proxy_points(proxies[labels])  # (T, D), today's
         pairs = zip(self.points.split(BLOCK), own.split(BLOCK), strict=True)
-        similarity = torch.cat([manifold.similarity(x, p).diagonal() for x, p in pairs])
+        similarity = torch.cat([manifold.relative_similarity(x, p).diagonal() for x, p in pairs])
         totals = similarity.new_zeros(len(proxies)).index_add_(0, labels, torch.where(filled, similarity, 0))
         counts = similarity.new_zeros(len(proxies)).index_add_(0, labels, filled.to(similarity.dtype))
         return totals / counts.clamp(min=1), counts > 0
+
+
+def _without_averages(module: ClassMemory, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Checkpoints of dmlkit 0.1.0 have none: they were taken from the memory at each step."""
+    if f"{prefix}seen" in state:
+        state.setdefault(f"{prefix}averages", torch.full_like(module.averages, torch.nan))

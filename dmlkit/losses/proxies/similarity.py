@@ -20,7 +20,7 @@ KEPT_NUMBERS = 2**26  # similarities and proxies that may wait for the backward 
 
 
 def similarity_to(manifold: Manifold, pool: Callable[[Tensor], Tensor] | None) -> Measure:
-    """The manifold's similarity to proxies (w, d) as (B, w), to (w, K, d) as (B, K, w), or pooled to (B, w)."""
+    """The relative similarity to proxies (w, d) as (B, w), to (w, K, d) as (B, K, w), or pooled to (B, w)."""
 
     # A subclass may mean another similarity.
     is_cosine = type(manifold) is Sphere and manifold.similarity_name == "cosine" and manifold.proxies == "features"
@@ -28,7 +28,7 @@ def similarity_to(manifold: Manifold, pool: Callable[[Tensor], Tensor] | None) -
     def to_each(embeddings: Tensor, proxies: Tensor) -> Tensor:
         if is_cosine:
             return cosines(embeddings, proxies)
-        return manifold.similarity(embeddings, manifold.proxy_points(proxies))
+        return manifold.relative_similarity(embeddings, manifold.proxy_points(proxies))
 
     def measure(embeddings: Tensor, proxies: Tensor) -> Tensor:
         if proxies.ndim == 2:

@@ -77,6 +77,26 @@ def farthest(dtype: torch.dtype) -> float:
     return 2 * math.atanh(1 - (1e-5 if dtype == torch.float64 else 4e-3))
 
 
+def right_angle_distance(curvature: Tensor, radius: float) -> Tensor:
+    r"""The distance u of two points at distance r from the origin, at right angles seen from there.
+
+    .. math:: \cosh(\sqrt{-K}\, u) = \cosh^2(\sqrt{-K}\, r), \quad
+            \sinh^2(\tfrac{\sqrt{-K}}{2} u) = \tfrac12 \sinh^2(\sqrt{-K}\, r)
+
+    The second form does not cancel for K near 0, where u becomes sqrt(2) r.
+
+    Args:
+        curvature: K < 0, a scalar.
+        radius: r > 0.
+
+    Example:
+        >>> [round(right_angle_distance(torch.tensor(k), 1.0).item(), 4) for k in (-1e-6, -1.0, -100.0)]
+        [1.4142, 1.5134, 1.9307]
+    """
+    side = radius * (-curvature).double().sqrt().clamp(max=300 / radius)  # whose sinh^2 is finite: points end at 6
+    return distance_from_sinh(side.sinh().square() / 2, curvature.double()).to(curvature.dtype)
+
+
 def distance_from_sinh(sinh_squared: Tensor, curvature: Tensor) -> Tensor:
     """d from sinh^2(d sqrt(-K) / 2), stable at both ends.
 

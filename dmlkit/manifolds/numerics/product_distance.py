@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dmlkit.manifolds.base import rounding_error
+from dmlkit.manifolds.arithmetic.products import rounding_error
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def build_case(name: str, options: dict[str, Any], epoch: int, manifold: Manifol
         with torch.no_grad():
             for seed in range(1, 5):
                 loss(draw(seed, manifold), LABELS)
-        assert (loss.memory.labels >= 0).sum() == 4 * len(LABELS)
+        assert (loss.informative.memory.labels >= 0).sum() == 4 * len(LABELS)
         loss.set_epoch(2)
     return loss
 

@@ -1,0 +1,64 @@
+"""Lorentz-linear head: a linear layer of the hyperboloid, with a bias that moves its points."""
+
+from collections.abc import Iterable
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from dmlkit.component import Requirement
+from dmlkit.heads.base import Head, HeadConfig
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.lorentz import Lorentz
+
+
+class LorentzLinearConfig(HeadConfig, frozen=True):
+    """Hyperboloid layer (HGCN, Chami et al. 2019): a linear map of tangent vectors and a parallel-transported bias."""
+
+    name: Literal["lorentz_linear"] = "lorentz_linear"
+    bias: bool = True
+    """Add a learnable bias."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("manifold.name", ("lorentz",), "its bias is transported along geodesics of the hyperboloid")
+
+    def build(self, num_features: int, manifold: Manifold) -> "LorentzLinear":
+        return LorentzLinear(num_features, manifold, bias=self.bias)
+
+
+class LorentzLinear(Head):
+    r"""The layer HypLinear of the code of Chami et al., NeurIPS 2019, on the hyperboloid, section 4.2.
+
+    .. math:: y = \exp_{z}(PT_{o \to z}(b)), \quad z = \exp_o(W h)
+
+    The Grouplet paper compares it (Table 3, "Hyperboloid") with `MobiusLinear`, its twin on the ball. Without the
+    bias it is a linear layer with an exponential map behind it.
+
+    Args:
+        num_features: F, width of the backbone's features h, taken as tangent vectors at the origin o.
+        manifold: the hyperboloid; its ``dim`` is the number of outputs.
+        bias: add b, a tangent vector at the origin, which starts at 0.
+
+    Raises:
+        ValueError: the manifold is not the hyperboloid.
+
+    Example:
+        >>> LorentzLinear(64, Lorentz(16))(torch.randn(2, 64)).shape
+        torch.Size([2, 17])
+    """
+
+    def __init__(self, num_features: int, manifold: Manifold, *, bias: bool = True) -> None:
+        if not isinstance(manifold, Lorentz):
+            raise ValueError(f"LorentzLinear: expected the hyperboloid, got {type(manifold).__name__}")
+        super().__init__(manifold)
+        self.linear = nn.Linear(num_features, manifold.dim, bias=False)
+        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as the linear head
+        self.bias = nn.Parameter(torch.zeros(manifold.dim)) if bias else None
+
+    def project(self, features: Tensor) -> Tensor:
+        return self.linear(features)
+
+    def to_points(self, projected: Tensor) -> Tensor:
+        sheet = cast(Lorentz, self.manifold)
+        points = sheet.from_features(projected)
+        return points if self.bias is None else sheet.translate(points, self.bias)

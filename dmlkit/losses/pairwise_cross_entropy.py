@@ -1,0 +1,59 @@
+"""Pairwise cross-entropy: each image finds another one of its class among all the batch, by distance."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
+from dmlkit.manifolds.base import Manifold
+
+
+class PairwiseCrossEntropyConfig(PairLossConfig, frozen=True):
+    """Pairwise cross-entropy (Ermolov et al. 2022, Hyp-ViT): each image finds its partner by minus the distance."""
+
+    name: Literal["pairwise_cross_entropy"] = "pairwise_cross_entropy"
+    temperature: PositiveFloat = 0.2
+    """tau, in units of the manifold's similarity: a distance; 0.1 in the paper for the cosine of the sphere."""
+
+    def build(self, manifold: Manifold, num_classes: int) -> "PairwiseCrossEntropy":
+        return PairwiseCrossEntropy(manifold, temperature=self.temperature)
+
+
+class PairwiseCrossEntropy(PairLoss):
+    r"""Ermolov et al., CVPR 2022 (arXiv:2203.10833), eq. 6; s = the manifold's similarity, in the paper -d.
+
+    .. math:: \frac{1}{|P|} \sum_{(i, j) \in P} -\log
+            \frac{e^{s_{ij} / \tau}}{e^{s_{ij} / \tau} + \sum_{y_k \ne y_i} e^{s_{ik} / \tau}}
+
+    P are all positive pairs in both directions, (i, j) and (j, i). With two images a class, the paper's batch, the
+    denominator is the sum over all images but i; the authors' code adds the two directions up, which is twice this.
+    D: of more images a class the other positives are left out of the denominator, as in the code; its negatives are
+    those at two of the batch's places for a class, here all.
+
+    It is `NPair` with 1 / tau as scale, but takes the similarity itself where that takes the relative one: tau is in
+    the paper's units.
+
+    Args:
+        manifold: the geometry whose similarity is compared: the ball with -d in the paper (K = -0.1), or the sphere
+            with the cosine, with which the paper compares it.
+        temperature: tau > 0.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Euclidean
+        >>> points = torch.tensor([[0.0], [0.0], [1.0]])
+        >>> loss = PairwiseCrossEntropy(Euclidean(1), temperature=1.0)
+        >>> round(loss(points, torch.tensor([0, 0, 1])).item(), 4)  # log(1 + e^-1)
+        0.3133
+    """
+
+    def __init__(self, manifold: Manifold, *, temperature: float = 0.2) -> None:
+        super().__init__(manifold)
+        self.temperature = temperature
+
+    def compute_pairs(self, pairs: Pairs) -> Tensor:
+        logits = self.manifold.similarity(pairs.rows, pairs.columns) / self.temperature  # (B, M)
+        negatives = masked_logsumexp(logits, where=pairs.negative)  # (B,)
+        return masked_mean(softplus(negatives[:, None] - logits), where=pairs.positive)

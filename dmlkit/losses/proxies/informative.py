@@ -1,0 +1,182 @@
+"""Which samples are informative for a class, by what it has learned so far: Proxy-ISA's weights and their state."""
+
+from math import ceil, exp
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.losses.proxies.class_memory import ClassMemory
+from dmlkit.losses.proxies.classes import Classes
+from dmlkit.losses.proxies.sample_weights import SampleWeights, own_and_below
+from dmlkit.manifolds.base import Manifold
+
+PositivePenalty = Literal["none", "1/E", "v", "sigma"]
+NegativePenalty = Literal["none", "1/E"]
+MEMORY_EPOCH = 1  # embeddings are remembered from the second epoch on: before, they are too scattered
+FILTER_EPOCH = 2  # and one epoch later the outliers among the positives are filtered
+
+
+class InformativeConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+    """Weights of samples by how informative they are for their class (Li et al. 2022)."""
+
+    volume: Annotated[float, Field(ge=1)] = 100.0
+    """V, samples that fill the space of a class."""
+    hardness: PositiveFloat = 0.15
+    """h, learned threshold / mean similarity."""
+    sensitivity: PositiveFloat = 0.9
+    """k, of the search length to the class's hardness."""
+    search_margin: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """lambda, least search length, in similarity units."""
+    delay: PositiveFloat = 1.5
+    """tau, when the decay sets in, in samples."""
+    positive_penalty: PositivePenalty = "sigma"
+    """For w+; ``none`` is 1."""
+    negative_penalty: NegativePenalty = "1/E"
+    """For w-; ``none`` is 1."""
+    memory_size: PositiveInt = 1024
+    """T, embeddings remembered, at least."""
+    memory_per_class: NonNegativeFloat = 0.0
+    """Embeddings remembered for each class, where they make more than ``memory_size``."""
+
+
+class InformativeWeights(nn.Module):
+    r"""The weights w+ and w- of Li et al., MM Asia 2022, eq. 8-16, with the memory and thresholds that they come from.
+
+    A class with n samples seen has E = (1 - b^n) / (1 - b), b = (V - 1) / V, v = 1 / (1 + log(1 + E)) and
+    sigma = 1 + (1 + e^-tau) (v - 1) / (1 + e^(V - E - tau)). With a the mean similarity of the class's embeddings in
+    memory to its proxy, and eta = (1 + k (1 - h a)) v + lambda:
+
+    - w+ is 1 + sigma for h a - eta <= s <= h a, else sigma; below that interval x is an outlier and not remembered;
+    - w- is 1 / max(1, E) for s < h a - eta, else 1.
+
+    As in the paper's algorithm 1, a is taken anew after each step for the classes of its batch, and a class keeps its
+    last one when its embeddings have left the memory. The memory opens with the second epoch, w+ and the outlier
+    filter start with the third, w- with the memory. All of it, the epoch too, is in the ``state_dict``.
+
+    D: n counts the samples of a class since the memory opened; the memory holds T = 1024 embeddings, which the paper
+    does not print; a class that never had any in memory has weights 1. D: in the paper's Table 3, the penalty takes
+    the place of sigma in w+, and "no penalty" is w+ = 1 throughout; 1/E is 1 / max(1, E).
+
+    Args:
+        point_dim: D.
+        num_classes: C.
+        volume: V >= 1, in samples.
+        hardness: h > 0.
+        sensitivity: k > 0.
+        search_margin: lambda in [0, 1], in similarity units.
+        delay: tau > 0.
+        positive_penalty: for w+: ``none``, ``1/E``, ``v`` or ``sigma``.
+        negative_penalty: for w-: ``none`` or ``1/E``.
+        memory_size: least T, in embeddings.
+        memory_per_class: T / C, where that is more.
+
+    Example:
+        >>> InformativeWeights(8, 5000, memory_per_class=1.5).memory.labels.shape
+        torch.Size([7500])
+    """
+
+    epoch: Tensor
+
+    def __init__(
+        self,
+        point_dim: int,
+        num_classes: int,
+        *,
+        volume: float = 100.0,
+        hardness: float = 0.15,
+        sensitivity: float = 0.9,
+        search_margin: float = 0.1,
+        delay: float = 1.5,
+        positive_penalty: PositivePenalty = "sigma",
+        negative_penalty: NegativePenalty = "1/E",
+        memory_size: int = 1024,
+        memory_per_class: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.volume, self.hardness, self.sensitivity = volume, hardness, sensitivity
+        self.search_margin, self.delay = search_margin, delay
+        self.positive_penalty, self.negative_penalty = positive_penalty, negative_penalty
+        self.memory = ClassMemory(max(memory_size, ceil(memory_per_class * num_classes)), point_dim, num_classes)
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
+        self.known_epoch = 0  # the buffer's value, where the device cannot be asked without a stall
+        self.register_load_state_dict_post_hook(_read_epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The memory opens with epoch 1, the filter of outliers starts with epoch 2; epochs count from 0."""
+        self.epoch.fill_(epoch)
+        self.known_epoch = epoch
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the memory is, and so whether there are weights."""
+        return self.known_epoch >= MEMORY_EPOCH
+
+    def remember(
+        self, embeddings: Tensor, labels: Tensor, clean: Tensor, manifold: Manifold, proxies: Tensor, shard: ClassShard
+    ) -> None:
+        """After a step with embeddings (B, D): what is clean enters the memory, and its classes get new thresholds.
+
+        Args:
+            embeddings: (B, D).
+            labels: (B,) among all classes.
+            clean: (B,) bool, see `SampleWeights.clean`.
+            manifold: the geometry of both.
+            proxies: (n, d) of this rank's classes.
+            shard: which they are.
+        """
+        self.memory.remember(embeddings.detach(), labels, clean)
+        self.memory.update_averages(manifold, proxies.detach(), labels, shard)
+
+    @torch.no_grad()
+    def weigh(self, classes: Classes) -> SampleWeights:
+        """The weights of a batch, from the memory and thresholds as the batch before left them."""
+        first, labels = classes.shard.classes.start, classes.all_labels
+        of_rank = slice(first, classes.shard.classes.stop)
+        average, seen = self.memory.averages[of_rank], self.memory.seen[of_rank]
+        if classes.chosen is not None:
+            average, seen = average[classes.chosen], seen[classes.chosen]
+        known = ~average.isnan()
+        effective = self.effective_number(seen.to(average.dtype))
+        learned = self.hardness * average  # eq. 10, (n,)
+        bound = 1 / (1 + torch.log1p(effective))  # v of eq. 14
+        length = (1 + self.sensitivity * (1 - learned)) * bound + self.search_margin  # eta of eq. 15
+        outlier = torch.where(known, learned - length, -torch.inf)
+        inverse = 1 / effective.clamp(min=1)
+        own, below = own_and_below(classes, outlier)
+
+        count = len(classes.proxies)
+        has_class = (classes.labels >= 0) & (classes.labels < count)  # the others' classes are with other ranks
+        row = classes.labels.clamp(0, count - 1)
+        own_weights = torch.ones_like(own)
+        clean = torch.ones_like(has_class)
+        if self.known_epoch >= FILTER_EPOCH:
+            clean = own >= outlier[row]
+        if self.known_epoch >= FILTER_EPOCH and self.positive_penalty != "none":
+            decay = 1 + (1 + exp(-self.delay)) * (bound - 1) * torch.sigmoid(effective + self.delay - self.volume)
+            penalty = {"1/E": inverse, "v": bound, "sigma": decay}[self.positive_penalty][row]
+            informative = clean & (own <= learned[row])
+            own_weights = torch.where(known[row], penalty + informative, 1)  # eq. 16
+        own_weights, is_clean = classes.shard.sum(torch.stack([own_weights, clean.to(own)]) * has_class)
+
+        in_batch = own.new_zeros(classes.shard.num_classes).index_add_(0, labels, torch.ones_like(own))
+        others = len(labels) - own.new_zeros(count).index_add_(0, row, has_class.to(own))
+        penalty = inverse if self.negative_penalty == "1/E" else torch.ones_like(inverse)
+        return SampleWeights(
+            own=own_weights,
+            own_total=(own_weights / in_batch[labels]).sum(),
+            others_total=classes.shard.sum((1 + (penalty - 1) * below / others.clamp(min=1)).sum()),
+            clean=is_clean > 0,
+            outlier=outlier,
+            penalty=penalty,
+        )
+
+    def effective_number(self, seen: Tensor) -> Tensor:
+        """E of eq. 8: how much of a class's space n samples fill, at most V."""
+        return self.volume * (1 - (1 - 1 / self.volume) ** seen)
+
+
+def _read_epoch(module: InformativeWeights, _: Any) -> None:
+    module.known_epoch = int(module.epoch)

@@ -1,0 +1,1 @@
+"""Matrix products that the interface of manifolds and its adapters share."""

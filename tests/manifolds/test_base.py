@@ -1,0 +1,53 @@
+"""What two unrelated points are apart, against geometry done by hand."""
+
+from math import pi, sqrt
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
+from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold
+
+
+def at_right_angles(manifold: Manifold, features_length: float) -> Tensor:
+    points = manifold.from_features(features_length * torch.eye(3, manifold.dim, dtype=torch.float64))
+    return manifold.paired_distance(points[0], points[1])
+
+
+@pytest.mark.parametrize("curvature", [-1e-8, -0.1, -1.0, -4.0])
+@pytest.mark.parametrize(("kind", "speed"), [(Poincare, 2), (Lorentz, 1)])
+def test_in_hyperbolic_space_it_is_the_side_of_a_right_angled_triangle(
+    kind: type[Poincare | Lorentz], speed: int, curvature: float
+):
+    manifold = kind(3, curvature=curvature, clip_radius=None).double()
+    unrelated = torch.as_tensor(manifold.unrelated_distance())
+    torch.testing.assert_close(unrelated, at_right_angles(manifold, UNRELATED_RADIUS / speed), rtol=1e-6, atol=0)
+    with mpmath.workdps(60):
+        root = mpmath.sqrt(-mpmath.mpf(manifold.curvature.item()))
+        exact = float(mpmath.acosh(mpmath.cosh(root * UNRELATED_RADIUS) ** 2) / root)
+    assert unrelated.item() == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("curvature", [-1e3, -1e6, -1e12])
+def test_it_is_finite_where_points_cannot_be_so_far_apart(curvature: float):
+    manifold = Lorentz(3, curvature=curvature)
+    assert 0 < float(manifold.unrelated_distance()) < 2 * UNRELATED_RADIUS
+
+
+def test_elsewhere_it_is_that_of_orthogonal_vectors():
+    assert Euclidean(3).unrelated_distance() == pytest.approx(at_right_angles(Euclidean(3), UNRELATED_RADIUS).item())
+    chord, arc = Sphere(3, similarity="negative_distance"), Sphere(3, metric="arc", similarity="negative_distance")
+    for sphere, expected in ((chord, sqrt(2)), (arc, pi / 2)):
+        assert sphere.unrelated_distance() == pytest.approx(at_right_angles(sphere, 1).item(), rel=1e-9)
+        assert sphere.unrelated_distance() == pytest.approx(expected, rel=1e-12)
+        axes = torch.eye(3)
+        torch.testing.assert_close(sphere.relative_similarity(axes, axes), axes, rtol=0, atol=1e-6)
+
+
+def test_a_learned_curvature_moves_it():
+    manifold = Poincare(3, learnable_curvature=True)
+    (parameter,) = manifold.parameters()
+    (gradient,) = torch.autograd.grad(torch.as_tensor(manifold.unrelated_distance()), parameter)
+    assert gradient.isfinite() and gradient != 0
