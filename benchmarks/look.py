@@ -36,11 +36,12 @@ from dmlkit.run_folder.folder import RunFolder
 CLUSTERS, BLOCK, ROUNDS = 600, 50_000, 3
 DEMO = Path(__file__).parent.parent / "recipes" / "glyphs" / "proxy_anchor.yaml"
 COMMAND = (
-    "import resource, sys; from dmlkit.cli.app import main\n"
+    "import sys; from dmlkit.cli.app import main\n"
     "try: main()\n"
     "except SystemExit as end: code = end.code or 0\n"
     "else: code = 0\n"
-    "print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+    "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1]\n"
+    "print('PEAK', peak); sys.exit(code)"  # getrusage would tell the peak of the process that began this one
 )
 
 
