@@ -32,7 +32,7 @@ class GraphConsistencyConfig(RegularizerConfig, frozen=True):
 class GraphConsistency(Regularizer):
     r"""Chen et al., AAAI 2021 (CGML), eq. 3: the norm, not its square, of the difference of two propagated draws.
 
-    .. math:: \| S' X'^T - S'' X''^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
+    .. math:: \| S' {X'}^T - S'' {X''}^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
 
     X' and X'' have the same classes in the same order, n images each. Of each class, the first half of its images
     in the batch belongs to X' and the second half to X'': for a batch of the paired sampler those are its halves. An
