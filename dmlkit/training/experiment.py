@@ -19,6 +19,7 @@ from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers.base import Regularizer
 from dmlkit.samplers.base import Sampler
+from dmlkit.training.loggers.shown import check_loggers
 
 
 class Objective(nn.Module):
@@ -79,6 +80,8 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     Raises:
         UserError: the data is missing or does not fit the recipe.
     """
+    with faults_of(recipe, "training", "loggers"):
+        check_loggers(recipe.training.loggers)
     with faults_of(recipe, "dataset"):
         train = images_of_split(recipe.dataset, "train")
         validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
