@@ -25,6 +25,8 @@ from dmlkit.schedules import ConstantConfig, ScheduleConfig
 from dmlkit.transforms import PlainConfig, TransformConfig
 from dmlkit.transport import TransportConfig
 
+LoggerName = Literal["tensorboard", "mlflow", "wandb"]
+
 
 class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
     """How long and how to train."""
@@ -53,6 +55,8 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_at
     crops, and pixels within 2 of 255; on a CPU it is always the loader that does it."""
     workers: Annotated[NonNegativeInt, Field(le=256)] | None = None
     """Processes that read images, at most 256; null takes one a CPU core, at most 8, and none for images in memory."""
+    loggers: tuple[LoggerName, ...] = ()
+    """Where else the run is shown, each an extra of dmlkit; it loses nothing where one fails."""
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):

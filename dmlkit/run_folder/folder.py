@@ -28,7 +28,7 @@ class RunFolder:
 
         recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
         curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
-        threshold.json        features/{train,validation,test}/
+        threshold.json        features/{train,validation,test}/     loggers.json    tensorboard/
         evaluations/ embeddings/ exports/ plots/    what other commands make of the weights
 
     Args:
@@ -42,6 +42,7 @@ class RunFolder:
         self.exports = path / "exports"
         self.plots = path / "plots"
         self.threshold_path = path / "threshold.json"
+        self.loggers_path = path / "loggers.json"
         self._lie_in(path)
 
     def _lie_in(self, folder: Path) -> None:

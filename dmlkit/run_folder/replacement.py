@@ -29,6 +29,7 @@ EMBEDDING_FILES = (
     *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt"),
 )
 DERIVED_FILES = (
+    *("loggers.json", "tensorboard/events.out.tfevents.*"),
     *("threshold.json", "evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
     *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
 )

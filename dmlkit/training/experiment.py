@@ -20,6 +20,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers.base import Regularizer
 from dmlkit.samplers.base import Sampler
 from dmlkit.training.average import WeightAverage
+from dmlkit.training.loggers.shown import check_loggers
 
 
 class Objective(nn.Module):
@@ -85,6 +86,8 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     Raises:
         UserError: the data is missing or does not fit the recipe.
     """
+    with faults_of(recipe, "training", "loggers"):
+        check_loggers(recipe.training.loggers)
     with faults_of(recipe, "dataset"):
         train = images_of_split(recipe.dataset, "train")
         validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None

@@ -23,7 +23,7 @@ class Progress(Protocol):
         """After a share ``progress`` of an epoch: the last loss, and the images since the last call."""
 
     def epoch(self, row: EpochRow) -> None:
-        """After an epoch: its row of metrics.jsonl."""
+        """After an epoch, whose checkpoint is on the disk: its row of metrics.jsonl."""
 
     def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
         """Around what goes over images before the first epoch; gives what is told how many more are done."""

@@ -26,6 +26,7 @@ from dmlkit.training.data import TrainingData, training_data
 from dmlkit.training.divergence import check_losses, check_weights, compute_loss
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import take_step
+from dmlkit.training.loggers.shown import shown
 from dmlkit.training.progress import Pace, Progress, Silent
 from dmlkit.training.summary import summarize
 from dmlkit.training.untouched import score_untouched
@@ -64,8 +65,9 @@ def train(
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     fabric = fabric or start_fabric(device, recipe.training.precision)
     run = RunFolder(Path(folder))
-    with run.held() if fabric.is_global_zero else nullcontext():
-        return _train(recipe, run, fabric, progress or Silent(), resume=resume, overwrite=overwrite)
+    held = run.held() if fabric.is_global_zero else nullcontext()
+    with held, shown(progress or Silent(), recipe, run, fabric) as progress:
+        return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite)
 
 
 def _train(
@@ -171,24 +173,19 @@ def fit(
             refuse_nothing_read(batches.start + images_seen, state.skipped, "the training split")
             check_weights(experiment, state, run)
             pace = Pace(images_seen, time.perf_counter() - started, loader.seconds, is_whole=batches.start == 0)
-            finish_epoch(experiment, data, run, fabric, state, progress, pace)
+            row = finish_epoch(experiment, data, run, fabric, state, pace)
             state.seconds += time.perf_counter() - started
             save(experiment, run, fabric, state)
+            progress.epoch(row)
             if stop_requested(fabric) and state.epoch < settings.epochs:
                 raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
     return state
 
 
 def finish_epoch(
-    experiment: Experiment,
-    data: TrainingData,
-    run: RunFolder,
-    fabric: Fabric,
-    state: State,
-    progress: Progress,
-    pace: Pace,
-) -> None:
-    """Validate, log the epoch, and keep the checkpoint if it is the best so far."""
+    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, state: State, pace: Pace
+) -> EpochRow:
+    """Validate, note the epoch, and keep the checkpoint if it is the best so far."""
     settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, len(experiment.sampler)
     epoch, loss = state.epoch + 1, state.loss_sum / steps
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
@@ -216,4 +213,4 @@ def finish_epoch(
     )
     if fabric.is_global_zero:
         run.append_metrics(row)
-    progress.epoch(row)
+    return row

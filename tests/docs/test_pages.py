@@ -22,6 +22,7 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.study.file import MAX_RECIPES
 from tests.conftest import ROOT, TINY_RECIPE
 from tests.datasets import trees
+from tests.docs.blocks import blocks_of, page, run_blocks
 
 TINY_PHOTOS = [
     "backbone={name: small_cnn, width: 4}",
@@ -31,14 +32,6 @@ TINY_PHOTOS = [
     "training.epochs=1",
     "training.workers=0",
 ]
-
-
-def page(name: str) -> str:
-    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-
-
-def blocks_of(name: str) -> list[tuple[str, str]]:
-    return re.findall(r"```(sh|yaml|python)\n(.*?)```", page(name), re.DOTALL)
 
 
 OF_IMAGES = ("backbone", "transform", "training.workers")
@@ -96,6 +89,7 @@ PREPARED: dict[str, Callable[..., None]] = {
     "evaluation": two_runs,
     "gallery": run_and_birds,
     "geometry": glyphs_run,
+    "loggers": lambda _: None,
 }
 LEFT_BEHIND = {
     "data": ["embeddings/catalogue/index.faiss", "runs/catalogue/classes.json", "runs/vectors/exports/model.onnx"],
@@ -103,33 +97,26 @@ LEFT_BEHIND = {
     "evaluation": ["classes.csv", "runs/folds/results.md"],
     "gallery": ["galleries/birds/gallery.json", "answers.csv", "answers.html"],
     "geometry": ["runs/disk/plots/test-disk.png", "runs/demo/plots/test-tsne.png"],
+    "loggers": ["runs/logged/loggers.json", "runs/logged/tensorboard"],
 }
 PRINTED = {"data": "photos/", "geometry": "[[ 0"}  # an image finds itself first
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PREPARED))
-def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit, capsys):
+def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit):
     monkeypatch.chdir(tmp_path)
     PREPARED[name](dmlkit)
-    blocks = blocks_of(name)
-    assert {kind for kind, _ in blocks} >= {"sh", "python"}
-    printed = ""
-    for kind, body in blocks:
-        if kind == "yaml":
-            Path(re.match(r"# (\S+)\n", body)[1]).write_text(body)
-        elif kind == "python":
-            capsys.readouterr()
-            exec(compile(body, f"docs/{name}.md", "exec"), {})
-            printed += capsys.readouterr().out
-        else:
-            for line in body.replace("\\\n", " ").splitlines():
-                _, *arguments = shlex.split(line)
-                takes_recipe = name == "data" and any(argument.endswith(".yaml") for argument in arguments)
-                keys = [key for key in TINY_PHOTOS if "vectors.yaml" not in arguments or not key.startswith(OF_IMAGES)]
-                tiny = [part for key in keys for part in ("--set", key)] if takes_recipe else []
-                result = dmlkit(*arguments, *tiny)
-                assert result.code == 0, f"{line}\n{result.out}{result.err}"
+    blocks = blocks_of(page(name), "sh", "yaml", "python")
+    assert {kind for kind, _ in blocks} >= {"sh"}
+
+    def tiny(arguments: list[str]) -> list[str]:
+        if name != "data" or not any(argument.endswith(".yaml") for argument in arguments):
+            return []
+        keys = [key for key in TINY_PHOTOS if "vectors.yaml" not in arguments or not key.startswith(OF_IMAGES)]
+        return [part for key in keys for part in ("--set", key)]
+
+    printed = run_blocks(blocks, dmlkit, tiny)
     assert PRINTED.get(name, "") in printed
     assert all(Path(path).exists() for path in LEFT_BEHIND[name])
 

@@ -1,0 +1,139 @@
+"""Pages that mkdocs makes beside those of docs/: commands' options, the API, and what lies elsewhere in the project."""
+
+import importlib
+import inspect
+import posixpath
+import re
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from typer.main import get_command
+
+from dmlkit.cli.app import app
+from dmlkit.recipe.schema import FAMILIES
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))  # for the equations
+
+from equations import rendered  # noqa: E402
+
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+    "SECURITY.md": "security.md",
+    **{
+        f"benchmarks/results/{path.name}": f"benchmarks/{path.name}"
+        for path in (ROOT / "benchmarks/results").glob("*.md")
+    },
+}
+"""Files outside docs/, and their pages."""
+ROOMS = {
+    "python": ("The Python face", ["dmlkit", "dmlkit.errors"]),
+    "embeddings": (
+        "Embeddings, search and stores",
+        ["dmlkit.embedding", "dmlkit.embedding.folder", "dmlkit.embedding.search", "dmlkit.embedding.index_vectors"],
+    ),
+    "recipe": ("Recipes", ["dmlkit.recipe.schema", "dmlkit.recipe.file", "dmlkit.recipe.plugin"]),
+    "testing": ("Contracts", ["dmlkit.testing"]),
+}
+LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
+
+
+def api_pages() -> dict[str, str]:
+    """The pages of the reference, by name: a family each, and the rooms that programs call."""
+    families = {name: (name.capitalize(), [kind.__module__.rpartition(".")[0]]) for name, kind in FAMILIES.items()}
+    return {f"api/{name}.md": api_page(title, modules) for name, (title, modules) in (ROOMS | families).items()}
+
+
+def api_page(title: str, modules: list[str]) -> str:
+    """What modules export, a member a section."""
+    text = f"# {title}\n"
+    for module in modules:
+        loaded = importlib.import_module(module)
+        names = getattr(loaded, "__all__", None) or [
+            name for name, kind in vars(loaded).items() if getattr(kind, "__module__", "") == module and name[0] != "_"
+        ]
+        text += f"\n## `{module}`\n\n{(loaded.__doc__ or '').partition(chr(10))[0]}\n"
+        text += "".join(f"\n::: {module}.{name}\n    options:\n      heading_level: 3\n" for name in names)
+    return text
+
+
+def options_of(words: list[str]) -> str:
+    """The arguments and options of a command, as the program declares them."""
+    command: Any = get_command(app)
+    for word in words:
+        command = command.commands[word]
+    if hasattr(command, "commands"):
+        return "".join(f"\n### `{' '.join([*words, name])}`\n{options_of([*words, name])}" for name in command.commands)
+    hints = get_type_hints(inspect.unwrap(command.callback))
+    rows = ["", command.help, "", "| option | meaning |", "|---|---|"]
+    for parameter in command.params:
+        named = parameter.metavar or parameter.name.upper()
+        shown = named if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
+        hint = hints.get(parameter.name)
+        choices = next((get_args(kind) for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal), ())
+        meaning = parameter.help or ("Where to compute." if parameter.name == "device" else "")
+        told = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+        rows.append(f"| `{escaped(shown, '|')}` | {escaped(meaning, '|*_<[')}{told} |")
+    return "\n".join(rows) + "\n"
+
+
+def escaped(text: str, marks: str) -> str:
+    """Text whose marks mean nothing to Markdown."""
+    return re.sub(f"([{re.escape(marks)}])", r"\\\1", text)
+
+
+def place_of(uri: str) -> str:
+    """Where in the project the file of a page lies."""
+    return next((place for place, page in ELSEWHERE.items() if page == uri), f"docs/{uri}")
+
+
+def with_links(markdown: str, uri: str) -> str:
+    """Links between files of the project as links between pages."""
+    place = place_of(uri)
+
+    def moved(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(place), found[2]))
+        page = ELSEWHERE.get(target, target.removeprefix("docs/"))
+        return f"{found[1]}{posixpath.relpath(page, posixpath.dirname(uri) or '.')}{found[3]}"
+
+    return LINK.sub(moved, markdown)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List the pages of commands and of the reference in the navigation."""
+    commands = [f"commands/{name}.md" for name in get_command(app).commands]  # pyright: ignore
+    listed = {"Commands": commands, "Reference": sorted(api_pages()), "Measured": sorted(ELSEWHERE.values())}
+    for section in config.nav or []:
+        for title, pages in section.items():
+            if title in listed:
+                pages += [page for page in listed[title] if title != "Measured" or page.startswith("benchmarks/")]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are no files of docs/."""
+    for place, uri in ELSEWHERE.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / place)))
+    for uri, text in api_pages().items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Mend links, and add its options to the page of a command."""
+    uri = page.file.src_uri
+    if uri.startswith("commands/"):
+        markdown += f"\n## Options\n{options_of([Path(uri).stem])}"
+    return with_links(markdown, uri)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Render equations."""
+    return rendered(html)

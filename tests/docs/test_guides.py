@@ -1,0 +1,162 @@
+"""The guides: their code runs, their figures are those of the studies, and the lines they quote are dmlkit's."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.losses.base import LossConfig
+from dmlkit.metrics import retrieval_metrics
+from tests.conftest import ROOT
+from tests.docs.blocks import blocks_of, page, run_blocks
+
+IN_A_PROCESS = """
+import sys
+from types import SimpleNamespace
+from dmlkit.cli.app import main
+from tests.docs.blocks import blocks_of, page, run_blocks
+
+def typed(*arguments):
+    sys.argv = ["dmlkit", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        return SimpleNamespace(code=ended.code or 0, out="", err="")
+
+print(run_blocks(blocks_of(page("guides/adding"), "sh", "yaml", "python"), typed, lambda _: []))
+"""
+
+
+@pytest.mark.slow
+def test_the_guide_to_first_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(blocks_of(page("guides/first_recipe"), "sh", "yaml", "python"), dmlkit, lambda _: [])
+    assert Path("runs/sharper/summary.json").exists()
+
+
+@pytest.mark.slow
+def test_what_the_guide_adds_trains_is_exported_and_keeps_its_contracts(tmp_path: Path):
+    """In processes of their own: what a plug-in adds stays in the families."""
+    told = ""
+    for words in (["-c", IN_A_PROCESS], ["check_mine.py"]):
+        environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"}
+        result = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        told += result.stdout
+    assert "(896, 32)" in told  # rows, and bytes of 8 numbers
+
+
+def test_both_sides_of_the_guide_from_pml_agree():
+    pytest.importorskip("pytorch_metric_learning")
+    sides: list[dict[str, object]] = []
+    for _, body in blocks_of(page("guides/from_pml"), "python"):
+        scope: dict[str, object] = {}
+        exec(compile(body, "docs/guides/from_pml.md", "exec"), scope)
+        sides.append(scope)
+    theirs, ours, their_figures, our_figures = sides
+    with torch.no_grad():
+        ours["loss"].proxies.copy_(theirs["loss"].proxies)  # pyright: ignore
+    points = ours["sphere"].from_features(ours["features"])  # pyright: ignore
+    torch.testing.assert_close(
+        ours["loss"](points, ours["labels"]),  # pyright: ignore
+        theirs["loss"](theirs["embeddings"], theirs["labels"]),  # pyright: ignore
+    )
+    expected = their_figures["figures"]
+    found = our_figures["figures"]
+    assert found["recall@1"] == pytest.approx(expected["precision_at_1"])  # pyright: ignore
+    assert found["map@r"] == pytest.approx(expected["mean_average_precision_at_r"])  # pyright: ignore
+
+
+def test_the_metrics_of_the_guide_from_oml_exist():
+    names = re.findall(r"`((?:precision|map)@)k:oml`", page("guides/from_oml"))
+    assert names
+    points = np.eye(4, dtype=np.float32)[[0, 0, 1, 1]]
+    retrieval_metrics(points, [0, 0, 1, 1], metrics=[f"{name}2:oml" for name in names])
+
+
+def test_a_table_of_oml_is_read_as_the_guide_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]
+):
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_of(page("guides/from_oml"), "csv", "yaml", "sh")
+    Path("df.csv").write_text(blocks[0].body)
+    run_blocks(blocks[1:], dmlkit, lambda _: [])
+
+
+@pytest.mark.parametrize("guide", ["from_pml", "from_oml", "which_loss"])
+def test_members_that_guides_name_exist(guide: str):
+    rows = re.findall(r"^\| .* \|$", page(f"guides/{guide}"), re.MULTILINE)
+    column = {"from_pml": 1, "from_oml": 1, "which_loss": 0}[guide]
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1 + column])}
+    losses = {name for name in named if name in LossConfig.variants}
+    assert len(losses) >= {"from_pml": 12, "from_oml": 2, "which_loss": 19}[guide]
+
+
+def test_the_figures_of_which_loss_are_those_of_the_study():
+    results = page("results")
+    study = results[results.index("| variant | separated map@r") :].partition("\n\n")[0]
+    expected = dict(re.findall(r"^\| (\w+) \| ([\d.]+ ± [\d.]+) \|", study, re.MULTILINE))
+    differences = dict(re.findall(r"^\| (\w+) \| [^|]+ \| ([-+\d.]+ \([-+\d.]+ \.\. [-+\d.]+),", study, re.MULTILINE))
+    table = re.findall(
+        r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]*) \| ([^|]*) ?\|$", page("guides/which_loss"), re.MULTILINE
+    )
+    assert {name: figure for name, figure, _, _ in table} == expected
+    for name, _, difference, verdict in table:
+        if name == "proxy_anchor":
+            continue
+        assert difference == f"{differences[name]})"
+        low, high = map(float, difference.partition("(")[2].rstrip(")").split(" .. "))
+        assert verdict.strip() == ("lower" if high < 0 else "higher" if low > 0 else "not separable")
+
+
+def test_the_figures_of_photos_are_those_of_tuning():
+    tuning = page("tuning")
+    for figure in re.findall(r"^\| [^|`]+ \| (0\.\d+[^|]*?) \| `dmlkit", page("guides/which_loss"), re.MULTILINE):
+        assert figure in tuning
+
+
+def templates() -> list[re.Pattern[str]]:
+    """Every text in dmlkit's source with at least 10 fixed characters, as a pattern with gaps for what it fills in."""
+    found: list[re.Pattern[str]] = []
+    for path in (ROOT / "dmlkit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts = [node.value]
+            else:
+                continue
+            if sum(len(str(part)) for part in parts if part is not None) >= 10:
+                found.append(re.compile("".join(".+?" if part is None else re.escape(str(part)) for part in parts)))
+    return found
+
+
+def quoted() -> list[str]:
+    return re.findall(r"^    error: (.*)$", page("guides/troubleshooting"), re.MULTILINE)
+
+
+def test_the_lines_of_troubleshooting_are_in_the_source():
+    """Two thirds of a line, at least, are texts of the source with what they fill in; the rest is its place."""
+    patterns = templates()
+    for line in quoted():
+        spans = [match.span() for pattern in patterns for match in [pattern.search(line)] if match]
+        told = set[int]().union(*(range(*span) for span in spans))
+        assert len(told) >= len(line) * 2 / 3, line
+    assert len(quoted()) >= 15
+
+
+def test_a_line_that_dmlkit_does_not_print_is_noticed():
+    line = "dataset.root: PATH: this folder does not exist; expected a subfolder of photos for every class"
+    assert all(
+        match is None or match.end() - match.start() < 0.5 * len(line)
+        for match in (p.search(line) for p in templates())
+    )

@@ -1,0 +1,159 @@
+"""Loggers show what metrics.jsonl holds, each epoch once, and cost a run nothing when they fail."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.loggers import shown
+from dmlkit.training.loggers.base import Figures, Logger
+from dmlkit.training.loggers.tensorboard import TensorBoardLogger
+from tests.conftest import TINY_RECIPE
+
+RECIPE = TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [tensorboard]")
+Dmlkit = Callable[..., Any]
+
+
+class Kept(Logger):
+    """Keeps what it is shown; fails as often as it is asked to."""
+
+    shown: list[tuple[int, Figures]] = []  # noqa: RUF012 - of all sessions
+    faults: list[Exception] = []  # noqa: RUF012
+    ended: list[bool] = []  # noqa: RUF012
+
+    def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
+        if self.faults:
+            raise self.faults.pop()
+        self.known_as = known_as or f"run {len(self.shown)}"
+
+    def log(self, figures: Figures, epoch: int) -> None:
+        self.shown.append((epoch, figures))
+        if self.faults:
+            raise self.faults.pop()
+
+    def close(self, *, finished: bool) -> None:
+        self.ended.append(finished)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
+    monkeypatch.setattr("dmlkit.training.loggers.tensorboard.TensorBoardLogger", Kept)
+    for name in ("shown", "faults", "ended"):
+        monkeypatch.setattr(Kept, name, [])
+    return Kept
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "logged.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    state = RunFolder(folder).load_checkpoint("last")
+    return {**state["model"], "random": state["random"]["cpu"]}
+
+
+def test_a_logger_is_shown_every_epoch_and_then_the_test_figures(recipe: Path, kept: type[Kept], dmlkit: Dmlkit):
+    folder = recipe.parent / "run"
+    assert dmlkit("train", recipe, "-o", folder).code == 0
+    rows = RunFolder(folder).read_metrics()
+    assert kept.shown[:-1] == [(row.epoch, shown.figures_of(row)) for row in rows]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert kept.shown[-1] == (3, {f"test/{name}": value for name, value in summary["best"]["test"].items()})
+    assert kept.ended == [True]
+    assert json.loads((folder / "loggers.json").read_text())["loggers"] == {
+        "tensorboard": {"known_as": "run 0", "epochs": 3, "tested": True}
+    }
+
+
+def test_weights_are_the_same_to_the_bit_with_and_without(recipe: Path, dmlkit: Dmlkit):
+    pytest.importorskip("tensorboard", reason="the extra dmlkit[tensorboard] is not installed")
+    for folder, options in (("with", []), ("without", ["--set", "training.loggers=[]"])):
+        assert dmlkit("train", recipe, "-o", recipe.parent / folder, *options).code == 0
+    ours, theirs = weights_of(recipe.parent / "with"), weights_of(recipe.parent / "without")
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def test_a_logger_that_fails_is_told_once_stops_nothing_and_catches_up(recipe: Path, kept: type[Kept], dmlkit: Dmlkit):
+    folder = recipe.parent / "run"
+    kept.faults.append(ConnectionError("https://me:secret@logs.example is down\nand more"))
+    result = dmlkit("train", recipe, "-o", folder)
+    told = [line for line in result.err.splitlines() if "tensorboard" in line]
+    assert result.code == 0 and told == [
+        "warning: training.loggers: tensorboard fails (https://logs.example is down); the run goes on without it, and "
+        "has everything"
+    ]
+    assert kept.shown == [] and len(RunFolder(folder).read_metrics()) == 3
+    assert "secret" not in "".join(path.read_text("latin-1") for path in folder.rglob("*") if path.is_file())
+    assert dmlkit("train", recipe, "-o", folder, "--resume").code == 0
+    assert [epoch for epoch, _ in kept.shown] == [1, 2, 3, 3]
+
+
+def test_a_resumed_run_goes_on_under_its_name_with_each_epoch_once(
+    recipe: Path, kept: type[Kept], dmlkit: Dmlkit, monkeypatch: pytest.MonkeyPatch
+):
+    folder = recipe.parent / "run"
+    show, calls = shown.ShownProgress.epoch, []
+
+    def killed(self: Any, row: Any) -> None:
+        if row.epoch == 2:
+            raise KeyboardInterrupt  # after the checkpoint, before the loggers
+        show(self, row)
+        calls.append(row.epoch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shown.ShownProgress, "epoch", killed)
+        dmlkit("train", recipe, "-o", folder)
+    assert [epoch for epoch, _ in kept.shown] == [1] and kept.ended == [False]
+    assert dmlkit("train", recipe, "-o", folder, "--resume").code == 0
+    assert [epoch for epoch, _ in kept.shown] == [1, 2, 3, 3]
+    assert kept.ended == [False, True]
+    assert json.loads((folder / "loggers.json").read_text())["loggers"]["tensorboard"]["known_as"] == "run 0"
+
+
+def test_a_damaged_record_costs_the_logger_alone(recipe: Path, kept: type[Kept], dmlkit: Dmlkit):
+    folder = recipe.parent / "run"
+    assert dmlkit("train", recipe, "-o", folder, "--set", "training.epochs=1").code == 0
+    (folder / "loggers.json").write_text("{")
+    result = dmlkit("train", recipe, "-o", folder, "--resume", "--set", "training.epochs=1")
+    assert result.code == 0 and result.err.count("loggers.json") == 1
+
+
+def test_overwriting_a_run_begins_a_new_one_in_the_logger(recipe: Path, kept: type[Kept], dmlkit: Dmlkit):
+    folder = recipe.parent / "run"
+    assert dmlkit("train", recipe, "-o", folder).code == 0
+    assert dmlkit("train", recipe, "-o", folder, "--overwrite").code == 0
+    assert [epoch for epoch, _ in kept.shown] == [1, 2, 3, 3] * 2
+    assert json.loads((folder / "loggers.json").read_text())["loggers"]["tensorboard"]["known_as"] == "run 4"
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_an_extra_that_is_missing_is_named(
+    recipe: Path, dmlkit: Dmlkit, monkeypatch: pytest.MonkeyPatch, name: str, dry: bool
+):
+    monkeypatch.setattr(shown, "find_spec", {}.get)
+    text = f"training.loggers=[{name}]"
+    result = dmlkit("train", recipe, "-o", recipe.parent / "run", "--set", text, *["--dry-run"][: int(dry)])
+    assert result.code == 2
+    assert result.err.strip() == (
+        f"error: --set {text}: training.loggers: {name} is not installed; install it with: pip install 'dmlkit[{name}]'"
+    )
+    assert not (recipe.parent / "run").exists()
+
+
+def test_a_logger_that_does_not_exist(recipe: Path, dmlkit: Dmlkit):
+    result = dmlkit("check", recipe, "--set", "training.loggers=[tensorbord]")
+    assert result.code == 2 and result.err.startswith("error: ") and "training.loggers" in result.err
+
+
+def test_the_names_of_recipes_are_those_of_the_modules():
+    assert shown.CLASSES["tensorboard"] == TensorBoardLogger.__name__
+    folder = Path(shown.__file__).parent
+    assert set(shown.CLASSES) == {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "record", "shown"}
