@@ -130,11 +130,14 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
 def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, list[nn.Parameter]]:
     if recipe.optimizer.layer_decay == 1:
         return {"backbone": model.backbone.tuned_parameters()}
+    text = "nothing of the backbone trains; leave it out"
     try:
-        return {f"backbone.{depth}": block for depth, block in enumerate(model.backbone.tuned_blocks(), 1)}
+        blocks = model.backbone.tuned_blocks()
     except UserError:
-        text = f"{recipe.backbone.name} has no blocks that can be told apart; leave it out"
-        raise UserError(recipe.fault(("optimizer", "layer_decay"), text)) from None
+        blocks, text = [], f"{recipe.backbone.name} has no blocks that can be told apart; leave it out"
+    if not any(blocks):
+        raise UserError(recipe.fault(("optimizer", "layer_decay"), text))
+    return {f"backbone.{depth}": block for depth, block in enumerate(blocks, 1)}
 
 
 @contextmanager
