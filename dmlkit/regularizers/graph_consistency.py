@@ -29,8 +29,7 @@ class GraphConsistencyConfig(RegularizerConfig, frozen=True):
     """What is compared: ``propagated`` features (eq. 3), the ``graphs`` (eq. 1), or all of their ``bound`` (eq. 2)."""
 
     def build(self, manifold: Manifold) -> "GraphConsistency":
-        options = {"bandwidth": self.bandwidth, "relative_bandwidth": self.relative_bandwidth, "form": self.form}
-        return GraphConsistency(manifold, **options)
+        return GraphConsistency(manifold, **self.options("weight"))
 
     def requirements(self) -> Iterable[Requirement]:
         reason = "it compares two draws of the same classes, equally many images each"
