@@ -29,9 +29,7 @@ class GraphConsistencyConfig(RegularizerConfig, frozen=True):
     """What is compared: ``propagated`` features (eq. 3), the ``graphs`` (eq. 1), or all of their ``bound`` (eq. 2)."""
 
     def build(self, manifold: Manifold) -> "GraphConsistency":
-        return GraphConsistency(
-            manifold, bandwidth=self.bandwidth, relative_bandwidth=self.relative_bandwidth, form=self.form
-        )
+        return GraphConsistency(manifold, **self.options("weight"))
 
     def requirements(self) -> Iterable[Requirement]:
         reason = "it compares two draws of the same classes, equally many images each"
@@ -41,7 +39,7 @@ class GraphConsistencyConfig(RegularizerConfig, frozen=True):
 class GraphConsistency(Regularizer):
     r"""Chen et al., AAAI 2021 (CGML), eq. 3: the norm, not its square, of the difference of two propagated draws.
 
-    .. math:: \| S' {X'}^T - S'' {X''}^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
+    .. math:: \| S' X'^T - S'' X''^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
 
     That is the ``form`` *propagated*, with which the paper trains. *graphs* is its eq. 1, the term that it sets out
     from, and *bound* its eq. 2, whose parts it then drops:
