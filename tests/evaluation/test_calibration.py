@@ -5,8 +5,10 @@ import shutil
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from dmlkit.evaluation import calibration
 from dmlkit.evaluation.calibration import best_pairs, calibrate_points, far_interval, rates_at
@@ -91,7 +93,14 @@ def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch
         first, second = drawn().sort(descending=True).values, drawn()
         chosen = int(far * len(first))
         rates.append(float((second > first[chosen]).double().mean()))
-    low, high = torch.tensor(rates).quantile(torch.tensor([0.025, 0.975])).tolist()
+    # a class of an accepted pair counts as often as there are accepted pairs of it (Kish), and the tails are Student's
+    similarities = points.embeddings @ points.embeddings.T
+    kept = (points.labels[:, None] < points.labels).nonzero()
+    order = similarities[kept[:, 0], kept[:, 1]].argsort(descending=True)[: round(far * whole.different)]
+    times = np.bincount(points.labels[kept[order]].flatten().numpy())
+    count = times.sum() ** 2 / (times**2).sum()
+    tail = stats.norm.cdf(stats.t.ppf(0.025, count - 1) * np.sqrt(count / (count - 1)))
+    low, high = torch.tensor(rates).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float32)).tolist()
     assert found == pytest.approx((low, high), abs=0.01)
 
 
