@@ -39,13 +39,13 @@ class GraphConsistencyConfig(RegularizerConfig, frozen=True):
 class GraphConsistency(Regularizer):
     r"""Chen et al., AAAI 2021 (CGML), eq. 3: the norm, not its square, of the difference of two propagated draws.
 
-    .. math:: \| S' X'^T - S'' X''^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
+    .. math:: \| S' {X'}^T - S'' {X''}^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
 
     That is the ``form`` *propagated*, with which the paper trains. *graphs* is its eq. 1, the term that it sets out
     from, and *bound* its eq. 2, whose parts it then drops:
 
     .. math:: \| S' - S'' \|_F^2, \quad
-            (\| S' X'^T - S'' X''^T \|_F + \| S'' \|_F \| X'' - X' \|_F) \, \| X'^{T\dagger} \|_F
+            (\| S' {X'}^T - S'' {X''}^T \|_F + \| S'' \|_F \| X'' - X' \|_F) \, \| X'^{T\dagger} \|_F
 
     X' and X'' have the same classes in the same order, n images each. Of each class, the first half of its images
     in the batch belongs to X' and the second half to X'': for a batch of the paired sampler those are its halves. An
