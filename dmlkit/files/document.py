@@ -120,8 +120,14 @@ class Document(BaseModel, frozen=True, extra="forbid"):
             # strict in JSON mode: lists become tuples, and no text becomes a number
             return cls.model_validate_json(json.dumps(fields, allow_nan=False), strict=True)
         except ValidationError as error:
-            first = error.errors()[0]
+            first: Any = error.errors()[0]
             key = "".join(f"{step}." for step in first["loc"] if not str(step).startswith("<"))  # a union's tag
+            if first["type"] == "union_tag_invalid":
+                name = first["ctx"]["tag"].strip("<>")
+                raise UserError(
+                    f"{told}: {key}name: nothing here is called {name!r}; install the plug-in that has it, or name its "
+                    "file by --plugin"
+                ) from error
             fault = f"{key[:-1]}: {first['msg'].lower()}" if key else first["msg"].lower()
         except ValueError:  # of json.dumps
             fault = "a number in it is NaN or infinite, which JSON has not"

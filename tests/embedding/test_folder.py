@@ -75,7 +75,10 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
         ({"format": "onnx"}, "of format onnx"),
         ({"dim": "8"}, "dim: input should be a valid integer"),
         ({"dtype": "float16"}, "dtype: input should be 'float32'"),
-        ({"manifold": {"name": "torus"}}, "manifold: "),
+        (
+            {"manifold": {"name": "torus"}},
+            "manifold.name: nothing here is called 'torus'; install the plug-in",
+        ),
         ({"model": {**manifest()["model"], "checkpoint": "middle"}}, "model.checkpoint: input should be"),
         ({"skipped": "no"}, "skipped: input should be a valid array"),
     ],
