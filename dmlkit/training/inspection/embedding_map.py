@@ -37,7 +37,7 @@ def page_data(found: ModelInspection, *, seed: int = 0, bar: Bar = no_bar) -> tu
                 pictures[str(row)] = base64.b64encode(small).decode()
             advance(1)
     data = {
-        "planes": {name: on_grid(plane) for name, plane in found.planes.items()},
+        "planes": {name: (in_disk if name == "disk" else on_grid)(plane) for name, plane in found.planes.items()},
         "labels": found.labels.tolist(),
         "names": [printable(name) for name in found.names],
         "paths": [printable(path) for path in images.short_paths],
@@ -72,6 +72,16 @@ def on_grid(plane: Tensor) -> list[list[int]]:
     low = plane.min(0).values
     span = float((plane.max(0).values - low).max()) or 1.0
     return ((plane - low) / span * GRID).round().long().T.tolist()
+
+
+def in_disk(plane: Tensor) -> list[list[int]]:
+    """Coordinates (N, 2) in the unit disk as whole numbers: the disk fills the square from 0 to `GRID`.
+
+    Example:
+        >>> in_disk(torch.tensor([[-1.0, 0.0], [0.0, 1.0]]))
+        [[0, 2048], [2048, 4095]]
+    """
+    return ((plane + 1) / 2 * GRID).round().long().T.tolist()
 
 
 def as_json(data: dict[str, Any]) -> str:

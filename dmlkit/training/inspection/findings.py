@@ -22,6 +22,7 @@ from dmlkit.evaluation.mistakes.suspects import NEIGHBORS
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.geometry.neighbor_plane import neighbor_plane
+from dmlkit.geometry.plot import default_kind, to_unit_disk
 from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
@@ -178,4 +179,6 @@ def _look(images: Collection, bar: Bar) -> ModelInspection:
     if 10 <= len(points) <= MOST_TSNE:
         with bar("t-SNE", len(points)) as advance:
             planes = {"t-SNE": neighbor_plane(manifold, points, advance=advance), **planes}
+    if default_kind(manifold) == "disk":
+        planes = {"disk": to_unit_disk(manifold, points), **planes}
     return ModelInspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))

@@ -72,6 +72,13 @@ function embeddingMap({ planes, labels, names, paths, pictures }) {
     canvas.height = high * ratio;
     brush.setTransform(ratio, 0, 0, ratio, 0, 0);
     const only = chosen(), radius = Math.min(6, (labels.length > 5000 ? 1.5 : 3) * Math.sqrt(Math.max(1, view.zoom)));
+    if (plane.value === "disk") {  // its boundary, infinitely far away
+      const factor = scale(), center = [view.x, view.y].map((from) => (2047.5 - from) * factor);
+      brush.strokeStyle = getComputedStyle(canvas).color;
+      brush.beginPath();
+      brush.arc(center[0] + wide / 2, center[1] + high / 2, 2047.5 * factor, 0, 2 * Math.PI);
+      brush.stroke();
+    }
     for (const front of only ? [false, true] : [true]) {
       for (let row = 0; row < labels.length; row++) {
         if (only && only.has(labels[row]) !== front) continue;

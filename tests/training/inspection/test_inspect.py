@@ -18,7 +18,7 @@ from dmlkit.training.inspection.page import write_inspection
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
 from tests.embedding.groups.test_duplicates import HURTS, labelled, turned
-from tests.embedding.stored import embeddings_at
+from tests.embedding.stored import POINCARE, embeddings_at
 
 Cli = Callable[..., Result]
 
@@ -199,3 +199,16 @@ def test_every_step_is_shown_to_its_end(run: Path, tmp_path: Path):
     write_inspection(inspect(run, device="cpu", bar=bar), tmp_path / "x.html", "x", bar=bar)
     assert list(shown) == ["embedding", "searching", "t-SNE", "ranking", "drawing"]
     assert all(done == total > 0 for done, total in shown.values()), shown
+
+
+def test_two_hyperbolic_dimensions_are_shown_in_the_disk(tmp_path: Path, dmlkit: Cli):
+    points = np.array([[0.0, 0.0], [0.5, 0.0], [0.0, -0.9], [0.3, 0.3]], dtype=np.float32)
+    space = {**POINCARE, "curvature": -4.0}  # of radius 1/2
+    source = labelled(
+        embeddings_at(tmp_path / "e", points / 2, manifold=space, dim=2, features=2), ["a", "a", "b", "b"]
+    )
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    planes = read(tmp_path / "x.html")[2]["planes"]
+    assert list(planes) == ["disk", "PCA"]
+    assert planes["disk"] == [[round((x + 1) / 2 * 4095) for x in row] for row in points.T.tolist()]
