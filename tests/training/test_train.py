@@ -174,7 +174,8 @@ def test_gradients_are_clipped_and_bf16_trains(dmlkit, tiny_recipe, tmp_path):
 def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe: Path, tmp_path: Path, changes: list[str]):
     for name in ("true", "false"):
         sets = [word for change in (f"training.compile={name}", *changes) for word in ("--set", change)]
-        sets += ["--device", "cpu"]
+        # Adam would make whole steps of the rounding of gradients near 0
+        sets += ["--device", "cpu", "--set", "optimizer={name: riemannian_sgd, lr: 0.003}"]
         result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets)
         assert result.code == 0, result.err
     found, expected = weights(tmp_path / "true"), weights(tmp_path / "false")

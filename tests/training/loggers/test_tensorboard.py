@@ -26,7 +26,8 @@ def test_event_files_hold_the_rows(tmp_path: Path, dmlkit: Callable[..., Any], m
     recipe.write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [tensorboard]"))
     with monkeypatch.context() as patch:
         patch.setattr(shown.ShownProgress, "_note", interrupted)
-        dmlkit("train", recipe, "-o", folder)
+        stopped = dmlkit("train", recipe, "-o", folder)
+    assert "fails" not in stopped.err
     assert not (folder / "loggers.json").exists()  # the first epoch is shown, and not noted
     assert dmlkit("train", recipe, "-o", folder, "--resume").code == 0
     rows, found = RunFolder(folder).read_metrics(), scalars(folder)
