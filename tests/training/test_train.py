@@ -175,7 +175,7 @@ def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe: Pat
     for name in ("true", "false"):
         sets = [word for change in (f"training.compile={name}", *changes) for word in ("--set", change)]
         # Adam would make whole steps of the rounding of gradients near 0
-        sets += ["--device", "cpu", "--set", "optimizer={name: riemannian_sgd, lr: 0.003}"]
+        sets += ["--device", "cpu", "--set", "optimizer={name: riemannian_sgd, lr: 0.03}"]
         result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets)
         assert result.code == 0, result.err
     found, expected = weights(tmp_path / "true"), weights(tmp_path / "false")
