@@ -57,7 +57,7 @@ audit: setup  ## The licences of what is installed, and known vulnerabilities of
 
 bench: setup  ## Measure side by side with peers; writes benchmarks/results
 	$(BIN)/python benchmarks/losses.py times && $(BIN)/python benchmarks/losses.py memory
-	for name in training_loop transport grouplet data evaluation gallery manifolds scale; do \
+	for name in training_loop transport grouplet data evaluation gallery look manifolds scale; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 wheel: setup  ## Build wheel and sdist into dist/, and try the wheel in a fresh environment without extras: 8 GB of disk
