@@ -182,6 +182,7 @@ class StoredGallery(_ExactSearch):
             bounds, order = bounds.sort(dim=1, descending=True, stable=True)
             bounds, rows = bounds[:, :length], rows.gather(1, order[:, :length])
             start += len(block)
+            del block, vectors  # else they would stay while the next ones are made
         return bounds, rows
 
     def points_at(self, rows: Tensor) -> Tensor:
