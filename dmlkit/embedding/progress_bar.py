@@ -1,7 +1,8 @@
-"""A bar over images, in a terminal."""
+"""A bar over images, in a terminal; elsewhere a line now and then."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +18,8 @@ from rich.text import Text
 
 from dmlkit.embedding.in_memory import Advance
 
+LINE_EVERY = 10.0  # seconds, where there is no terminal
+
 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -25,7 +28,10 @@ class _Speed(ProgressColumn):
 
 @contextmanager
 def image_progress(console: Console, description: str, total: int) -> Generator[Advance]:
-    """A bar over images; yields what advances it. Silent where there is no terminal."""
+    """A bar over images; yields what advances it. Where there is no terminal a line is told every 10 seconds."""
+    if not console.is_terminal:
+        yield _Lines(console, description, total)
+        return
     columns = (
         TextColumn(description, markup=False),
         BarColumn(),
@@ -33,6 +39,23 @@ def image_progress(console: Console, description: str, total: int) -> Generator[
         _Speed(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda images: bar.update(task, advance=images)
+
+
+class _Lines:
+    def __init__(self, console: Console, description: str, total: int) -> None:
+        self.console, self.description, self.total = console, description, total
+        self.started = self.told = monotonic()
+        self.done = 0
+
+    def __call__(self, images: int) -> None:
+        self.done += images
+        now = monotonic()
+        if now - self.told < LINE_EVERY or not 0 < self.done < self.total:
+            return
+        self.told, speed = now, self.done / (now - self.started)
+        left = (self.total - self.done) / speed
+        line = f"{self.description}: {self.done:,} of {self.total:,}, {speed:,.0f} images/s, {left:.0f} s left"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
