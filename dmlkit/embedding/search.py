@@ -173,7 +173,7 @@ class StoredGallery(_ExactSearch):
         product: Any = faiss.METRIC_INNER_PRODUCT
         for block in self.stored.blocks(BLOCK_ROWS):
             vectors = _bounded_vectors(self.manifold, block)
-            if not vectors[:, -3:].sum().isfinite():  # a look at each number would take 4 % of the time
+            if not vectors[:, -3:].sum().isfinite():  # a look at each number would take 7 % of the time
                 _check_points("points", block, self.manifold)
             found = faiss.knn(bounded.numpy(), vectors.numpy(), min(length, len(block)), metric=product)
             bounds = torch.cat([bounds, torch.from_numpy(found[0])], dim=1)

@@ -151,14 +151,20 @@ def far_interval(best: BestPairs, sizes: Tensor, far: float, *, seed: int) -> tu
 
 
 def effective_classes(best: BestPairs, far: float, sizes: Tensor) -> float:
-    """How many equally frequent classes vary as much as those of the accepted pairs (Kish 1965), at least 2."""
+    """How many equally frequent classes vary as much as those of the accepted pairs (Kish 1965), at least 2.
+
+    Args:
+        best: of C classes, enough to go beyond the share ``far``.
+        far: the share of the pairs of different classes that is accepted.
+        sizes: (C,) float64, images of each class.
+    """
     different = float(sizes.sum().square() - sizes.square().sum()) / 2
     counts = best.classes[:, : max(1, round(far * different))].flatten().bincount().double()
     return float(counts.sum().square() / counts.square().sum())
 
 
 def tail_of(count: float) -> float:
-    """The share that a percentile interval of 95 % leaves out on either side.
+    """The share, in (0, 0.025), that a percentile interval of 95 % leaves out on either side, for 2 classes or more.
 
     That of a bootstrap over n is too narrow by sqrt((n - 1) / n), and by what a normal distribution has less than
     Student's t of n - 1 degrees of freedom; the expanded interval makes up for both (Hesterberg 2015, section 4.2.2).
