@@ -11,7 +11,9 @@ from dmlkit.manifolds.base import Manifold
 
 PERPLEXITY = 30.0  # lowered for few points
 EXAGGERATION = 12.0  # of the attraction, in the first of two phases
-PHASES = ((250, EXAGGERATION, 0.5), (500, 1.0, 0.8))  # iterations, exaggeration, momentum (Belkina et al. 2019)
+PHASES = ((125, EXAGGERATION, 0.8), (250, 1.0, 0.8))
+"""Iterations, exaggeration, momentum. Half of openTSNE's iterations: of 2 400 points 2 s instead of 4, and a divergence
+of 0.31 instead of 0.28 (0.46 and 0.43 of 3 000 points in 600 clusters)."""
 STEPS = sum(steps for steps, _, _ in PHASES)
 STEPS_TOLD = 25
 START = 1e-4  # standard deviation of the first coordinates
