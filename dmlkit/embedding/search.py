@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.bounded_vectors import CACHED_ELEMENTS, are_vectors, bounded_vectors, magnitudes, pieces
 from dmlkit.manifolds.base import Manifold
 
 MARGIN = 16  # candidates beyond k: enough at the first try for all but near-duplicates, 3 % of the search's time
 BLOCK_ROWS = 65_536  # of stored points in memory at once: 270 MB at 512 dimensions, with their vectors
-CANDIDATE_ELEMENTS = 2**18  # float64 coordinates re-ranked at once: 2 MB stay in cache, 4 times as fast as 8 MB
 
 
 class Neighbors(NamedTuple):
@@ -62,7 +62,7 @@ class _ExactSearch(ABC):
             raise ValueError(f"Gallery.search: k must be from 1 to {size}, the size of the gallery, got {k}")
         vectors = self.manifold.index_vectors(queries.double(), "query")
         rounding = 1.01 * (vectors.shape[1] + 3 + 4) * 2.0**-24
-        bounded = torch.cat([vectors, rounding * _magnitudes(vectors)], dim=1).float()
+        bounded = torch.cat([vectors, rounding * magnitudes(vectors)], dim=1).float()
         similarities = torch.empty(len(queries), k, dtype=torch.float64)
         indices = torch.empty(len(queries), k, dtype=torch.int64)
         open_queries = torch.arange(len(queries))
@@ -80,8 +80,8 @@ class _ExactSearch(ABC):
     def _rank(self, queries: Tensor, candidates: Tensor, k: int) -> Neighbors:
         """The best k of candidates (Q, L) by the stable similarity, in float64."""
         candidates = candidates.sort(dim=1).values
-        width = min(candidates.shape[1], max(1, CANDIDATE_ELEMENTS // queries.shape[1]))
-        height = max(1, CANDIDATE_ELEMENTS // (width * queries.shape[1]))
+        width = min(candidates.shape[1], max(1, CACHED_ELEMENTS // queries.shape[1]))
+        height = max(1, CACHED_ELEMENTS // (width * queries.shape[1]))
         similarity = torch.empty(candidates.shape, dtype=torch.float64)
         for row in range(0, len(queries), height):
             query = queries[row : row + height, None].double()
@@ -120,7 +120,7 @@ class Gallery(_ExactSearch):
         if len(points) == 0:
             raise ValueError("Gallery: expected at least one point, got none")
         self.points = points.detach()
-        vectors = _bounded_vectors(manifold, self.points)
+        vectors = bounded_vectors(manifold, self.points)
         self.index = faiss.IndexFlatIP(vectors.shape[1])
         self.index.add(vectors.numpy())
 
@@ -190,11 +190,11 @@ class StoredGallery(_ExactSearch):
         is added to all, which leaves their order; adding rounds once where three more products round three times.
         Copies beside their own bounds would take a tenth of the time.
         """
-        if _are_vectors(self.manifold, points):
-            largest = torch.stack([_magnitudes(piece).amax(0) for piece in _pieces(points)]).amax(0)
+        if are_vectors(self.manifold, points):
+            largest = torch.stack([magnitudes(piece).amax(0) for piece in pieces(points)]).amax(0)
             asked, vectors, added = bounded[:, :-3].contiguous(), points, bounded[:, -3:] @ largest[:, None]
         else:
-            vectors = _bounded_vectors(self.manifold, points)
+            vectors = bounded_vectors(self.manifold, points)
             asked, largest, added = bounded, vectors[:, -3:].sum(), torch.zeros(1, 1)
         if not largest.isfinite().all():  # a look at each number would take 7 % of the time
             _check_points("points", points, self.manifold)
@@ -202,40 +202,6 @@ class StoredGallery(_ExactSearch):
 
     def points_at(self, rows: Tensor) -> Tensor:
         return self.stored.points_at(rows)
-
-
-def _bounded_vectors(manifold: Manifold, points: Tensor) -> Tensor:
-    """The float32 vectors (N, D' + 3) of points (N, D) of a gallery."""
-    as_they_are = _are_vectors(manifold, points)
-    bounded = torch.empty(len(points), manifold.index_vectors(points[:1], "gallery").shape[1] + 3)
-    start = 0
-    for piece in _pieces(points):
-        # in float64 where there is something to compute
-        vectors = piece if as_they_are else manifold.index_vectors(piece.double(), "gallery").detach()
-        place = bounded[start : start + len(piece)]
-        place[:, :-3], place[:, -3:] = vectors, _magnitudes(vectors)
-        start += len(piece)
-    return bounded
-
-
-def _are_vectors(manifold: Manifold, points: Tensor) -> bool:
-    """Whether points of a gallery are their own index vectors."""
-    first = points[:1]
-    return manifold.index_vectors(first, "gallery") is first
-
-
-def _pieces(points: Tensor) -> tuple[Tensor, ...]:
-    """Rows of points that stay in a processor's cache."""
-    return points.split(max(1, CANDIDATE_ELEMENTS // points.shape[1]))
-
-
-def _magnitudes(vectors: Tensor) -> Tensor:
-    """Lengths (N, 3) of three blocks of the coordinates, whose products bound sum_i |q_i g_i| (Cauchy-Schwarz).
-
-    The first and the last stand alone, as the lifts put their large coordinate there.
-    """
-    middle = vectors[:, 1:-1].norm(dim=1)
-    return torch.stack([vectors[:, 0].abs(), middle, vectors[:, -1].abs()], dim=1)
 
 
 def _check_points(name: str, points: Tensor, manifold: Manifold) -> None:
