@@ -211,7 +211,7 @@ def index(
     from dmlkit.embedding.search import MARGIN
 
     found, console = index_gallery(gallery, kind, recall), Console()
-    how = f"{found.index.nprobes} parts, and at {found.index.candidates} x (k + {MARGIN}) images for the k nearest"
+    how = f"{found.index.nprobes} parts, and at {found.index.candidates:.3g} x (k + {MARGIN}) images for the k nearest"
     say(console, f"{kind}: built in {found.build_seconds:.1f} s; a search looks at {how}")
     asked = f"{found.queries} images of the gallery, each without itself"
     say(console, f"recall {found.index.recall:.4f} of the 10 nearest, on {asked}")

@@ -1,11 +1,13 @@
 """Search a gallery through an approximate index: it names candidates, which the exact similarity orders."""
 
+from math import ceil
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.bounded_vectors import CACHED_ELEMENTS
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import ApproximateIndex, GalleryManifest
 from dmlkit.embedding.search import MARGIN, Neighbors, StoredGallery
@@ -37,7 +39,7 @@ class ApproximateGallery:
 
         All are searched exactly where k is so large that every point would be a candidate.
         """
-        length = self.index.candidates * (k + MARGIN)
+        length = ceil(self.index.candidates * (k + MARGIN))
         if length >= len(self.folder):
             return self.exact.search(queries, k)
         rows = max(1, ELEMENTS // (length * queries.shape[1]))
@@ -47,8 +49,10 @@ class ApproximateGallery:
     def _search(self, queries: Tensor, k: int, length: int) -> Neighbors:
         candidates = _side_by_side([self._candidates(block, length) for block in queries.split(AT_ONCE)])
         once, places = candidates.clamp(min=0).unique(return_inverse=True)
-        points = self.folder.points_at(once).double()[places]
-        similarity = self.manifold.paired_similarity(queries[:, None].double(), points)
+        points, similarity = self.folder.points_at(once), torch.empty(candidates.shape, dtype=torch.float64)
+        rows = max(1, CACHED_ELEMENTS // (candidates.shape[1] * queries.shape[1]))
+        for own in torch.arange(len(queries)).split(rows):
+            similarity[own] = self.manifold.paired_similarity(queries[own, None].double(), points[places[own]].double())
         similarity[candidates < 0] = -torch.inf
         order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
         found = Neighbors(similarity.gather(1, order).to(queries.dtype), candidates.gather(1, order))

@@ -3,9 +3,9 @@
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, FiniteFloat, PositiveInt
+from pydantic import BaseModel, Field, FiniteFloat, PositiveInt
 
 from dmlkit.embedding.manifest import Description
 from dmlkit.errors import UserError
@@ -24,7 +24,7 @@ class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True, use_
     """How vectors are kept in it."""
     nprobes: PositiveInt
     """Parts of the index that a search looks at."""
-    candidates: PositiveInt
+    candidates: Annotated[FiniteFloat, Field(gt=0)]
     """Images that are compared exactly, for each neighbour that is asked for."""
     recall: FiniteFloat
     """Share of the 10 nearest that it found, measured on images of the gallery."""
