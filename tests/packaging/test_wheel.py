@@ -1,29 +1,22 @@
-"""The wheel holds what it should. `make wheel` is the whole proof: it installs the wheel elsewhere, and runs it."""
+"""Wheel and sdist hold what they should."""
 
 import email
-import shutil
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 
-wheel_builder = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Built from a copy of what the wheel is of, without isolation: seconds, and no download."""
-    copy, built = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("dist")
-    for name in ("dmlkit", "recipes", "tests"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    (path,) = wheel_builder.WheelBuilder(str(copy)).build(directory=str(built), versions=["standard"])
-    with zipfile.ZipFile(path) as archive:
+def wheel(built: tuple[Path, Path]) -> Iterator[zipfile.ZipFile]:
+    with zipfile.ZipFile(built[0]) as archive:
         yield archive
 
 
@@ -51,3 +44,11 @@ def test_its_metadata_and_entry_point_are_those_of_the_project(wheel: zipfile.Zi
     )
     assert "dmlkit = dmlkit.cli.app:main" in wheel.read(f"{folder}/entry_points.txt").decode()
     assert any(name.endswith("LICENSE") for name in wheel.namelist())
+
+
+def test_a_wheel_can_be_built_from_the_sdist(built: tuple[Path, Path]):
+    with tarfile.open(built[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    kept = [path for folder in ("dmlkit", "recipes") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    expected = {str(path.relative_to(ROOT)) for path in kept if "__pycache__" not in path.parts}
+    assert expected | {"pyproject.toml", "README.md", "LICENSE"} <= names

@@ -1,0 +1,50 @@
+"""The wheel in an environment of its own, without extras and away from this tree: the whole way works there."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SMALL = ["--set", "training.epochs=1", "--set", "dataset.images_per_class=6", "--set", "dataset.classes=40"]
+DEVELOPMENT = ("pytest", "cvxpylayers", "ot", "timm", "onnx", "lancedb", "ray", "mkdocs", "hypothesis")
+
+
+@pytest.fixture(scope="module")
+def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    empty = tmp_path_factory.mktemp("empty")
+    unset = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+
+    def run(program: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [str(installed / program), *words]
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+def test_it_is_the_wheel_that_runs_and_nothing_of_development_is_there(
+    run: Callable[..., subprocess.CompletedProcess[str]], installed: Path
+):
+    told = f"print([name for name in {DEVELOPMENT!r} if find_spec(name)]); import dmlkit; print(dmlkit.__file__)"
+    missing, place = run("python", "-c", f"from importlib.util import find_spec; {told}").stdout.splitlines()
+    assert missing == "[]" and place.startswith(str(installed.parent))
+
+
+def test_train_eval_embed_and_export(run: Callable[..., subprocess.CompletedProcess[str]]):
+    assert "glyphs/proxy_anchor" in run("dmlkit", "list", "recipes").stdout
+    run("dmlkit", "copy", "grouplet/cub200", "birds.yaml")
+    run("dmlkit", "train", "glyphs/proxy_anchor", "-o", "runs/demo", *SMALL)
+    evaluated = run("dmlkit", "eval", "runs/demo").stdout
+    assert "map@r" in evaluated
+    run("dmlkit", "embed", "runs/demo", "--split", "test")
+    run("dmlkit", "export", "runs/demo/embeddings/test", "--format", "faiss")
+    run("dmlkit", "export", "runs/demo", "--format", "safetensors")
+
+
+def test_what_an_extra_brings_is_asked_for_by_its_name(run: Callable[..., subprocess.CompletedProcess[str]]):
+    words = ["train", "glyphs/grouplet", "-o", "runs/missing", "--set", "loss.solver={name: sinkhorn}"]
+    assert "pip install 'dmlkit[transport]'" in run("dmlkit", *words, code=2).stderr
