@@ -1,8 +1,9 @@
-"""The figures of a study as a picture."""
+"""The figures of a study as a picture: of each variant, over what is swept, or over the epochs."""
 
 from pathlib import Path
 from typing import Any
 
+from dmlkit.errors import UserError
 from dmlkit.files.outputs import picture_metadata
 from dmlkit.study.results import StudyResults, SweptAxis, VariantResults
 
@@ -10,15 +11,16 @@ LOG_RATIO = 10  # swept values that span this much or more are drawn on a logari
 COLOR, FAINT = "#2060a0", "#9ab8d8"
 
 
-def plot_study(results: StudyResults, path: Path) -> None:
-    """Draw the mean and 95 % interval of every variant, and each run as a faint dot, as a PNG; one panel a metric.
+def plot_study(results: StudyResults, path: Path, suffix: str = ".png") -> None:
+    """Draw the mean and 95 % interval of every variant, and each run as a faint dot; one panel a metric.
 
-    A study that sweeps one number gets curves over it. The axis of the figures does not start at 0: means are drawn
-    as points, whose length says nothing.
+    A study that sweeps one number gets curves over it, in a band. The axis of the figures does not start at 0: means
+    are drawn as points, whose length says nothing.
 
     Args:
         results: of ``results.json``.
         path: where to write.
+        suffix: of the format: ``.png``, ``.svg`` or ``.pdf``.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -34,7 +36,29 @@ def plot_study(results: StudyResults, path: Path) -> None:
             else:
                 _draw_points(axes, metric, results.variants)
             axes.grid(alpha=0.3)
-        figure.savefig(path, dpi=120, format="png", metadata=picture_metadata(Path("results.png")))
+        metadata = picture_metadata(Path(f"results{suffix}"))
+        figure.savefig(path, dpi=120, format=suffix.removeprefix("."), metadata=metadata)
+
+
+def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
+    """The runs that a study reports, by variant; of a Reality Check those of all folds.
+
+    Args:
+        folder: of the study.
+        results: its ``results.json``.
+
+    Raises:
+        UserError: runs are gone.
+    """
+    groups: dict[str, list[Path]] = {}
+    for name, variant in results.variants.items():
+        chosen = folder / "runs" / name / (variant.tuned.chosen if variant.tuned else "")
+        groups[name] = [
+            file.parent for seed in variant.runs for file in sorted((chosen / f"seed-{seed}").rglob("metrics.jsonl"))
+        ]
+        if not groups[name]:
+            raise UserError(f"{chosen}: its runs are gone, and with them the curves; the study's command trains them")
+    return groups
 
 
 def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:
@@ -57,7 +81,12 @@ def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Sw
     for value, variant in zip(values, variants, strict=True):
         runs = [run[metric] for run in variant.runs.values()]
         axes.plot([value] * len(runs), runs, "o", color=FAINT, markersize=4)
-    axes.errorbar(values, means, yerr=[below, above], fmt="o-", color=COLOR, capsize=3, markersize=5)
+    axes.plot(values, means, "o-", color=COLOR, markersize=5)
+    low, high = (
+        [mean + sign * size for mean, size in zip(means, sizes, strict=True)]
+        for sign, sizes in ((-1, below), (1, above))
+    )
+    axes.fill_between(values, low, high, color=COLOR, alpha=0.2, linewidth=0)
     if values[0] > 0 and values[-1] / values[0] >= LOG_RATIO:
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:g}" for value in values])

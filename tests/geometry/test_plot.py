@@ -6,17 +6,21 @@ import torch
 from matplotlib.figure import Figure
 
 from dmlkit.errors import UserError
+from dmlkit.geometry.disk import centroid, geodesics, to_unit_disk
 from dmlkit.geometry.plot import (
-    centroid,
+    Mapped,
     color,
     default_kind,
     draw_legend,
-    geodesics,
     plot_embeddings,
-    principal_plane,
-    to_unit_disk,
 )
+from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
+
+
+def mapped(points: torch.Tensor) -> Mapped:
+    """Each point a class of its own."""
+    return Mapped(points, torch.arange(len(points)), ("a", "b", "c"))
 
 
 def test_geodesics_are_geoopts():
@@ -62,17 +66,17 @@ def test_the_kind_fits_the_space():
 
 def test_a_disk_of_more_dimensions_is_refused(tmp_path):
     with pytest.raises(UserError, match="the disk shows 2-d embeddings on poincare or lorentz, got 3-d on sphere"):
-        plot_embeddings(Sphere(3), torch.eye(3), torch.arange(3), ("a", "b", "c"), "disk", tmp_path / "a.png")
+        plot_embeddings(Sphere(3), mapped(torch.eye(3)), "disk", tmp_path / "a.png", "test split")
     with pytest.raises(UserError, match="at least 3 embeddings, got 2"):
-        plot_embeddings(Sphere(3), torch.eye(3)[:2], torch.arange(2), ("a", "b"), "pca", tmp_path / "a.png")
+        plot_embeddings(Sphere(3), mapped(torch.eye(3)[:2]), "pca", tmp_path / "a.png", "test split")
 
 
-@pytest.mark.parametrize("suffix", [".png", ".SVG"])
+@pytest.mark.parametrize("suffix", [".png", ".SVG", ".pdf"])
 def test_a_legend_shows_names_as_they_are_w19_t10(tmp_path, suffix: str):
     names = ("_x", "$\\frac$", "$x^", "a\x1b[31m", "b" * 500)
     points = Sphere(4).from_features(torch.randn(10, 4))
     path = tmp_path / f"plot{suffix}"
-    plot_embeddings(Sphere(4), points, torch.arange(10) % 5, names, "pca", path)
+    plot_embeddings(Sphere(4), Mapped(points, torch.arange(10) % 5, names), "pca", path, "test split")
     assert path.stat().st_size > 1000
 
 
@@ -80,8 +84,8 @@ def test_a_legend_leaves_no_class_out_w19():
     figure = Figure()
     axes = figure.subplots()
     dots = [axes.scatter([0], [0]) for _ in range(3)]
-    draw_legend(axes, dots, ["_x", "$y$", "z\x07"])
-    texts = axes.get_legend().get_texts()
+    draw_legend(figure, dots, ["_x", "$y$", "z\x07"])
+    texts = figure.legends[0].get_texts()
     assert [text.get_text() for text in texts] == ["_x", "$y$", "z\\x07"]
     assert not any(text.get_parse_math() for text in texts)
 
@@ -91,5 +95,5 @@ def test_points_that_are_not_finite_are_one_line_t10(tmp_path, kind):
     points = torch.randn(6, 4)
     points[2, 1] = torch.nan
     with pytest.raises(UserError, match="some embeddings are not finite"):
-        plot_embeddings(Sphere(4), points, torch.arange(6) % 2, ("a", "b"), kind, tmp_path / "p.png")
+        plot_embeddings(Sphere(4), Mapped(points, torch.arange(6) % 2, ("a", "b")), kind, tmp_path / "p.png", "test")
     assert not list(tmp_path.iterdir())

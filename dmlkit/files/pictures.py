@@ -1,0 +1,101 @@
+"""Pictures as files: one size and look, readable in a column of a paper, and written all or nothing."""
+
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import printable
+from dmlkit.files.outputs import PICTURES, check_output, is_our_picture, picture_metadata, writing
+
+COLUMN = 80.0  # mm, the width of a column
+MM = 1 / 25.4  # inches
+LOOK: dict[Any, Any] = {
+    "font.size": 7,  # points: what papers print below their figures
+    "axes.titlesize": 7,
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6,
+    "ytick.labelsize": 6,
+    "legend.fontsize": 6,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "hatch.linewidth": 0.5,
+    "text.parse_math": False,  # a $ in a name is a $
+}
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Of lines: told apart by the colour-blind (Okabe & Ito 2008), but never by their colour alone."""
+DASHES = ("-", "--", "-.", ":")
+
+
+def check_picture(path: Path) -> None:
+    """Make sure that a picture may be written.
+
+    Raises:
+        UserError: its name has another suffix, or somebody else's file is there.
+    """
+    if path.suffix.lower() not in PICTURES:
+        *others, last = PICTURES
+        raise UserError(f"{path}: expected a file name that ends in {', '.join(others)} or {last}")
+    check_output(path, is_our_picture)
+
+
+@contextmanager
+def picture(path: Path, height: float, *, width: float = COLUMN) -> Generator[Any]:
+    """A matplotlib figure to draw in; it is written when the block ends, all or nothing.
+
+    Args:
+        path: ends in .png, .svg or .pdf; its folder is made.
+        height: in millimetres.
+        width: in millimetres.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(LOOK), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one a character; the picture shows boxes
+        figure = Figure(figsize=(width * MM, height * MM), layout="constrained")
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path), atomic_write(path) as partial:
+            figure.savefig(partial, dpi=300, format=path.suffix[1:].lower(), metadata=picture_metadata(path))
+
+
+def shortened(name: str, most: int) -> str:
+    """A name for a place with little room: printable, and cut in the middle, since names differ at either end.
+
+    Example:
+        >>> shortened("dove", 8), shortened("Golden-Delicious-Apple", 11)
+        ('dove', 'Golde…Apple')
+    """
+    name = printable(name)
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
+
+
+def distinct_tails(paths: Sequence[Path]) -> list[str]:
+    """The ends of paths that tell them apart, as short as may be.
+
+    Example:
+        >>> distinct_tails([Path("runs/a/seed-0"), Path("runs/b/seed-0"), Path("runs/c")])
+        ['a/seed-0', 'b/seed-0', 'c']
+    """
+    parts = [path.resolve().parts for path in paths]
+
+    def tail(own: tuple[str, ...]) -> str:
+        for length in range(1, len(own)):
+            if sum(other[-length:] == own[-length:] for other in parts) == 1:
+                return "/".join(own[-length:])
+        return "/".join(own)
+
+    return [tail(own) for own in parts]
