@@ -28,7 +28,7 @@ TAKERS = {
     "--queries": ("retrieval",),
     "--neighbors": ("retrieval",),
     "--seed": ("retrieval",),
-    "--metric": ("epochs",),
+    "--metric": ("epochs", "results"),
 }
 """The kinds that an option is for."""
 
@@ -67,7 +67,10 @@ def plot(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="Of epochs: by default the one that chose the checkpoint.", show_default=False),
+        typer.Option(
+            help="Of epochs, by default the one that chose the checkpoint; of results, by default all.",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .png, .svg or .pdf file; by default in the run.")
@@ -188,7 +191,7 @@ def plot_of_study(folder: Path, kind: Kind | None, metric: str | None, output: P
     from dmlkit.files.outputs import writing
     from dmlkit.files.pictures import check_picture
     from dmlkit.study.overview import read_results
-    from dmlkit.study.plot import epoch_groups, plot_study
+    from dmlkit.study.plot import epoch_groups, metrics_asked, plot_study
     from dmlkit.training.epochs import plot_epochs
 
     if kind not in ("results", "epochs"):
@@ -200,7 +203,8 @@ def plot_of_study(folder: Path, kind: Kind | None, metric: str | None, output: P
     if kind == "epochs":
         plot_epochs(epoch_groups(folder, results), output, metric=metric)
     else:
+        metrics = metrics_asked(results, metric)
         output.parent.mkdir(parents=True, exist_ok=True)
         with writing(output), atomic_write(output) as partial:
-            plot_study(results, partial, output.suffix.lower())
+            plot_study(results, partial, output.suffix.lower(), metrics=metrics)
     say(out, f"wrote {output}: {told}, {counted(len(results.seeds), 'seed', 'seeds')}")

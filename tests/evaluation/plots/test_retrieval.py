@@ -8,15 +8,10 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.in_memory import no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.evaluation.plots.retrieval import choose_queries, nearest_of, plot_retrieval, retrieval_panel, shown_name
-
-
-def no_bar(*_: object):
-    from contextlib import nullcontext
-
-    return nullcontext(lambda _: None)
 
 
 def similarities(embedded: EmbeddedSplit, query: int) -> list[float]:
