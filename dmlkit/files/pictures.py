@@ -83,6 +83,23 @@ def shortened(name: str, most: int) -> str:
     return f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
 
 
+def shortened_apart(names: Sequence[str], most: int) -> list[str]:
+    """Names `shortened`; those that would look the same begin where they differ.
+
+    Example:
+        >>> shortened_apart(["Juice-of-Apples-1l", "Juice-of-Oranges-1l", "Milk"], 9)
+        ['…Apples-1l', '…Oran…s-1l', 'Milk']
+    """
+    told = [shortened(name, most) for name in names]
+    for text in {text for text in told if told.count(text) > 1}:
+        alike = [index for index, other in enumerate(told) if other == text]
+        letters = zip(*(names[index] for index in alike), strict=False)
+        shared = next((place for place, here in enumerate(letters) if len(set(here)) > 1), 0)
+        for index in alike:
+            told[index] = f"…{shortened(names[index][shared:], most)}"
+    return told
+
+
 def distinct_tails(paths: Sequence[Path]) -> list[str]:
     """The ends of paths that tell them apart, as short as may be.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.errors import UserError
-from dmlkit.files.pictures import COLUMN, picture, shortened
+from dmlkit.files.pictures import COLUMN, picture, shortened_apart
 from dmlkit.geometry.disk import draw_disk, to_unit_disk
 from dmlkit.geometry.neighbor_plane import neighbor_plane
 from dmlkit.geometry.principal_plane import principal_plane
@@ -27,7 +27,7 @@ AXES: dict[MapKind, tuple[str, str]] = {
     "pca": ("first principal direction", "second principal direction"),
     "tsne": ("places without a unit: near is alike", ""),
 }
-LONGEST_NAME = 22  # characters of a class in the legend, of which two stand in a row
+LONGEST_NAME = 26  # characters of a class in the legend, of which two stand in a row
 MOST_NAMES = 30  # of a legend
 ROW = 3.0  # mm, of a legend
 MARKERS = "os^DvP*"  # 7, so that classes of like hues differ in shape
@@ -153,8 +153,8 @@ def draw_proxies(axes: Any, place: Tensor, colors: list[Any]) -> Any:
 def draw_legend(figure: Any, dots: list[Any], names: list[str]) -> None:
     """A legend of names as they are: matplotlib leaves out those that begin with _ and reads $ as mathematics."""
     legend = figure.legend(dots, ["name"] * len(dots), loc="outside lower center", ncols=2, frameon=False)
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set(text=shortened(name, LONGEST_NAME), parse_math=False)
+    for text, name in zip(legend.get_texts(), shortened_apart(names, LONGEST_NAME), strict=True):
+        text.set(text=name, parse_math=False)
 
 
 def default_kind(manifold: Manifold) -> MapKind:

@@ -88,7 +88,11 @@ def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> No
     axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=2, markersize=3.5)
     axes.locator_params(axis="x", nbins=5)  # more would touch each other
     axes.set_yticks(places, list(named))
-    axes.set(title=f"{metric}, test classes", xlabel=metric, ylim=(len(variants) - 0.5, -0.5))
+    axes.set(
+        title=f"{metric} of test classes\nmean, 95 % interval, each run",
+        xlabel=metric,
+        ylim=(len(variants) - 0.5, -0.5),
+    )
 
 
 def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: SweptAxis) -> None:
@@ -108,7 +112,7 @@ def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Sw
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
-    axes.set(title=f"{metric}, test classes", xlabel=axis.key, ylabel=metric)
+    axes.set(title=f"{metric} of test classes\nmean, 95 % interval, each run", xlabel=axis.key, ylabel=metric)
 
 
 def _means(variants: list[VariantResults], metric: str) -> tuple[list[float], list[float], list[float]]:

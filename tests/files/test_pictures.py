@@ -7,7 +7,7 @@ from PIL import Image
 
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import is_our_picture
-from dmlkit.files.pictures import check_picture, distinct_tails, picture, shortened
+from dmlkit.files.pictures import check_picture, distinct_tails, picture, shortened, shortened_apart
 
 
 @pytest.mark.parametrize("suffix", [".png", ".SVG", ".pdf"])
@@ -48,6 +48,12 @@ def test_another_suffix_and_somebody_elses_file_are_refused(tmp_path: Path):
 @pytest.mark.parametrize("most", range(1, 24))
 def test_a_shortened_name_has_room(most: int):
     assert len(shortened("Golden-Delicious-Apples", most)) <= most
+
+
+def test_names_that_would_look_the_same_are_told_apart():
+    names = ["God-Morgon-Orange-Red-Grapefruit-Juice", "God-Morgon-Red-Grapefruit-Juice", "a\x1b[31m" * 9]
+    told = shortened_apart(names, 20)
+    assert len(set(told)) == 3 and max(map(len, told)) <= 21 and "\x1b" not in "".join(told)
 
 
 def test_paths_are_told_apart_by_their_ends():

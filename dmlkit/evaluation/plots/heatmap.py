@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.split import EmbeddedSplit
-from dmlkit.files.pictures import COLUMN, picture, shortened
+from dmlkit.files.pictures import COLUMN, picture, shortened_apart
 from dmlkit.manifolds.base import Manifold
 
 MOST_NAMES = 30  # along an axis of 60 mm
@@ -88,7 +88,7 @@ def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Te
 def draw_maps(embedded: EmbeddedSplit, maps: HeatMaps, output: Path) -> None:
     """The maps one above the other, each with its own scale of colours."""
     measure = embedded.manifold.similarity_name.replace("_", " ")
-    names = [shortened(embedded.class_names[label], LONGEST_NAME) for label in maps.classes.tolist()]
+    names = shortened_apart([embedded.class_names[label] for label in maps.classes.tolist()], LONGEST_NAME)
     above = maps.to_proxies is not None
     with picture(output, (1 + above) * (COLUMN - 4)) as figure:
         panels = figure.subplots(1 + above, 1, squeeze=False)[:, 0]

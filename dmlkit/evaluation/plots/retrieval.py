@@ -11,14 +11,14 @@ from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.mistakes.alike import worst_queries
-from dmlkit.files.pictures import COLUMN, picture, shortened
+from dmlkit.files.pictures import COLUMN, picture, shortened_apart
 from dmlkit.metrics.map_at_r import MapAtRConfig
 
 METRIC = "map@r"
 SIDE = 160  # pixels of an image: 300 dpi in 13 mm
-HEADING, CAPTION, GAP = 5.0, 4.6, 0.8  # mm: a line above, the two lines below an image, and between images
+HEADING, LINE, GAP = 5.0, 1.9, 0.8  # mm: of a section, of a line below an image, and between images
 RIGHT, WRONG = ("✓", "#0072b2", "-"), ("✗", "#d55e00", (0, (2.5, 1.2)))  # sign, colour and dashes of a frame
-MM_A_CHARACTER = 0.95  # of 5 points
+MM_A_CHARACTER = 1.12  # a digit of 5 points
 
 
 class RetrievalPanel(NamedTuple):
@@ -135,35 +135,40 @@ def draw_panel(embedded: EmbeddedSplit, panel: RetrievalPanel, output: Path) -> 
     """One row a query: the query, and its nearest in frames that tell right from wrong by sign, dashes and colour."""
     columns = panel.neighbors.shape[1] + 1
     side = (COLUMN - (columns + 2) * GAP) / columns
-    sections = [(f"Worst queries of the {embedded.split} split by {METRIC}", range(panel.worst))]
-    sections.append((f"Queries of the {embedded.split} split drawn at random", range(panel.worst, len(panel.queries))))
+    sections = [(f"Worst queries by {METRIC}", range(panel.worst))]
+    sections.append(("Queries drawn at random", range(panel.worst, len(panel.queries))))
     sections = [(text, rows) for text, rows in sections if rows]
-    height = (len(sections) + 1) * HEADING + len(panel.queries) * (side + CAPTION)
-    labels, names = embedded.labels.tolist(), embedded.class_names
+    labels = embedded.labels.tolist()
+    rows = [*panel.queries.tolist(), *panel.neighbors.flatten().tolist()]
+    shown = sorted({labels[row] for row in rows if row >= 0})
+    characters = int(side / MM_A_CHARACTER)
+    told = shortened_apart([embedded.class_names[label] for label in shown], 2 * characters - 2)
+    names = {label: name_lines(name, characters) for label, name in zip(shown, told, strict=True)}
+    caption = (1.5 + max(map(len, names.values()))) * LINE
+    height = (len(sections) + 1) * HEADING + len(panel.queries) * (side + caption)
     with picture(output, height) as figure:
         figure.set_layout_engine("none")
         axes = figure.add_axes((0, 0, 1, 1))
         axes.axis("off")
         top = 0.0
         for text, rows in sections:
-            axes.text(GAP, top + HEADING - 1, f"{text}, and their nearest", va="bottom")
+            axes.text(GAP, top + HEADING - 1, f"{text}, and their nearest ({embedded.split} split)", va="bottom")
             top += HEADING
             for row in rows:
                 query = int(panel.queries[row])
-                told = [shown_name(names[labels[query]], side), f"{METRIC} {float(panel.values[row]):.2f}"]
+                told = [f"{METRIC} {float(panel.values[row]):.2f}", *names[labels[query]]]
                 draw_image(axes, embedded.image(query, SIDE), (GAP, top, side), told, ("", "k", "-"))
                 for rank, index in enumerate(panel.neighbors[row].tolist()):
                     if index < 0:
                         continue
                     look = RIGHT if labels[index] == labels[query] else WRONG
-                    told = [f"{look[0]} {shown_name(names[labels[index]], side - 2)}"]
-                    told.append(f"{float(panel.similarities[row, rank]) + 0.0:.2f}")
+                    told = [f"{look[0]} {float(panel.similarities[row, rank]) + 0.0:.2f}", *names[labels[index]]]
                     left = 2 * GAP + (rank + 1) * (side + GAP)
                     draw_image(axes, embedded.image(index, SIDE), (left, top, side), told, look)
-                top += side + CAPTION
+                top += side + caption
         same, other = (f"{look[0]} {text}" for look, text in ((RIGHT, "solid: its class"), (WRONG, "dashed: another")))
         measure = embedded.manifold.similarity_name.replace("_", " ")
-        axes.text(GAP, top + HEADING - 1, f"{same};  {other};  below: {measure}", va="bottom", fontsize=6)
+        axes.text(GAP, top + HEADING - 1, f"{same};  {other};  number: {measure}", va="bottom", fontsize=6)
         axes.set(xlim=(0, COLUMN), ylim=(height, 0))
 
 
@@ -181,9 +186,18 @@ def draw_image(axes: Any, pixels: Any, place: tuple[float, float, float], told: 
     frame: dict[str, Any] = {"edgecolor": look[1], "linestyle": look[2], "linewidth": 1.2, "fill": False}
     axes.add_patch(Rectangle((left, top), side, side, **frame))
     for line, text in enumerate(told):
-        axes.text(left + side / 2, top + side + 0.6 + 1.8 * line, text, ha="center", va="top", fontsize=5)
+        axes.text(left + side / 2, top + side + 0.6 + LINE * line, text, ha="center", va="top", fontsize=5)
 
 
-def shown_name(name: str, width: float) -> str:
-    """A class's name, cut to a width in millimetres."""
-    return shortened(name, max(3, int(width / MM_A_CHARACTER)))
+def name_lines(name: str, most: int) -> list[str]:
+    """A name in one line, or in two, the first of at most so many characters; it ends with a word if there is room.
+
+    Example:
+        >>> name_lines("Ginger", 11), name_lines("Granny-Smith", 11), name_lines("Asparagus_officinalis", 11)
+        (['Ginger'], ['Granny-', 'Smith'], ['Asparagus_', 'officinalis'])
+    """
+    if len(name) <= most:
+        return [name]
+    ends = [place + 1 for place, letter in enumerate(name[:most]) if letter in " -_/" and len(name) - place - 1 <= most]
+    end = ends[-1] if ends else most
+    return [name[:end], name[end:]]

@@ -11,7 +11,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.in_memory import no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
-from dmlkit.evaluation.plots.retrieval import choose_queries, nearest_of, plot_retrieval, retrieval_panel, shown_name
+from dmlkit.evaluation.plots.retrieval import choose_queries, name_lines, nearest_of, plot_retrieval, retrieval_panel
 
 
 def similarities(embedded: EmbeddedSplit, query: int) -> list[float]:
@@ -104,6 +104,7 @@ def test_vectors_have_no_panel(tested: EmbeddedSplit, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_names_fit_their_place_and_are_shown_as_they_are():
-    assert shown_name("Golden-Delicious-Apple", 9.5) == "Golde…pple"
-    assert shown_name("a\x1b[31m", 20) == "a\\x1b[31m"
+@pytest.mark.parametrize("name", ["Ginger", "Granny-Smith", "a b c d e f g h i j k", "x" * 21, "-" * 21])
+def test_a_name_is_whole_in_two_lines(name: str):
+    lines = name_lines(name, 11)
+    assert "".join(lines) == name and max(map(len, lines)) <= 11
