@@ -56,7 +56,9 @@ def plot(
     images: Annotated[bool, typer.Option("--images", help="On a map: the images themselves.")] = False,
     queries: Annotated[
         int | None,
-        typer.Option(min=1, help="Of retrieval: how many, half of them the worst; 8 by default.", show_default=False),
+        typer.Option(
+            min=1, max=50, help="Of retrieval: how many, half of them the worst; 8 by default.", show_default=False
+        ),
     ] = None,
     neighbors: Annotated[
         int | None,
@@ -73,7 +75,7 @@ def plot(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .png, .svg or .pdf file; by default in the run.")
+        Path | None, typer.Option("--output", "-o", help="A .png, .svg or .pdf file; by default in the run or study.")
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
@@ -171,7 +173,6 @@ def plot_of_images(
 def plot_of_runs(runs: list[Path], metric: str | None, output: Path | None, out: "Console") -> None:
     """The curves of runs."""
     from dmlkit.cli.console import counted, say
-    from dmlkit.files.pictures import check_picture
     from dmlkit.run_folder.folder import RunFolder
     from dmlkit.training.epochs import plot_epochs, runs_by_recipe
 
@@ -179,7 +180,6 @@ def plot_of_runs(runs: list[Path], metric: str | None, output: Path | None, out:
         raise UserError(f"--output is needed: the curves of {len(runs)} runs belong to none of them")
     groups = runs_by_recipe(runs)
     output = output or RunFolder(runs[0]).plots / "epochs.png"
-    check_picture(output)
     curves = plot_epochs(groups, output, metric=metric)
     say(out, f"wrote {output}: {counted(len(curves), 'curve', 'curves')} of {counted(len(runs), 'run', 'runs')}")
 

@@ -55,11 +55,12 @@ def picture(path: Path, height: float, *, width: float = COLUMN) -> Generator[An
         width: in millimetres.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: see `check_picture`, or it cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    check_picture(path)
     with rc_context(LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one a character; the picture shows boxes
         figure = Figure(figsize=(width * MM, height * MM), layout="constrained")

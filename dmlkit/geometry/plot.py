@@ -84,7 +84,7 @@ def plot_embeddings(
     legend_rows = -(-len(named) // 2) + (shown.proxies is not None)
     with picture(path, COLUMN + 6 + ROW * legend_rows) as figure:
         axes = figure.subplots()
-        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_aspect("equal", adjustable="box" if kind == "disk" else "datalim")
         axes.set(title=f"{TITLES[kind]}, {title}")
         colors = {label: color(position, len(present)) for position, label in enumerate(present)}
         if kind == "disk":
@@ -116,14 +116,17 @@ def place_of(manifold: Manifold, points: Tensor, kind: MapKind, bar: Bar = no_ba
         return neighbor_plane(manifold, points, advance=advance)
 
 
-def with_room(place: Tensor) -> list[int]:
+def with_room(place: Tensor, room: float) -> list[int]:
     """Points (N, 2) at which images do not cover each other: the first of all, and the next ones that have room.
 
+    Args:
+        place: of all.
+        room: the side of an image.
+
     Example:
-        >>> with_room(torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]))
+        >>> with_room(torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]), 0.1)
         [0, 2]
     """
-    room = float((place.max(0).values - place.min(0).values).max()) / (GRID - 2)  # a margin of an image around all
     kept: list[int] = []
     for index in range(len(place)):
         if not kept or bool(((place[kept] - place[index]).abs().amax(1) > room).all()):
@@ -135,7 +138,8 @@ def draw_images(axes: Any, place: Tensor, colors: list[Any], image: Callable[[in
     """Images where their points lie, none upon another, each in a frame of its class's colour."""
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
-    for index in with_room(place):
+    room = max(axes.viewLim.width, axes.viewLim.height) / (GRID - 2)
+    for index in with_room(place, room):
         pixels = image(index)
         if pixels is None:
             continue

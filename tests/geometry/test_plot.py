@@ -1,6 +1,9 @@
 """What the pictures show: geodesics, centroids and projections, against geoopt and closed forms."""
 
+from pathlib import Path
+
 import geoopt
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -8,11 +11,13 @@ from matplotlib.figure import Figure
 from dmlkit.errors import UserError
 from dmlkit.geometry.disk import centroid, geodesics, to_unit_disk
 from dmlkit.geometry.plot import (
+    MapKind,
     Mapped,
     color,
     default_kind,
     draw_legend,
     plot_embeddings,
+    with_room,
 )
 from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
@@ -97,3 +102,24 @@ def test_points_that_are_not_finite_are_one_line_t10(tmp_path, kind):
     with pytest.raises(UserError, match="some embeddings are not finite"):
         plot_embeddings(Sphere(4), Mapped(points, torch.arange(6) % 2, ("a", "b")), kind, tmp_path / "p.png", "test")
     assert not list(tmp_path.iterdir())
+
+
+def test_images_of_a_map_do_not_cover_each_other_and_dots_without_one_had_no_room():
+    place = torch.rand(300, 2, dtype=torch.float64)
+    room = 0.06
+    kept = with_room(place, room)
+    for index in range(300):
+        near = [other for other in kept if other < index and bool((place[other] - place[index]).abs().max() <= room)]
+        assert (index in kept) == (not near)
+
+
+@pytest.mark.parametrize("kind", ["pca", "tsne"])
+def test_a_map_of_images_with_proxies_is_written(tmp_path: Path, kind: MapKind):
+    sphere, labels = Sphere(4), torch.arange(12) % 3
+    image = np.zeros((8, 6, 3), dtype=np.uint8)
+    proxies = sphere.from_features(torch.randn(3, 4)), torch.arange(3)
+    shown = Mapped(sphere.from_features(torch.randn(12, 4)), labels, ("a", "b", "c"), proxies, lambda _: image)
+    plot_embeddings(sphere, shown, kind, tmp_path / "map.svg", "train split")
+    alone = shown._replace(proxies=None, image=lambda index: image if index else None)  # one cannot be read
+    plot_embeddings(sphere, alone, kind, tmp_path / "other.svg", "train split")
+    assert (tmp_path / "map.svg").stat().st_size > (tmp_path / "other.svg").stat().st_size > 5000

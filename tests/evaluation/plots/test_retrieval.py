@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.embedding.in_memory import no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
@@ -94,6 +94,17 @@ def test_few_queries_are_all_shown_once():
 def test_a_panel_is_written(tested: EmbeddedSplit, tmp_path: Path, suffix: str):
     output, panel = plot_retrieval(tested, tmp_path / f"panel{suffix}", queries=3, neighbors=2)
     assert output.stat().st_size > 2000 and len(panel.queries) == 3
+
+
+def test_an_image_that_is_gone_leaves_a_question_mark(tested: EmbeddedSplit, tmp_path: Path):
+    class Gone(Grouped):
+        def sample(self, index: int) -> Tensor:
+            raise BadImageError("gone")
+
+    gone = line(tested, Gone())
+    assert gone.image(0, 8) is None
+    output, panel = plot_retrieval(gone, tmp_path / "panel.svg", queries=2, neighbors=2)
+    assert len(panel.queries) == 2 and output.stat().st_size > 2000
 
 
 def test_vectors_have_no_panel(tested: EmbeddedSplit, tmp_path: Path):
