@@ -25,6 +25,7 @@ from dmlkit.cli import (
     geometry,
     identify,
     inspect,
+    plot,
     protocol,
     recipes,
     search,
@@ -96,6 +97,7 @@ for group in (
     export,
     data,
     geometry,
+    plot,
     study,
     recipes,
 ):

@@ -1,11 +1,10 @@
-"""``dmlkit curvature`` and ``dmlkit plot``."""
+"""``dmlkit curvature``."""
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Plugins, RunPath, SetDataset, SourcePath, SplitName
+from dmlkit.cli.options import Debug, Plugins, SetDataset, SourcePath, SplitName
 
 app = typer.Typer()
 
@@ -43,43 +42,3 @@ def curvature(
     within = f" ({low_and_high[0]:.3f} to {low_and_high[1]:.3f} within a deviation of delta)" if low_and_high else ""
     say(console, f"suggested curvature: {found.curvature:.3f}{within}")
     say(console, f'try: --set "manifold={{name: poincare, curvature: {found.curvature:.3f}}}"')
-
-
-@app.command(epilog="Examples:  dmlkit plot runs/demo --kind tsne    dmlkit plot runs/disk -o disk.svg")
-def plot(
-    run: RunPath,
-    kind: Annotated[
-        Literal["disk", "pca", "tsne"] | None,
-        typer.Option(help="By default the disk for 2-d hyperbolic embeddings, else pca."),
-    ] = None,
-    split: Annotated[SplitName, typer.Option(help="Whose images.")] = "test",
-    classes: Annotated[int, typer.Option(min=1, help="How many classes to show, evenly spread.")] = 20,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .png or .svg file; by default in the run.")
-    ] = None,
-    checkpoint: Checkpoint = None,
-    overrides: SetDataset = None,
-    device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
-) -> None:
-    """Draw a run's embeddings, coloured by class."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import bars
-    from dmlkit.geometry.run import plot_run
-
-    drawn = plot_run(
-        run,
-        kind=kind,
-        split=split,
-        classes=classes,
-        output=output,
-        checkpoint=checkpoint,
-        device=device,
-        overrides=overrides or [],
-        bar=bars(Console()),
-    )
-    images, classes_drawn = counted(drawn.images, "image", "images"), counted(drawn.classes, "class", "classes")
-    say(Console(), f"wrote {drawn.path}: {images} of {classes_drawn}")

@@ -1,97 +1,127 @@
 """Glyphs: letters, digits and signs rendered from fonts that every installation has."""
 
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
-from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.files.characters import FACES, VERSION, character_classes, font
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.listing import Listing
+from dmlkit.datasets.files.relabelled import Relabelled, long_tail, wrong_labels
 from dmlkit.errors import UserError
-
-FACES = tuple(
-    f"DejaVu{family}{style}.ttf"
-    for family, styles in {
-        "Sans": ("", "-Bold", "-Oblique", "-BoldOblique"),
-        "SansMono": ("", "-Bold", "-Oblique", "-BoldOblique"),
-        "Serif": ("", "-Bold", "-Italic", "-BoldItalic"),
-    }.items()
-    for style in styles
-)
-VERSION = 1  # of the rendering; the images of a (seed, version) never change
 
 
 class GlyphsConfig(DatasetConfig, frozen=True):
     """Rendered characters: real, fine-grained images (o, ó, ọ, ö) without a download.
 
-    A class is a character; its images are 12 DejaVu faces under small rotations, scales, shifts and noise. The
-    first half of the classes trains, the rest tests.
+    A class is a character, or several that have nothing in common; its images are 12 DejaVu faces under small
+    rotations, scales, shifts and noise. The first half of the classes trains, the rest tests. Wrong labels and a long
+    tail are of the images that train alone: validation classes are cut off before, and stay as they are.
     """
 
     name: Literal["glyphs"] = "glyphs"
     classes: Annotated[int, Field(ge=4, le=1800)] = 200
-    """Characters, the first half of which trains."""
+    """How many, the first half of which trains."""
+    shapes_per_class: Annotated[int, Field(ge=1, le=12)] = 1
+    """Characters that are one class, of different scripts as far as the fonts go; no character is of two classes."""
     images_per_class: Annotated[int, Field(ge=2, le=1000)] = 24
-    """Images of a character, drawn in turn from 12 faces."""
+    """Images of a class: of its characters in turn, each from 12 faces in turn."""
     size: Annotated[int, Field(ge=16, le=128)] = 32
     """Side of an image, in pixels."""
+    difficulty: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How much harder than usual: up to three times the rotations and shifts, smaller characters, more noise, lines
+    across the image and a patch that hides a part of it."""
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training images with a wrong label, drawn evenly from the other training classes."""
+    tail: Annotated[float, Field(ge=1)] = 1.0
+    """Images of the first training class over those of the last; between them they fall geometrically."""
     seed: NonNegativeInt = 0
-    """Decides the images; the recipe's own seed does not."""
+    """Decides the images and the wrong labels; the recipe's own seed does not."""
 
     def load(self, split: Literal["train", "test", "all"]) -> "Glyphs":
         half = self.classes // 2
         span = {"train": range(half), "test": range(half, self.classes), "all": range(self.classes)}[split]
-        characters = distinct_characters()
-        if len(characters) < self.classes:
-            raise UserError(f"dataset.classes: the fonts share {len(characters)} characters, got {self.classes}")
-        return Glyphs([characters[index] for index in span], self.images_per_class, self.size, self.seed)
+        if self.images_per_class < self.shapes_per_class:
+            raise UserError(
+                f"dataset.images_per_class: {self.shapes_per_class} shapes of a class need as many images, got "
+                f"{self.images_per_class}"
+            )
+        classes = character_classes(self.classes, self.shapes_per_class)
+        shown = [classes[index] for index in span]
+        return Glyphs(shown, self.images_per_class, self.size, self.seed, difficulty=self.difficulty)
+
+    def images_of(self, listing: Listing | None, split: Split) -> Dataset:
+        images = super().images_of(listing, split)
+        if split != "train" or (self.noise == 0 and self.tail == 1):
+            return images
+        if self.images_per_class / self.tail < 2:
+            raise UserError(
+                f"dataset.tail: {self.tail:g} leaves less than 2 of {self.images_per_class} images to the last class; "
+                f"expected at most {self.images_per_class / 2:g}"
+            )
+        if self.noise and len(images.class_names) < 2:
+            raise UserError("dataset.noise: the only training class leaves no other label to be wrong")
+        rows = long_tail(images.labels, self.tail)
+        return Relabelled(images, rows, wrong_labels(images.labels[rows], self.noise, seed=self.seed))
 
 
 class Glyphs(Dataset):
     """Images of characters, rendered once and kept in memory.
 
     Args:
-        characters: one class each.
-        images_per_class: images of each, over the 12 faces in turn.
+        classes: the characters of each.
+        images_per_class: images of each, over its characters in turn, of those over the 12 faces.
         size: side of the square images, pixels.
         seed: with the character, it alone decides an image: other classes and counts change nothing.
+        difficulty: see `GlyphsConfig`.
 
     Example:
-        >>> glyphs = Glyphs(["a", "ä"], images_per_class=3, size=32, seed=0)
+        >>> glyphs = Glyphs(["a", "äЖ"], images_per_class=3, size=32, seed=0)
         >>> image, label = glyphs[5]
-        >>> image.shape, label, glyphs.paths[5]
-        (torch.Size([3, 32, 32]), 1, 'U+00E4/2')
+        >>> image.shape, label, glyphs.class_names[1], list(glyphs.paths[3:])
+        (torch.Size([3, 32, 32]), 1, 'U+00E4-U+0416', ['U+00E4/0', 'U+0416/0', 'U+00E4/1'])
     """
 
     in_memory = True
 
-    def __init__(self, characters: list[str], images_per_class: int, size: int, seed: int) -> None:
-        names = [f"U+{ord(character):04X}" for character in characters]
+    def __init__(
+        self, classes: Sequence[str], images_per_class: int, size: int, seed: int, *, difficulty: float = 0.0
+    ) -> None:
+        shown = [
+            (characters[image % len(characters)], image // len(characters))
+            for characters in classes
+            for image in range(images_per_class)
+        ]
         super().__init__(
-            torch.arange(len(names)).repeat_interleave(images_per_class),
-            names,
-            [f"{name}/{image}" for name in names for image in range(images_per_class)],
+            torch.arange(len(classes)).repeat_interleave(images_per_class),
+            ["-".join(map(code_point, characters)) for characters in classes],
+            [f"{code_point(character)}/{image}" for character, image in shown],
         )
-        self.pixels = torch.from_numpy(
-            np.stack(
-                [render(character, image, size, seed) for character in characters for image in range(images_per_class)]
-            )
-        )
+        self.pixels = torch.from_numpy(np.stack([render(*one, size, seed, difficulty) for one in shown]))
 
     def sample(self, index: int) -> Tensor:
         return self.pixels[index].expand(3, -1, -1)
 
 
-def render(character: str, image: int, size: int, seed: int) -> np.ndarray:
+def code_point(character: str) -> str:
+    """The name of a character, such as U+00E4."""
+    return f"U+{ord(character):04X}"
+
+
+def render(character: str, image: int, size: int, seed: int, difficulty: float = 0.0) -> np.ndarray:
     """Draw one image (size, size) uint8, dark on light: face ``image`` mod 12, perturbed at random."""
-    generator = np.random.default_rng([VERSION, seed, ord(character), image])
-    angle, shift = generator.uniform(-12, 12), generator.uniform(-0.06, 0.06, 2)  # degrees, shares of the side
-    scale, noise = generator.uniform(0.8, 1.05), generator.uniform(0, 16)
+    key = [VERSION, seed, ord(character), image]
+    generator = np.random.default_rng(key)
+    stronger = 1 + 2 * difficulty
+    angle = stronger * generator.uniform(-12, 12)  # degrees
+    shift = stronger * generator.uniform(-0.06, 0.06, 2)  # shares of the side
+    scale, noise = generator.uniform(0.8 - 0.3 * difficulty, 1.05), generator.uniform(0, 16 + 48 * difficulty)
     canvas = Image.new("L", (2 * size, 2 * size), 0)  # drawn at twice the size, then reduced: smooth edges
     ImageDraw.Draw(canvas).text(
         (size + 2 * size * shift[0], size + 2 * size * shift[1]),
@@ -100,45 +130,19 @@ def render(character: str, image: int, size: int, seed: int) -> np.ndarray:
         font=font(FACES[image % len(FACES)], round(1.3 * size * scale)),
         anchor="mm",
     )
-    ink = np.asarray(canvas.rotate(angle, Image.Resampling.BILINEAR).reduce(2), dtype=np.float64)
+    canvas = canvas.rotate(angle, Image.Resampling.BILINEAR)
+    if difficulty:  # from numbers of its own, so that the others stay what they are
+        clutter(canvas, difficulty, np.random.default_rng([*key, 1]))
+    ink = np.asarray(canvas.reduce(2), dtype=np.float64)
     return (255 - ink + generator.normal(0, noise, ink.shape)).clip(0, 255).astype(np.uint8)
 
 
-@cache
-def font(face: str, points: int) -> ImageFont.FreeTypeFont:
-    """A face of matplotlib's DejaVu fonts, without the shaping library that not every build has."""
-    return ImageFont.truetype(str(font_folder() / face), points, layout_engine=ImageFont.Layout.BASIC)
-
-
-def font_folder() -> Path:
-    """Where matplotlib keeps its fonts."""
-    import matplotlib
-
-    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-
-
-@cache
-def distinct_characters() -> tuple[str, ...]:
-    """Letters, numbers and symbols that all faces have and that look different, in a fixed shuffled order.
-
-    Blank characters and those that a face draws exactly like an earlier one (A and Greek Α) are dropped.
-    """
-    import unicodedata
-
-    from matplotlib.ft2font import FT2Font
-
-    shared = set.intersection(*(set(FT2Font(str(font_folder() / face)).get_charmap()) for face in FACES))
-    seen: set[bytes] = set()
-    kept: list[str] = []
-    for code in sorted(shared):
-        character = chr(code)
-        if unicodedata.category(character)[0] not in "LNS":
-            continue
-        canvas = Image.new("L", (64, 64), 0)
-        ImageDraw.Draw(canvas).text((32, 32), character, fill=255, font=font(FACES[0], 32), anchor="mm")
-        looks = canvas.tobytes()
-        if looks not in seen and canvas.getbbox():
-            seen.add(looks)
-            kept.append(character)
-    order = np.random.default_rng(VERSION).permutation(len(kept))
-    return tuple(kept[index] for index in order)
+def clutter(canvas: Image.Image, difficulty: float, generator: np.random.Generator) -> None:
+    """Hide a part of a drawing under a blank patch, and draw up to five lines across it."""
+    side, draw = canvas.width, ImageDraw.Draw(canvas)
+    width, height = 0.4 * difficulty * side * generator.uniform(0.5, 1, 2)
+    left, top = generator.uniform(0.15, 0.85, 2) * side - (width / 2, height / 2)
+    draw.rectangle((left, top, left + width, top + height), fill=0)
+    for _ in range(round(5 * difficulty * generator.uniform(0.4, 1))):
+        ends = generator.uniform(0, side, 4).tolist()
+        draw.line(ends, fill=int(generator.integers(80, 256)), width=max(1, round(0.03 * side)))

@@ -10,6 +10,7 @@ HEAD_BYTES = 4096
 PICTURES = {
     ".png": ("Software", b"Software\0dmlkit"),
     ".svg": ("Creator", b"<dc:title>dmlkit</dc:title>"),
+    ".pdf": ("Creator", b"/Creator (dmlkit)"),
 }
 """By suffix, the key of a picture's metadata that says who drew it, and how that stands in the file."""
 
@@ -50,11 +51,13 @@ def head_of(path: Path) -> bytes:
 def is_our_picture(path: Path) -> bool:
     """Whether dmlkit drew a picture; see `picture_metadata`."""
     suffix = path.suffix.lower()
-    return suffix in PICTURES and PICTURES[suffix][1] in head_of(path)
+    if suffix not in PICTURES:
+        return False
+    return PICTURES[suffix][1] in (path.read_bytes() if suffix == ".pdf" else head_of(path))  # a PDF ends with it
 
 
 def picture_metadata(path: Path) -> dict[str, str]:
-    """The metadata that matplotlib writes into a .png or .svg file, so that it is known again."""
+    """The metadata that matplotlib writes into a picture, so that it is known again."""
     return {PICTURES[path.suffix.lower()][0]: "dmlkit"}
 
 

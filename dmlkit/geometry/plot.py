@@ -1,96 +1,167 @@
-"""Pictures of embeddings: the Poincaré disk with geodesics, PCA and t-SNE."""
+"""Maps of embeddings: the Poincaré disk with geodesics, PCA and t-SNE, as dots or as the images themselves."""
 
-import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import excerpt, printable
-from dmlkit.files.outputs import picture_metadata, writing
+from dmlkit.files.pictures import COLUMN, picture, shortened_apart
+from dmlkit.geometry.disk import draw_disk, to_unit_disk
 from dmlkit.geometry.neighbor_plane import neighbor_plane
 from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
 
-Kind = Literal["disk", "pca", "tsne"]
-LONGEST_NAME = 40  # characters of a class in the legend
-ARC_POINTS = 30  # of a drawn geodesic
+MapKind = Literal["disk", "pca", "tsne"]
+TITLES: dict[MapKind, str] = {
+    "disk": "Poincaré disk",
+    "pca": "PCA of the features",
+    "tsne": "t-SNE of the distances",
+}
+AXES: dict[MapKind, tuple[str, str]] = {
+    "pca": ("first principal direction", "second principal direction"),
+    "tsne": ("places without a unit: near is alike", ""),
+}
+LONGEST_NAME = 26  # characters of a class in the legend, of which two stand in a row
+MOST_NAMES = 30  # of a legend
+ROW = 3.0  # mm, of a legend
 MARKERS = "os^DvP*"  # 7, so that classes of like hues differ in shape
+GRID = 22  # images along a map, 3.4 mm each
+SIDE = 48  # pixels of such an image
 
 
-def plot_embeddings(
-    manifold: Manifold,
-    points: Tensor,
-    labels: Tensor,
-    names: tuple[str, ...],
-    kind: Kind,
-    path: Path,
-    bar: Bar = no_bar,
-) -> None:
-    """Draw embeddings, coloured by class, as PNG or SVG.
+class Mapped(NamedTuple):
+    """What a map shows.
 
     Args:
-        manifold: the geometry of the points.
         points: (N, D).
         labels: (N,) int64.
         names: of the classes.
+        proxies: (P, D), and their labels (P,); None where there are none.
+        image: pixels (H, W, 3) of a point, or None; None instead of it where points are drawn as dots.
+    """
+
+    points: Tensor
+    labels: Tensor
+    names: tuple[str, ...]
+    proxies: tuple[Tensor, Tensor] | None = None
+    image: Callable[[int], Any] | None = None
+
+
+def plot_embeddings(
+    manifold: Manifold, shown: Mapped, kind: MapKind, path: Path, title: str, bar: Bar = no_bar
+) -> None:
+    """Draw embeddings, coloured by class, as PNG, SVG or PDF.
+
+    Args:
+        manifold: the geometry of the points.
+        shown: the points. Images are drawn where they do not cover each other, the others are dots.
         kind: ``disk`` (2-d hyperbolic embeddings as they are, each joined to the centroid of its class by a
             geodesic), ``pca`` (the two main directions, of the tangent vectors at the origin where the space is
             curved) or ``tsne`` (of the manifold's distances).
-        path: ends in .png or .svg.
+        path: see `picture`.
+        title: of whose images.
         bar: shows t-SNE.
 
     Raises:
         UserError: the disk is asked for embeddings that do not lie in it, or there are too few points, or not finite.
     """
-    from matplotlib.figure import Figure
-
+    points, labels = shown.points, shown.labels
     if len(points) < 3:
         raise UserError(f"plot: expected at least 3 embeddings, got {len(points)}")
     if not points.isfinite().all():
         raise UserError("plot: some embeddings are not finite: the weights are damaged, or training has diverged")
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    axes = figure.subplots()
-    axes.set_aspect("equal", adjustable="datalim")
-    if kind == "disk":
-        place = to_unit_disk(manifold, points)
-        draw_disk(axes, place, labels)
-    else:
-        if kind == "pca":
-            place = principal_plane(manifold, points)
+    whole = points if shown.proxies is None else torch.cat([points, shown.proxies[0]])
+    everywhere = place_of(manifold, whole, kind, bar)
+    place, of_proxies = everywhere[: len(points)], everywhere[len(points) :]
+    present = labels.unique().tolist()
+    named = present if len(present) <= MOST_NAMES else []
+    legend_rows = -(-len(named) // 2) + (shown.proxies is not None)
+    with picture(path, COLUMN + 6 + ROW * legend_rows) as figure:
+        axes = figure.subplots()
+        axes.set_aspect("equal", adjustable="box" if kind == "disk" else "datalim")
+        axes.set(title=f"{TITLES[kind]}, {title}")
+        colors = {label: color(position, len(present)) for position, label in enumerate(present)}
+        if kind == "disk":
+            draw_disk(axes, place, labels, colors)
         else:
-            with bar("t-SNE", len(points)) as advance:
-                place = neighbor_plane(manifold, points, advance=advance)
-        axes.set(xticks=[], yticks=[])
-    shown = labels.unique().tolist()
-    dots: list[Any] = []
-    for position, label in enumerate(shown):
-        chosen = place[labels == label]
-        look: dict[str, Any] = {"color": color(position, len(shown)), "marker": MARKERS[position % len(MARKERS)]}
-        dots.append(axes.scatter(chosen[:, 0], chosen[:, 1], s=14, zorder=2, **look))
-    if len(shown) <= 30:
-        draw_legend(axes, dots, [names[label] for label in shown])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one a character; the legend shows boxes
-        with writing(path), atomic_write(path) as partial:
-            figure.savefig(partial, dpi=150, format=path.suffix[1:].lower(), metadata=picture_metadata(path))
+            axes.set(xticks=[], yticks=[], xlabel=AXES[kind][0], ylabel=AXES[kind][1])
+        dots: list[Any] = []
+        for position, label in enumerate(present):
+            look: dict[str, Any] = {"color": colors[label], "marker": MARKERS[position % len(MARKERS)]}
+            chosen = place[labels == label]
+            dots.append(axes.scatter(chosen[:, 0], chosen[:, 1], s=5, linewidths=0, zorder=2, **look))
+        if shown.image is not None:
+            draw_images(axes, place, [colors[label] for label in labels.tolist()], shown.image)
+        names = [shown.names[label] for label in named]
+        if shown.proxies is not None:
+            star = draw_proxies(axes, of_proxies, [colors[label] for label in shown.proxies[1].tolist()])
+            dots, names = [*dots[: len(named)], star], [*names, "proxies"]
+        if names:
+            draw_legend(figure, dots, names)
 
 
-def draw_legend(axes: Any, dots: list[Any], names: list[str]) -> None:
+def place_of(manifold: Manifold, points: Tensor, kind: MapKind, bar: Bar = no_bar) -> Tensor:
+    """Coordinates (N, 2) of points (N, D) on a map."""
+    if kind == "disk":
+        return to_unit_disk(manifold, points)
+    if kind == "pca":
+        return principal_plane(manifold, points)
+    with bar("t-SNE", len(points)) as advance:
+        return neighbor_plane(manifold, points, advance=advance)
+
+
+def with_room(place: Tensor, room: float) -> list[int]:
+    """Points (N, 2) at which images do not cover each other: the first of all, and the next ones that have room.
+
+    Args:
+        place: of all.
+        room: the side of an image.
+
+    Example:
+        >>> with_room(torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]), 0.1)
+        [0, 2]
+    """
+    kept: list[int] = []
+    for index in range(len(place)):
+        if not kept or bool(((place[kept] - place[index]).abs().amax(1) > room).all()):
+            kept.append(index)
+    return kept
+
+
+def draw_images(axes: Any, place: Tensor, colors: list[Any], image: Callable[[int], Any]) -> None:
+    """Images where their points lie, none upon another, each in a frame of its class's colour."""
+    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+
+    room = max(axes.viewLim.width, axes.viewLim.height) / (GRID - 2)
+    for index in with_room(place, room):
+        pixels = image(index)
+        if pixels is None:
+            continue
+        zoom = 0.85 * 72 * (COLUMN / 25.4 / GRID) / max(pixels.shape[:2])  # OffsetImage counts 72 pixels an inch
+        frame = {"edgecolor": colors[index], "linewidth": 0.8}
+        box, (x, y) = OffsetImage(pixels, zoom=zoom), place[index].tolist()
+        axes.add_artist(AnnotationBbox(box, (x, y), pad=0.05, bboxprops=frame, zorder=3))
+
+
+def draw_proxies(axes: Any, place: Tensor, colors: list[Any]) -> Any:
+    """Stars at (P, 2), edged in black, so that they are seen upon anything."""
+    return axes.scatter(place[:, 0], place[:, 1], s=30, c=colors, marker="*", edgecolors="k", linewidths=0.5, zorder=4)
+
+
+def draw_legend(figure: Any, dots: list[Any], names: list[str]) -> None:
     """A legend of names as they are: matplotlib leaves out those that begin with _ and reads $ as mathematics."""
-    legend = axes.legend(dots, ["name"] * len(dots), loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set(text=printable(excerpt(name, LONGEST_NAME)), parse_math=False, fontsize="small")
+    legend = figure.legend(dots, ["name"] * len(dots), loc="outside lower center", ncols=2, frameon=False)
+    for text, name in zip(legend.get_texts(), shortened_apart(names, LONGEST_NAME), strict=True):
+        text.set(text=name, parse_math=False)
 
 
-def default_kind(manifold: Manifold) -> Kind:
+def default_kind(manifold: Manifold) -> MapKind:
     """The disk for embeddings that lie in it, else PCA."""
     return "disk" if isinstance(manifold, Poincare | Lorentz) and manifold.dim == 2 else "pca"
 
@@ -100,64 +171,3 @@ def color(position: int, count: int) -> tuple[float, float, float]:
     from matplotlib.colors import hsv_to_rgb
 
     return tuple(hsv_to_rgb((position / count, 0.75, 0.85 if position % 2 else 0.6)))
-
-
-def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
-    """Points (N, 2) of the unit disk, an isometry up to the scale of the curvature.
-
-    Raises:
-        UserError: the manifold is another, or the points are not 2-d.
-    """
-    if not isinstance(manifold, Poincare | Lorentz) or manifold.dim != 2:
-        raise UserError(
-            f"plot: the disk shows 2-d embeddings on poincare or lorentz, got {manifold.dim}-d on "
-            f"{type(manifold).__name__.lower()}; use --kind pca or --kind tsne"
-        )
-    root = (-manifold.curvature.detach()).sqrt()
-    if isinstance(manifold, Poincare):
-        return root * points
-    return root * points[:, 1:] / (1 + root * points[:, :1])
-
-
-def draw_disk(axes: Any, place: Tensor, labels: Tensor) -> None:
-    """The boundary, and a geodesic from the centroid of each class to each of its points."""
-    from matplotlib.collections import LineCollection
-    from matplotlib.patches import Circle
-
-    axes.add_patch(Circle((0, 0), 1, fill=False, color="0.3"))
-    axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
-    axes.axis("off")
-    shown = labels.unique().tolist()
-    for position, label in enumerate(shown):
-        chosen = place[labels == label]
-        arcs = list(geodesics(centroid(chosen), chosen).numpy())
-        axes.add_collection(LineCollection(arcs, colors=[color(position, len(shown))], linewidths=0.5, alpha=0.5))
-
-
-def lift(place: Tensor) -> Tensor:
-    """Points (..., 3) of the hyperboloid with K = -1 above points (..., 2) of the unit disk."""
-    squared = place.double().square().sum(-1, keepdim=True)
-    return torch.cat([1 + squared, 2 * place], dim=-1) / (1 - squared)
-
-
-def lower(space: Tensor) -> Tensor:
-    """Points (..., 2) of the unit disk under the rays through timelike vectors (..., 3)."""
-    length = (space[..., :1].square() - space[..., 1:].square().sum(-1, keepdim=True)).clamp(min=1e-12).sqrt()
-    return space[..., 1:] / (length + space[..., :1])
-
-
-def centroid(place: Tensor) -> Tensor:
-    """The hyperbolic centroid (2,) of points (N, 2): the ray through the mean on the hyperboloid."""
-    return lower(lift(place).mean(0))
-
-
-def geodesics(start: Tensor, ends: Tensor) -> Tensor:
-    """Arcs (N, 30, 2) from one point (2,) to points (N, 2): straight lines on the rays of the hyperboloid.
-
-    Example:
-        >>> arc = geodesics(torch.tensor([0.5, 0.0]), torch.tensor([[0.0, 0.5]]))[0]
-        >>> [round(x, 6) for x in arc[0].tolist()], bool(arc.norm(dim=1).min() < 0.354)  # it bends towards the origin
-        ([0.5, 0.0], True)
-    """
-    share = torch.linspace(0, 1, ARC_POINTS, dtype=torch.float64)[:, None]
-    return lower((1 - share) * lift(start) + share * lift(ends)[:, None])

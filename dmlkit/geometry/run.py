@@ -1,6 +1,7 @@
 """Look at the geometry of a run or of embeddings: what ``dmlkit curvature`` and ``dmlkit plot`` do."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,17 +11,16 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import EMBEDDING, Bar, embed_dataset, no_bar
+from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_output, is_our_picture
 from dmlkit.geometry.curvature import Hyperbolicity, backbone_features, hyperbolicity
-from dmlkit.geometry.plot import Kind, default_kind, plot_embeddings
+from dmlkit.geometry.plot import SIDE, MapKind, Mapped, default_kind, plot_embeddings
 from dmlkit.loading.cache import images_of_split
-from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
-from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.folder import RunFolder
 
 
 class Measured(NamedTuple):
@@ -79,60 +79,47 @@ def _points_of(
 
 
 class Drawn(NamedTuple):
-    """A picture that was written."""
+    """A map that was written."""
 
     path: Path
     images: int
     classes: int
 
 
-def plot_run(
-    path: Path,
+def plot_map(
+    embedded: EmbeddedSplit,
+    output: Path | None,
     *,
-    kind: Kind | None = None,
-    split: Split = "test",
+    kind: MapKind | None = None,
     classes: int = 20,
-    output: Path | None = None,
-    checkpoint: CheckpointName | None = None,
-    device: str = "auto",
-    overrides: Sequence[str] = (),
+    images: bool = False,
     bar: Bar = no_bar,
 ) -> Drawn:
-    """Draw a run's embeddings, coloured by class; see `plot_embeddings`.
+    """Draw a map of a run's embeddings, coloured by class, with the proxies of training classes; see `plot_embeddings`.
 
     Args:
-        path: of the run.
+        embedded: a split.
+        output: where; by default in the run.
         kind: ``disk``, ``pca`` or ``tsne``; by default the disk where the embeddings lie in it.
-        split: whose images.
         classes: how many to show, evenly spread.
-        output: a .png or .svg file; by default in the run.
-        checkpoint: which weights; by default the best, else the last.
-        device: where, see `start_fabric`.
-        overrides: ``key=value`` each, of the run's dataset, which may have moved.
-        bar: shows each step.
+        images: draw the images themselves.
+        bar: shows t-SNE.
 
     Raises:
-        UserError: another suffix, somebody else's file in that place, an image that cannot be read, or a kind that
-            does not suit the manifold.
+        UserError: a kind that does not suit the manifold, or vectors that have no images.
     """
-    if output is not None:
-        if output.suffix.lower() not in (".png", ".svg"):
-            raise UserError(f"{output}: expected a file name that ends in .png or .svg")
-        check_output(output, is_our_picture)
-    fabric, run = start_fabric(device), RunFolder(path)
-    trained = load_model(run, fabric, checkpoint, overrides=overrides)
-    manifold = trained.model.manifold.cpu()
-    kind = kind or default_kind(manifold)
-    output = output or run.plots / f"{split}-{kind}.png"
-    dataset = images_of_split(trained.recipe.dataset, split)
-    with bar(EMBEDDING, len(dataset)) as advance:
-        model = trained.model.to(fabric.device)
-        embeddings = embed_dataset(fabric, model, dataset, trained.recipe.transform, advance=advance)
-    refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image)
-    refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
-    present = embeddings.labels.unique()
-    chosen = present[torch.linspace(0, len(present) - 1, min(classes, len(present))).round().long()]
-    shown = torch.isin(embeddings.labels, chosen)
-    points, labels = embeddings.points[shown], embeddings.labels[shown]
-    plot_embeddings(manifold.cpu(), points, labels, dataset.class_names, kind, output, bar)
-    return Drawn(output, len(points), len(chosen))
+    kind = kind or default_kind(embedded.manifold)
+    output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"
+    if images:
+        embedded.require_images("plot --images")
+    shown = embedded.of_classes(classes)
+    proxies = shown.proxies()
+    mapped = Mapped(
+        shown.points,
+        shown.labels,
+        shown.class_names,
+        None if proxies is None else (proxies.points, proxies.labels),
+        partial(shown.image, side=SIDE) if images else None,
+    )
+    plot_embeddings(shown.manifold, mapped, kind, output, f"{embedded.split} split", bar)
+    return Drawn(output, len(shown.points), len(shown.labels.unique()))

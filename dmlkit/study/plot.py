@@ -1,32 +1,38 @@
-"""The figures of a study as a picture."""
+"""The figures of a study as a picture: of each variant, over what is swept, or over the epochs."""
 
 from pathlib import Path
 from typing import Any
 
+from dmlkit.errors import UserError
 from dmlkit.files.outputs import picture_metadata
+from dmlkit.files.pictures import COLUMN, LOOK, MM
 from dmlkit.study.results import StudyResults, SweptAxis, VariantResults
 
 LOG_RATIO = 10  # swept values that span this much or more are drawn on a logarithmic axis
 COLOR, FAINT = "#2060a0", "#9ab8d8"
 
 
-def plot_study(results: StudyResults, path: Path) -> None:
-    """Draw the mean and 95 % interval of every variant, and each run as a faint dot, as a PNG; one panel a metric.
+def plot_study(
+    results: StudyResults, path: Path, suffix: str = ".png", *, metrics: tuple[str, ...] | None = None
+) -> None:
+    """Draw the mean and 95 % interval of every variant, and each run as a faint dot; one panel a metric.
 
-    A study that sweeps one number gets curves over it. The axis of the figures does not start at 0: means are drawn
-    as points, whose length says nothing.
+    A study that sweeps one number gets curves over it, in a band. The axis of the figures does not start at 0: means
+    are drawn as points, whose length says nothing.
 
     Args:
         results: of ``results.json``.
         path: where to write.
+        suffix: of the format: ``.png``, ``.svg`` or ``.pdf``.
+        metrics: one panel each, as wide as a column; by default all of the study's.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    names, metrics = list(results.variants), results.metrics
-    height = 3.6 if results.axis else 1.2 + 0.3 * len(names)
-    with rc_context({"text.parse_math": False}):  # a $ in a name is a $
-        figure = Figure(figsize=(1.6 + 3.4 * len(metrics), height), layout="constrained")
+    names, metrics = list(results.variants), metrics or results.metrics
+    height = 62.0 if results.axis else 16 + 5.5 * len(names)
+    with rc_context(LOOK):
+        figure = Figure(figsize=(COLUMN * MM * len(metrics), height * MM), layout="constrained")
         panels = figure.subplots(1, len(metrics), squeeze=False, sharey=not results.axis)[0]
         for axes, metric in zip(panels, metrics, strict=True):
             if results.axis:
@@ -34,7 +40,42 @@ def plot_study(results: StudyResults, path: Path) -> None:
             else:
                 _draw_points(axes, metric, results.variants)
             axes.grid(alpha=0.3)
-        figure.savefig(path, dpi=120, format="png", metadata=picture_metadata(Path("results.png")))
+        metadata = picture_metadata(Path(f"results{suffix}"))
+        figure.savefig(path, dpi=300, format=suffix.removeprefix("."), metadata=metadata)
+
+
+def metrics_asked(results: StudyResults, metric: str | None) -> tuple[str, ...]:
+    """One of a study's metrics, or all of them.
+
+    Raises:
+        UserError: it has no such figures.
+    """
+    if metric is None:
+        return results.metrics
+    if metric not in results.metrics:
+        raise UserError(f"--metric {metric}: this study has no such figures; it has {', '.join(results.metrics)}")
+    return (metric,)
+
+
+def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
+    """The runs that a study reports, by variant; of a Reality Check those of all folds.
+
+    Args:
+        folder: of the study.
+        results: its ``results.json``.
+
+    Raises:
+        UserError: runs are gone.
+    """
+    groups: dict[str, list[Path]] = {}
+    for name, variant in results.variants.items():
+        chosen = folder / "runs" / name / (variant.tuned.chosen if variant.tuned else "")
+        groups[name] = [
+            file.parent for seed in variant.runs for file in sorted(chosen.glob(f"**/seed-{seed}/**/metrics.jsonl"))
+        ]
+        if not groups[name]:
+            raise UserError(f"{chosen}: its runs are gone, and with them the curves; the study's command trains them")
+    return groups
 
 
 def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:
@@ -43,11 +84,15 @@ def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> No
     places = range(len(variants))
     for place, variant in zip(places, variants, strict=True):
         runs = [run[metric] for run in variant.runs.values()]
-        axes.plot(runs, [place] * len(runs), "o", color=FAINT, markersize=4)
-    axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=3, markersize=5)
+        axes.plot(runs, [place] * len(runs), "o", color=FAINT, markersize=2.5)
+    axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=2, markersize=3.5)
     axes.locator_params(axis="x", nbins=5)  # more would touch each other
     axes.set_yticks(places, list(named))
-    axes.set(title=metric, ylim=(len(variants) - 0.5, -0.5))
+    axes.set(
+        title=f"{metric} of test classes\nmean, 95 % interval, each run",
+        xlabel=metric,
+        ylim=(len(variants) - 0.5, -0.5),
+    )
 
 
 def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: SweptAxis) -> None:
@@ -56,13 +101,18 @@ def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Sw
     means, below, above = _means(variants, metric)
     for value, variant in zip(values, variants, strict=True):
         runs = [run[metric] for run in variant.runs.values()]
-        axes.plot([value] * len(runs), runs, "o", color=FAINT, markersize=4)
-    axes.errorbar(values, means, yerr=[below, above], fmt="o-", color=COLOR, capsize=3, markersize=5)
+        axes.plot([value] * len(runs), runs, "o", color=FAINT, markersize=2.5)
+    axes.plot(values, means, "o-", color=COLOR, markersize=3.5)
+    low, high = (
+        [mean + sign * size for mean, size in zip(means, sizes, strict=True)]
+        for sign, sizes in ((-1, below), (1, above))
+    )
+    axes.fill_between(values, low, high, color=COLOR, alpha=0.2, linewidth=0)
     if values[0] > 0 and values[-1] / values[0] >= LOG_RATIO:
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
-    axes.set(title=metric, xlabel=axis.key)
+    axes.set(title=f"{metric} of test classes\nmean, 95 % interval, each run", xlabel=axis.key, ylabel=metric)
 
 
 def _means(variants: list[VariantResults], metric: str) -> tuple[list[float], list[float], list[float]]:

@@ -90,6 +90,7 @@ PREPARED: dict[str, Callable[..., None]] = {
     "gallery": run_and_birds,
     "geometry": glyphs_run,
     "loggers": lambda _: None,
+    "pictures": two_runs,
 }
 LEFT_BEHIND = {
     "data": ["embeddings/catalogue/index.faiss", "runs/catalogue/classes.json", "runs/vectors/exports/model.onnx"],
@@ -98,6 +99,7 @@ LEFT_BEHIND = {
     "gallery": ["galleries/birds/gallery.json", "answers.csv", "answers.html"],
     "geometry": ["runs/disk/plots/test-disk.png", "runs/demo/plots/test-tsne.png"],
     "loggers": ["runs/logged/loggers.json", "runs/logged/tensorboard"],
+    "pictures": ["panel.pdf", "epochs.png", "margin.pdf", "runs/study/margin/plots/epochs.png"],
 }
 PRINTED = {"data": "photos/", "geometry": "[[ 0"}  # an image finds itself first
 

@@ -91,7 +91,7 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
         start = b"\x89PNG" if name.endswith("png") else b"<?xml"
         assert (tmp_path / name).read_bytes().startswith(start)
     result = dmlkit("plot", run, "-o", tmp_path / "a.jpg", "--device", "cpu")
-    assert result.code == 2 and "expected a file name that ends in .png or .svg" in result.err
+    assert result.code == 2 and "expected a file name that ends in .png, .svg or .pdf" in result.err
 
 
 def check_manifest(embeddings, dmlkit):

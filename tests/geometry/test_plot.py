@@ -1,22 +1,31 @@
 """What the pictures show: geodesics, centroids and projections, against geoopt and closed forms."""
 
+from pathlib import Path
+
 import geoopt
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 from dmlkit.errors import UserError
+from dmlkit.geometry.disk import centroid, geodesics, to_unit_disk
 from dmlkit.geometry.plot import (
-    centroid,
+    MapKind,
+    Mapped,
     color,
     default_kind,
     draw_legend,
-    geodesics,
     plot_embeddings,
-    principal_plane,
-    to_unit_disk,
+    with_room,
 )
+from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
+
+
+def mapped(points: torch.Tensor) -> Mapped:
+    """Each point a class of its own."""
+    return Mapped(points, torch.arange(len(points)), ("a", "b", "c"))
 
 
 def test_geodesics_are_geoopts():
@@ -62,17 +71,17 @@ def test_the_kind_fits_the_space():
 
 def test_a_disk_of_more_dimensions_is_refused(tmp_path):
     with pytest.raises(UserError, match="the disk shows 2-d embeddings on poincare or lorentz, got 3-d on sphere"):
-        plot_embeddings(Sphere(3), torch.eye(3), torch.arange(3), ("a", "b", "c"), "disk", tmp_path / "a.png")
+        plot_embeddings(Sphere(3), mapped(torch.eye(3)), "disk", tmp_path / "a.png", "test split")
     with pytest.raises(UserError, match="at least 3 embeddings, got 2"):
-        plot_embeddings(Sphere(3), torch.eye(3)[:2], torch.arange(2), ("a", "b"), "pca", tmp_path / "a.png")
+        plot_embeddings(Sphere(3), mapped(torch.eye(3)[:2]), "pca", tmp_path / "a.png", "test split")
 
 
-@pytest.mark.parametrize("suffix", [".png", ".SVG"])
+@pytest.mark.parametrize("suffix", [".png", ".SVG", ".pdf"])
 def test_a_legend_shows_names_as_they_are_w19_t10(tmp_path, suffix: str):
     names = ("_x", "$\\frac$", "$x^", "a\x1b[31m", "b" * 500)
     points = Sphere(4).from_features(torch.randn(10, 4))
     path = tmp_path / f"plot{suffix}"
-    plot_embeddings(Sphere(4), points, torch.arange(10) % 5, names, "pca", path)
+    plot_embeddings(Sphere(4), Mapped(points, torch.arange(10) % 5, names), "pca", path, "test split")
     assert path.stat().st_size > 1000
 
 
@@ -80,8 +89,8 @@ def test_a_legend_leaves_no_class_out_w19():
     figure = Figure()
     axes = figure.subplots()
     dots = [axes.scatter([0], [0]) for _ in range(3)]
-    draw_legend(axes, dots, ["_x", "$y$", "z\x07"])
-    texts = axes.get_legend().get_texts()
+    draw_legend(figure, dots, ["_x", "$y$", "z\x07"])
+    texts = figure.legends[0].get_texts()
     assert [text.get_text() for text in texts] == ["_x", "$y$", "z\\x07"]
     assert not any(text.get_parse_math() for text in texts)
 
@@ -91,5 +100,26 @@ def test_points_that_are_not_finite_are_one_line_t10(tmp_path, kind):
     points = torch.randn(6, 4)
     points[2, 1] = torch.nan
     with pytest.raises(UserError, match="some embeddings are not finite"):
-        plot_embeddings(Sphere(4), points, torch.arange(6) % 2, ("a", "b"), kind, tmp_path / "p.png")
+        plot_embeddings(Sphere(4), Mapped(points, torch.arange(6) % 2, ("a", "b")), kind, tmp_path / "p.png", "test")
     assert not list(tmp_path.iterdir())
+
+
+def test_images_of_a_map_do_not_cover_each_other_and_dots_without_one_had_no_room():
+    place = torch.rand(300, 2, dtype=torch.float64)
+    room = 0.06
+    kept = with_room(place, room)
+    for index in range(300):
+        near = [other for other in kept if other < index and bool((place[other] - place[index]).abs().max() <= room)]
+        assert (index in kept) == (not near)
+
+
+@pytest.mark.parametrize("kind", ["pca", "tsne"])
+def test_a_map_of_images_with_proxies_is_written(tmp_path: Path, kind: MapKind):
+    sphere, labels = Sphere(4), torch.arange(12) % 3
+    image = np.zeros((8, 6, 3), dtype=np.uint8)
+    proxies = sphere.from_features(torch.randn(3, 4)), torch.arange(3)
+    shown = Mapped(sphere.from_features(torch.randn(12, 4)), labels, ("a", "b", "c"), proxies, lambda _: image)
+    plot_embeddings(sphere, shown, kind, tmp_path / "map.svg", "train split")
+    alone = shown._replace(proxies=None, image=lambda index: image if index else None)  # one cannot be read
+    plot_embeddings(sphere, alone, kind, tmp_path / "other.svg", "train split")
+    assert (tmp_path / "map.svg").stat().st_size > (tmp_path / "other.svg").stat().st_size > 5000

@@ -21,8 +21,9 @@ from dmlkit.evaluation.mistakes.histograms import ScoreHistograms, score_histogr
 from dmlkit.evaluation.mistakes.suspects import NEIGHBORS
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
+from dmlkit.geometry.disk import to_unit_disk
 from dmlkit.geometry.neighbor_plane import neighbor_plane
-from dmlkit.geometry.plot import default_kind, to_unit_disk
+from dmlkit.geometry.plot import default_kind
 from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points

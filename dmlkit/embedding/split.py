@@ -1,0 +1,132 @@
+"""A split of a run's dataset, embedded by its model: what pictures are drawn of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.groups.collection import embedded_collection
+from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.proxies import ClassProxies, proxies_of
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
+from dmlkit.loading.cache import images_of_split
+from dmlkit.loading.faults import refuse_faults
+from dmlkit.manifolds.base import Manifold
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+
+
+@dataclass(frozen=True)
+class EmbeddedSplit:
+    """Images of a split, their points and labels.
+
+    Args:
+        fabric: where the model is.
+        run: the run.
+        trained: its model.
+        dataset: all images of the split, in its own order.
+        split: its name.
+        points: (N, D) float32 on the CPU.
+        labels: (N,) int64, into the dataset's class names.
+        rows: (N,) int64, into the dataset.
+        manifold: the geometry of the points, on the CPU.
+    """
+
+    fabric: Fabric
+    run: RunFolder
+    trained: TrainedModel
+    dataset: Dataset
+    split: Split
+    points: Tensor
+    labels: Tensor
+    rows: Tensor
+    manifold: Manifold
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """All of the split."""
+        return self.dataset.class_names
+
+    def of_classes(self, count: int) -> "EmbeddedSplit":
+        """Some classes, evenly spread over those that are there."""
+        kept = torch.isin(self.labels, evenly_spread(self.labels.unique(), count))
+        return replace(self, points=self.points[kept], labels=self.labels[kept], rows=self.rows[kept])
+
+    def proxies(self) -> ClassProxies | None:
+        """Those of the classes shown: only training classes have some, and only where the loss has proxies."""
+        found = proxies_of(self.run, self.trained.checkpoint, self.manifold) if self.split == "train" else None
+        if found is None or found.class_names != self.class_names:
+            return None
+        kept = torch.isin(found.labels, self.labels)
+        return found._replace(points=found.points[kept], labels=found.labels[kept])
+
+    def image(self, index: int, side: int) -> Any:
+        """Pixels (H, W, 3) of an image, at most ``side`` of them long; None where it can no longer be read."""
+        from numpy import asarray
+        from PIL import Image
+
+        try:
+            pixels = self.dataset.sample(int(self.rows[index]))
+        except BadImageError:
+            return None
+        small = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        small.thumbnail((side, side))
+        return asarray(small)
+
+    def require_images(self, what: str) -> None:
+        """Refuse vectors, which have no pixels to show.
+
+        Raises:
+            UserError: the dataset holds vectors.
+        """
+        if self.dataset.num_features is not None:
+            raise UserError(f"{what} shows images, and {self.run.path} embeds vectors; choose another kind")
+
+
+def evenly_spread(values: Tensor, count: int) -> Tensor:
+    """At most ``count`` values (n,), evenly spread.
+
+    Example:
+        >>> evenly_spread(torch.arange(10), 4).tolist()
+        [0, 3, 6, 9]
+    """
+    return values[torch.linspace(0, len(values) - 1, min(count, len(values))).round().long()]
+
+
+def embed_split(
+    path: Path,
+    split: Split,
+    *,
+    checkpoint: CheckpointName | None = None,
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    bar: Bar = no_bar,
+) -> EmbeddedSplit:
+    """Embed a split of a run's dataset.
+
+    Args:
+        path: of the run.
+        split: whose images.
+        checkpoint: which weights; by default the best, else the last.
+        device: where, see `start_fabric`.
+        overrides: ``key=value`` each, of the run's dataset, which may have moved.
+        bar: shows the images.
+
+    Raises:
+        UserError: there is no run, an image cannot be read, or an embedding is not finite.
+    """
+    fabric, run = start_fabric(device), RunFolder(path)
+    trained = load_model(run, fabric, checkpoint, overrides=overrides)
+    dataset = images_of_split(trained.recipe.dataset, split)
+    found = embedded_collection(trained, fabric, dataset, f"the {split} split of {path}", bar)
+    refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
+    rows = found.rows
+    assert rows is not None
+    return EmbeddedSplit(fabric, run, trained, dataset, split, found.points, dataset.labels[rows], rows, found.manifold)

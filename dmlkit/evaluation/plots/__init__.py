@@ -1,0 +1,1 @@
+"""Pictures of how a run's model retrieves, one kind a module."""

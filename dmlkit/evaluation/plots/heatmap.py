@@ -1,0 +1,123 @@
+"""Similarities as a heat map: of samples to proxies, and of the samples of any two classes."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.split import EmbeddedSplit
+from dmlkit.files.pictures import COLUMN, picture, shortened_apart
+from dmlkit.manifolds.base import Manifold
+
+MOST_NAMES = 30  # along an axis of 60 mm
+LONGEST_NAME = 14
+
+
+class HeatMaps(NamedTuple):
+    """Similarities, ordered by class.
+
+    Args:
+        classes: (c,) int64, labels, ascending.
+        between: (c, c) float64, see `class_similarities`.
+        sample_labels: (n,) int64, ascending.
+        to_proxies: (n, P) float32 of samples to proxies; None where there are none of these classes.
+        proxy_labels: (P,) int64, ascending.
+    """
+
+    classes: Tensor
+    between: Tensor
+    sample_labels: Tensor
+    to_proxies: Tensor | None
+    proxy_labels: Tensor | None
+
+
+def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int = 20) -> tuple[Path, HeatMaps]:
+    """Draw the similarities of samples to proxies, where training classes have some, and of classes to each other.
+
+    Args:
+        embedded: a split.
+        output: where; by default in the run.
+        classes: how many to show, evenly spread.
+    """
+    output = output or embedded.run.plots / f"{embedded.split}-heatmap.png"
+    shown = embedded.of_classes(classes)
+    maps = heat_maps(shown)
+    draw_maps(shown, maps, output)
+    return output, maps
+
+
+@torch.no_grad()
+def heat_maps(embedded: EmbeddedSplit) -> HeatMaps:
+    """The figures of both maps."""
+    order = embedded.labels.argsort(stable=True)
+    points, labels = embedded.points[order], embedded.labels[order]
+    proxies = embedded.proxies()
+    between = class_similarities(embedded.manifold, points, labels)
+    if proxies is None:
+        return HeatMaps(labels.unique(), between, labels, None, None)
+    to_proxies = embedded.manifold.similarity(points, proxies.points)
+    return HeatMaps(labels.unique(), between, labels, to_proxies, proxies.labels)
+
+
+def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Tensor:
+    """The mean similarity of two samples, by their classes: (c, c) float64, nan where a class has no two samples.
+
+    Args:
+        manifold: the geometry.
+        points: (N, D).
+        labels: (N,) int64; a row and a column for each that is there, ascending.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = torch.tensor([[0.0], [2.0], [5.0]])
+        >>> class_similarities(Euclidean(1), line, torch.tensor([0, 0, 1]))
+        tensor([[-2., -4.],
+                [-4., nan]], dtype=torch.float64)
+    """
+    present, codes, counts = labels.unique(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(present), len(present), dtype=torch.float64)
+    for one in range(len(present)):
+        own = (codes == one).nonzero()[:, 0]
+        similarities = manifold.similarity(points[own].double(), points.double())
+        similarities[torch.arange(len(own)), own] = 0  # of a sample to itself
+        sums[one].index_add_(0, codes, similarities.sum(0))
+    return sums / (counts[:, None] * counts - torch.diag(counts))
+
+
+def draw_maps(embedded: EmbeddedSplit, maps: HeatMaps, output: Path) -> None:
+    """The maps one above the other, each with its own scale of colours."""
+    measure = embedded.manifold.similarity_name.replace("_", " ")
+    names = shortened_apart([embedded.class_names[label] for label in maps.classes.tolist()], LONGEST_NAME)
+    above = maps.to_proxies is not None
+    with picture(output, (1 + above) * (COLUMN - 4)) as figure:
+        panels = figure.subplots(1 + above, 1, squeeze=False)[:, 0]
+        title = f"{embedded.split} split, ordered by class"
+        if above:
+            assert maps.proxy_labels is not None
+            places = class_places(maps.sample_labels), class_places(maps.proxy_labels)
+            draw_map(figure, panels[0], maps.to_proxies, names, places, measure)
+            panels[0].set(title=f"Samples to proxies, {title}", xlabel="proxy", ylabel="sample")
+        places = list(range(len(names))), list(range(len(names)))
+        draw_map(figure, panels[-1], maps.between, names, places, f"mean {measure}")
+        panels[-1].set(title=f"Two samples by their classes, {title}", xlabel="class", ylabel="class")
+
+
+def draw_map(figure: Any, axes: Any, values: Any, names: list[str], places: Any, measure: str) -> None:
+    """A map (rows, columns) with names at their places, and the scale of its colours."""
+    image = axes.imshow(values.numpy(), cmap="viridis", aspect="auto")  # told apart by the colour-blind, and in grey
+    figure.colorbar(image, ax=axes, label=measure)
+    named = len(names) <= MOST_NAMES
+    axes.set_yticks(places[0] if named else [], names if named else [], fontsize=5)
+    axes.set_xticks(places[1] if named else [], names if named else [], fontsize=5, rotation=90)
+
+
+def class_places(labels: Tensor) -> list[float]:
+    """The middle of each class among ascending labels (n,).
+
+    Example:
+        >>> class_places(torch.tensor([3, 3, 3, 5]))
+        [1.0, 3.0]
+    """
+    counts = labels.unique(return_counts=True)[1]
+    return (counts.cumsum(0) - (counts + 1) / 2).tolist()

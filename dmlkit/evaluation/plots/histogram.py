@@ -1,0 +1,85 @@
+"""Similarities of pairs of one class and of two, before training and after it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dmlkit.embedding.in_memory import EMBEDDING, Bar, embed_dataset, no_bar
+from dmlkit.embedding.split import EmbeddedSplit
+from dmlkit.errors import UserError
+from dmlkit.evaluation.mistakes.histograms import ScoreHistograms, score_histograms
+from dmlkit.evaluation.untouched import has_pretrained_weights, untouched_model
+from dmlkit.files.pictures import COLORS, picture
+from dmlkit.metrics.base import Points
+from dmlkit.model import build_model
+
+
+def plot_histogram(
+    embedded: EmbeddedSplit, output: Path | None, *, bar: Bar = no_bar
+) -> tuple[Path, ScoreHistograms, ScoreHistograms]:
+    """Draw how similar pairs are, by the untouched backbone and by the trained model.
+
+    Args:
+        embedded: a split.
+        output: where; by default in the run.
+        bar: shows the images.
+
+    Returns:
+        Where it is, and the counts before and after.
+
+    Raises:
+        UserError: there are no pairs of both kinds, or the weights that training began with are gone.
+    """
+    output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
+    after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
+    before = counted(untouched_points(embedded, bar), embedded.split)
+    weights = "pretrained" if has_pretrained_weights(embedded.trained.recipe) else "random"
+    begun = f"Untouched backbone, {weights} weights" if embedded.dataset.num_features is None else "Vectors as they are"
+    measure = embedded.manifold.similarity_name.replace("_", " ")
+    with picture(output, 92) as figure:
+        above, below = figure.subplots(2, 1, sharex=measure == "cosine")
+        draw_histogram(above, before, f"{begun}, {embedded.split} split", "cosine")
+        draw_histogram(below, after, f"Trained model, {embedded.split} split", measure)
+        figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return output, before, after
+
+
+def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
+    """The features of the backbone that training began with, see `untouched_model`, of all images of the split."""
+    recipe, dataset = embedded.trained.recipe, embedded.dataset
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)  # as in training
+            model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
+    except (ValueError, RuntimeError) as error:
+        raise UserError(recipe.fault(("backbone",), str(error).splitlines()[0])) from error
+    with bar(EMBEDDING, len(dataset)) as advance:
+        found = embed_dataset(embedded.fabric, model, dataset, recipe.transform, advance=advance)
+    return Points(found.points, found.labels, model.manifold.cpu())
+
+
+def counted(points: Points, split: str) -> ScoreHistograms:
+    """The pairs of a split by their similarity.
+
+    Raises:
+        UserError: there are none of one class, or none of two.
+    """
+    try:
+        return score_histograms(points)
+    except ValueError as error:
+        raise UserError(f"the {split} split has {error}") from error
+
+
+def draw_histogram(axes: Any, counts: ScoreHistograms, title: str, measure: str) -> None:
+    """The shares of either kind: one filled in a solid line, the other hatched in a dashed one."""
+    edges = counts.edges.numpy()
+    looks: tuple[dict[str, Any], ...] = (
+        {"facecolor": f"{COLORS[0]}70", "edgecolor": COLORS[0]},
+        {"facecolor": "none", "edgecolor": COLORS[1], "hatch": "////", "linestyle": "--"},
+    )
+    kinds = (("pairs of one class", counts.same), ("pairs of two classes", counts.different))
+    for look, (name, bins) in zip(looks, kinds, strict=True):
+        share = 100 * bins.double() / bins.sum()
+        axes.stairs(share.numpy(), edges, fill=True, label=name, linewidth=0.9, **look)
+    axes.set(title=title, xlabel=measure, ylabel="% of the pairs, by bin")

@@ -1,0 +1,119 @@
+"""Pictures as files: one size and look, readable in a column of a paper, and written all or nothing."""
+
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import printable
+from dmlkit.files.outputs import PICTURES, check_output, is_our_picture, picture_metadata, writing
+
+COLUMN = 80.0  # mm, the width of a column
+MM = 1 / 25.4  # inches
+LOOK: dict[Any, Any] = {
+    "font.size": 7,  # points: what papers print below their figures
+    "axes.titlesize": 7,
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6,
+    "ytick.labelsize": 6,
+    "legend.fontsize": 6,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "hatch.linewidth": 0.5,
+    "text.parse_math": False,  # a $ in a name is a $
+}
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Of lines: told apart by the colour-blind (Okabe & Ito 2008), but never by their colour alone."""
+DASHES = ("-", "--", "-.", ":")
+
+
+def check_picture(path: Path) -> None:
+    """Make sure that a picture may be written.
+
+    Raises:
+        UserError: its name has another suffix, or somebody else's file is there.
+    """
+    if path.suffix.lower() not in PICTURES:
+        *others, last = PICTURES
+        raise UserError(f"{path}: expected a file name that ends in {', '.join(others)} or {last}")
+    check_output(path, is_our_picture)
+
+
+@contextmanager
+def picture(path: Path, height: float, *, width: float = COLUMN) -> Generator[Any]:
+    """A matplotlib figure to draw in; it is written when the block ends, all or nothing.
+
+    Args:
+        path: ends in .png, .svg or .pdf; its folder is made.
+        height: in millimetres.
+        width: in millimetres.
+
+    Raises:
+        UserError: see `check_picture`, or it cannot be written.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    check_picture(path)
+    with rc_context(LOOK), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one a character; the picture shows boxes
+        figure = Figure(figsize=(width * MM, height * MM), layout="constrained")
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path), atomic_write(path) as partial:
+            figure.savefig(partial, dpi=300, format=path.suffix[1:].lower(), metadata=picture_metadata(path))
+
+
+def shortened(name: str, most: int) -> str:
+    """A name for a place with little room: printable, and cut in the middle, since names differ at either end.
+
+    Example:
+        >>> shortened("dove", 8), shortened("Golden-Delicious-Apple", 11)
+        ('dove', 'Golde…Apple')
+    """
+    name = printable(name)
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
+
+
+def shortened_apart(names: Sequence[str], most: int) -> list[str]:
+    """Names `shortened`; those that would look the same begin where they differ.
+
+    Example:
+        >>> shortened_apart(["Juice-of-Apples-1l", "Juice-of-Oranges-1l", "Milk"], 9)
+        ['…Apples-1l', '…Oran…s-1l', 'Milk']
+    """
+    told = [shortened(name, most) for name in names]
+    for text in {text for text in told if told.count(text) > 1}:
+        alike = [index for index, other in enumerate(told) if other == text]
+        letters = zip(*(names[index] for index in alike), strict=False)
+        shared = next((place for place, here in enumerate(letters) if len(set(here)) > 1), 0)
+        for index in alike:
+            told[index] = f"…{shortened(names[index][shared:], most)}"
+    return told
+
+
+def distinct_tails(paths: Sequence[Path]) -> list[str]:
+    """The ends of paths that tell them apart, as short as may be.
+
+    Example:
+        >>> distinct_tails([Path("runs/a/seed-0"), Path("runs/b/seed-0"), Path("runs/c")])
+        ['a/seed-0', 'b/seed-0', 'c']
+    """
+    parts = [path.resolve().parts for path in paths]
+
+    def tail(own: tuple[str, ...]) -> str:
+        for length in range(1, len(own)):
+            if sum(other[-length:] == own[-length:] for other in parts) == 1:
+                return "/".join(own[-length:])
+        return "/".join(own)
+
+    return [tail(own) for own in parts]

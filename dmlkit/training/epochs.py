@@ -1,0 +1,146 @@
+"""Curves of several runs over the epochs, in one picture; runs that differ in their seed alone make one curve."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from dmlkit.errors import UserError
+from dmlkit.files.pictures import COLORS, DASHES, distinct_tails, picture, shortened
+from dmlkit.recipe.file import dump_recipe
+from dmlkit.run_folder.documents import EpochRow
+from dmlkit.run_folder.folder import RunFolder
+
+MARKERS = "osD^v*P"
+LOG_RATIO = 50  # losses that span this much are drawn on a logarithmic axis
+LONGEST_NAME = 40  # characters of a curve's name
+
+
+@dataclass(frozen=True)
+class EpochBand:
+    """A figure over epochs: the mean of some runs, and the lowest and the highest of them.
+
+    Example:
+        >>> EpochBand.of([{1: 0.5, 2: 0.75}, {1: 1.0, 2: 1.0, 3: 1.0}])
+        EpochBand(epochs=[1, 2], mean=[0.75, 0.875], low=[0.5, 0.75], high=[1.0, 1.0])
+    """
+
+    epochs: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+    @classmethod
+    def of(cls, runs: Sequence[Mapping[int, float]]) -> "EpochBand":
+        """That of figures by epoch, in the epochs that all runs have."""
+        epochs = sorted(set.intersection(*(set(run) for run in runs)))
+        values = [[run[epoch] for run in runs] for epoch in epochs]
+        return cls(epochs, [fmean(one) for one in values], [min(one) for one in values], [max(one) for one in values])
+
+
+@dataclass(frozen=True)
+class EpochCurve:
+    """The runs of one recipe.
+
+    Args:
+        name: what is told of them.
+        runs: how many.
+        loss: of training.
+        metric: on validation classes.
+    """
+
+    name: str
+    runs: int
+    loss: EpochBand
+    metric: EpochBand
+
+
+def runs_by_recipe(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """Runs, those together whose recipes differ in the seed alone, by the name of the first.
+
+    Raises:
+        UserError: one is no run, or named twice.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("plot: a run is named twice; name each once")
+    groups: dict[str, list[int]] = {}
+    for index, path in enumerate(paths):
+        recipe = RunFolder(path).recipe()
+        groups.setdefault(dump_recipe(recipe.model_copy(update={"seed": 0})), []).append(index)
+    tails = distinct_tails(paths)
+    return {tails[indices[0]]: [paths[index] for index in indices] for indices in groups.values()}
+
+
+def epoch_curves(groups: Mapping[str, Sequence[Path]], metric: str | None = None) -> tuple[str, list[EpochCurve]]:
+    """The curves of groups of runs, and the metric that they show.
+
+    Args:
+        groups: runs by the name of their curve.
+        metric: on validation classes; by default the one that chose the first run's checkpoint.
+
+    Raises:
+        UserError: a run has no epochs, or no such figure.
+    """
+    first = next(iter(groups.values()))[0]
+    metric = metric or RunFolder(first).recipe().training.select_by
+    curves: list[EpochCurve] = []
+    for name, paths in groups.items():
+        rows = [RunFolder(path).read_metrics() for path in paths]
+        figures = [_figures(path, own, metric) for path, own in zip(paths, rows, strict=True)]
+        losses = [{row.epoch: row.loss for row in own} for own in rows]
+        told = (
+            f"{shortened(name, LONGEST_NAME)} ({len(paths)} runs)" if len(paths) > 1 else shortened(name, LONGEST_NAME)
+        )
+        curves.append(EpochCurve(told, len(paths), EpochBand.of(losses), EpochBand.of(figures)))
+    return metric, curves
+
+
+def _figures(path: Path, rows: Sequence[EpochRow], metric: str) -> dict[int, float]:
+    """A run's figures by epoch."""
+    if not rows:
+        raise UserError(f"{path}: no epoch is finished yet; expected metrics.jsonl with one line an epoch")
+    found = {row.epoch: row.validation[metric] for row in rows if row.validation and metric in row.validation}
+    if not found:
+        known = sorted({name for row in rows for name in row.validation or {}})
+        expected = f"; it has {', '.join(known)}: choose by --metric" if known else ", nor any others"
+        raise UserError(f"{path}: has no figures of {metric} on validation classes{expected}")
+    return found
+
+
+def plot_epochs(groups: Mapping[str, Sequence[Path]], output: Path, *, metric: str | None = None) -> list[EpochCurve]:
+    """Draw a metric on validation classes and the training loss over the epochs, one curve a group of runs.
+
+    Args:
+        groups: runs by the name of their curve; see `runs_by_recipe`.
+        output: see `picture`.
+        metric: see `epoch_curves`.
+
+    Returns:
+        What was drawn.
+    """
+    metric, curves = epoch_curves(groups, metric)
+    bands = any(curve.runs > 1 for curve in curves)
+    with picture(output, 96 + 3.2 * len(curves)) as figure:
+        above, below = figure.subplots(2, 1, sharex=True)
+        for axes, kind in ((above, "metric"), (below, "loss")):
+            for number, curve in enumerate(curves):
+                band: EpochBand = getattr(curve, kind)
+                look = {"color": COLORS[number % len(COLORS)], "linestyle": DASHES[number % len(DASHES)]}
+                marker = MARKERS[number % len(MARKERS)]
+                axes.plot(band.epochs, band.mean, marker=marker, label=f"run {number}", **look)
+                if curve.runs > 1:
+                    axes.fill_between(band.epochs, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0)
+            axes.grid(alpha=0.3)
+        above.set(title="Validation classes, unseen in training", ylabel=metric)
+        below.set(title="Training", ylabel="loss", xlabel="epoch")
+        below.xaxis.get_major_locator().set_params(integer=True)
+        losses = [value for curve in curves for value in (*curve.loss.low, *curve.loss.high)]
+        if min(losses) > 0 and max(losses) / min(losses) >= LOG_RATIO:
+            below.set_yscale("log")
+        title = "band: from the lowest run to the highest" if bands else None
+        lines, _ = above.get_legend_handles_labels()
+        legend = figure.legend(lines, ["name"] * len(lines), loc="outside lower center", frameon=False, title=title)
+        legend.get_title().set_fontsize(6)
+        for text, curve in zip(legend.get_texts(), curves, strict=True):
+            text.set_text(curve.name)
+    return curves
