@@ -152,8 +152,8 @@ def search_rows(name: str, manifold: Manifold, scale: float) -> Rows:
 def main() -> None:
     rows = [
         *similarity_rows(),
-        *search_rows("poincare", Poincare(DIM, clip_radius=None), 1),
-        *search_rows("lorentz", Lorentz(DIM, clip_radius=None), 2),
+        *search_rows("poincare", Poincare(DIM, clip_distance=None), 1),
+        *search_rows("lorentz", Lorentz(DIM, clip_distance=None), 2),
     ]
     write_report("manifolds", __doc__, ["what", "ms", "ratio", "peak memory, MB", "exact"], rows)
 

@@ -32,8 +32,8 @@ class LorentzConfig(ManifoldConfig, frozen=True):
     """K < 0, the sectional curvature."""
     learnable_curvature: bool = False
     """Train K with the head."""
-    clip_radius: PositiveFloat | None = 2.3
-    """Longest feature before the exponential map; null does not clip."""
+    clip_distance: PositiveFloat | None = 2.3
+    """Longest feature before the exponential map, and how far from the origin it lands; null does not clip."""
     similarity: HyperbolicSimilarity = "negative_distance"
     """What orders neighbours, and what losses compare."""
 
@@ -42,7 +42,7 @@ class LorentzConfig(ManifoldConfig, frozen=True):
             dim,
             curvature=self.curvature,
             learnable_curvature=self.learnable_curvature,
-            clip_radius=self.clip_radius,
+            clip_distance=self.clip_distance,
             similarity=self.similarity,
             proxies=self.proxies,
         )
@@ -67,7 +67,7 @@ class Lorentz(Manifold):
         dim: d; points have D = d + 1 coordinates, x_0 first.
         curvature: K < 0.
         learnable_curvature: learn K, from ``curvature`` on, as -e^t.
-        clip_radius: features longer than this are shortened to it; None for no clipping.
+        clip_distance: features longer than this are shortened to it; None for no clipping.
         similarity: see above.
         proxies: see `ManifoldConfig.proxies`.
 
@@ -88,14 +88,14 @@ class Lorentz(Manifold):
         *,
         curvature: float = -1.0,
         learnable_curvature: bool = False,
-        clip_radius: float | None = 2.3,
+        clip_distance: float | None = 2.3,
         similarity: str = "negative_distance",
         proxies: Literal["features", "points"] = "features",
     ) -> None:
         super().__init__(dim, similarity=similarity, proxies=proxies)
-        check_hyperbolic("Lorentz", curvature, clip_radius)
+        check_hyperbolic("Lorentz", curvature, clip_distance)
         self.point_dim = dim + 1
-        self.clip_radius = clip_radius
+        self.clip_distance = clip_distance
         self.geometry = Sheet(k=-1 / curvature)
         if learnable_curvature:
             make_learnable(self.geometry, sign=1)
@@ -107,7 +107,7 @@ class Lorentz(Manifold):
 
     def from_features(self, features: Tensor) -> Tensor:
         root = (-self.curvature).sqrt()
-        features = clip_features(features, self.clip_radius, farthest(features.dtype) / root)
+        features = clip_features(features, self.clip_distance, farthest(features.dtype) / root)
         length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
         return self._complete(features * (length.sinh() / length))
 

@@ -32,8 +32,8 @@ class PoincareConfig(ManifoldConfig, frozen=True):
     """K < 0, the sectional curvature; the ball has radius 1 / sqrt(-K)."""
     learnable_curvature: bool = False
     """Train K with the head."""
-    clip_radius: PositiveFloat | None = 2.3
-    """Longest feature before the exponential map; null does not clip."""
+    clip_distance: PositiveFloat | None = 2.3
+    """Longest feature before the exponential map, and how far from the origin it lands; null does not clip."""
     similarity: HyperbolicSimilarity = "negative_distance"
     """What orders neighbours, and what losses compare."""
 
@@ -42,7 +42,7 @@ class PoincareConfig(ManifoldConfig, frozen=True):
             dim,
             curvature=self.curvature,
             learnable_curvature=self.learnable_curvature,
-            clip_radius=self.clip_radius,
+            clip_distance=self.clip_distance,
             similarity=self.similarity,
             proxies=self.proxies,
         )
@@ -54,9 +54,10 @@ class Poincare(Manifold):
     .. math:: d(x, y) = \frac{2}{\sqrt{-K}} \operatorname{asinh}
             \sqrt{\frac{-K |x - y|^2}{(1 + K|x|^2)(1 + K|y|^2)}}
 
-    Features are tangent vectors at the origin: :math:`\exp_0(v) = \tanh(\sqrt{-K}|v|)\, v / (\sqrt{-K}|v|)` (Ganea
-    et al., NeurIPS 2018, lemma 2). The metric at the origin is 4 times the Euclidean one, so a feature of length r
-    lands at distance 2r, and distances tend to 2|x - y| as K tends to 0.
+    Features are tangent vectors at the origin, :math:`\exp_0(v) = \tanh(\sqrt{-K}|v|/2)\, v / (\sqrt{-K}|v|)`. A
+    feature of length r lands at distance r, as on the hyperboloid: the same features are the same points of both. Ganea
+    et al. (NeurIPS 2018, lemma 2), geoopt and Ermolov et al. write the tangent vector in coordinates of the ball, whose
+    metric at the origin is 4 times the Euclidean one: their v is half of this, and lands at distance 2|v|.
 
     Similarities: ``negative_distance`` -d, ``negative_squared_distance`` -d^2, ``origin_cosine`` the cosine of
     the log maps at the origin (Zhang et al., CVPR 2022, section 3.3). A log map at the origin keeps the
@@ -66,14 +67,15 @@ class Poincare(Manifold):
         dim: d.
         curvature: K < 0.
         learnable_curvature: learn K, from ``curvature`` on, as -e^t.
-        clip_radius: features longer than this are shortened to it (Guo et al., CVPR 2022; 2.3 in Ermolov et al.,
-            CVPR 2022), which keeps points off the boundary, where gradients vanish; None for no clipping.
+        clip_distance: features longer than this are shortened to it (Guo et al., CVPR 2022), which keeps points off
+            the boundary, where gradients vanish; None for no clipping. The radius of 2.3 of Ermolov et al., CVPR 2022,
+            is 4.6 here.
         similarity: see above.
         proxies: see `ManifoldConfig.proxies`.
 
     Example:
         >>> ball = Poincare(2, curvature=-1.0)
-        >>> points = ball.from_features(torch.tensor([[0.0, 0.0], [0.5, 0.0]]))
+        >>> points = ball.from_features(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
         >>> ball.distance(points, points)
         tensor([[0., 1.],
                 [1., 0.]])
@@ -87,13 +89,13 @@ class Poincare(Manifold):
         *,
         curvature: float = -1.0,
         learnable_curvature: bool = False,
-        clip_radius: float | None = 2.3,
+        clip_distance: float | None = 2.3,
         similarity: str = "negative_distance",
         proxies: Literal["features", "points"] = "features",
     ) -> None:
         super().__init__(dim, similarity=similarity, proxies=proxies)
-        check_hyperbolic("Poincare", curvature, clip_radius)
-        self.clip_radius = clip_radius
+        check_hyperbolic("Poincare", curvature, clip_distance)
+        self.clip_distance = clip_distance
         # Stereographic takes K itself; PoincareBall would keep log(e^c - 1), which is -inf for c < 6e-8 in float32.
         self.geometry = Stereographic(k=curvature)
         if learnable_curvature:
@@ -107,16 +109,16 @@ class Poincare(Manifold):
     def from_features(self, features: Tensor) -> Tensor:
         features, root = self.clip(features), (-self.curvature).sqrt()
         length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
-        return features * (length.tanh() / length)  # geoopt's scripted map cannot be exported
+        return features * ((length / 2).tanh() / length)  # geoopt's scripted map cannot be exported
 
     def to_features(self, points: Tensor) -> Tensor:
         length = points.norm(dim=-1, keepdim=True).clamp(min=1e-15) * (-self.curvature).sqrt()
-        return points * (length.atanh() / length)
+        return points * (2 * length.atanh() / length)
 
     def clip(self, features: Tensor) -> Tensor:
-        """Features (..., d) shortened to ``clip_radius`` and to what stays inside the ball: log_0 of their points."""
-        border = farthest(features.dtype) / 2 * (-self.curvature).rsqrt()
-        return clip_features(features, self.clip_radius, border)
+        """Features (..., d) shortened to ``clip_distance`` and to what stays inside the ball: log_0 of their points."""
+        border = farthest(features.dtype) * (-self.curvature).rsqrt()
+        return clip_features(features, self.clip_distance, border)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         r"""Möbius addition of points (..., d), brought back inside the ball (Ganea et al. 2018, eq. 3, c = -K).

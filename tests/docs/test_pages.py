@@ -101,7 +101,7 @@ LEFT_BEHIND = {
     "loggers": ["runs/logged/loggers.json", "runs/logged/tensorboard"],
     "pictures": ["panel.pdf", "epochs.png", "margin.pdf", "runs/study/margin/plots/epochs.png"],
 }
-PRINTED = {"data": "photos/", "geometry": "[[ 0"}  # an image finds itself first
+PRINTED = {"data": "photos/", "geometry": "[[0, "}  # an image finds itself first
 
 
 @pytest.mark.slow

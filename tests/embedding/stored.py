@@ -58,7 +58,7 @@ INDEX = {
 """The search index as manifests have it since format 2."""
 POINTS = np.eye(5, 8, dtype=np.float32)
 POINCARE = {"name": "poincare", "proxies": "features", "curvature": -0.49700847268104553, "learnable_curvature": True}
-POINCARE |= {"clip_radius": 2.3, "similarity": "negative_distance"}
+POINCARE |= {"clip_distance": 2.3, "similarity": "negative_distance"}
 EUCLIDEAN = {"name": "euclidean", "proxies": "features", "similarity": "negative_distance"}
 
 

@@ -37,7 +37,7 @@ def spread(count: int, dim: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("model", [Poincare, Lorentz])
 def test_recall_at_100_is_1_up_to_the_boundary(model: type[Manifold]):
     dim = 32
-    manifold = model(dim, clip_radius=None)
+    manifold = model(dim, clip_distance=None)
     scale = 2 if model is Lorentz else 1
     gallery = manifold.from_features(scale * spread(100_000, dim, seed=0))
     queries = manifold.from_features(scale * spread(1_000, dim, seed=1))
@@ -46,7 +46,7 @@ def test_recall_at_100_is_1_up_to_the_boundary(model: type[Manifold]):
 
 
 @pytest.mark.parametrize(
-    "manifold", [Poincare(2, clip_radius=None), Euclidean(2), Sphere(2)], ids=["ball", "flat", "arc"]
+    "manifold", [Poincare(2, clip_distance=None), Euclidean(2), Sphere(2)], ids=["ball", "flat", "arc"]
 )
 def test_near_duplicates_widen_the_short_list(manifold: Manifold):
     """300 points within rounding of each other: the float32 product cannot order them."""
@@ -69,8 +69,8 @@ def test_equally_near_points_come_in_the_order_of_the_gallery():
 
 
 SPACES: dict[str, Manifold] = {
-    "ball": Poincare(6, clip_radius=None),
-    "sheet": Lorentz(6, clip_radius=None),
+    "ball": Poincare(6, clip_distance=None),
+    "sheet": Lorentz(6, clip_distance=None),
     "flat": Euclidean(6),
     "dot": Euclidean(6, similarity="dot"),
     "sphere": Sphere(6),
@@ -97,8 +97,8 @@ class Pieces:
 @pytest.mark.parametrize(
     "manifold",
     [
-        Poincare(6, clip_radius=None),
-        Lorentz(6, clip_radius=None),
+        Poincare(6, clip_distance=None),
+        Lorentz(6, clip_distance=None),
         Euclidean(6),
         Euclidean(6, similarity="dot"),
         Sphere(6),

@@ -36,7 +36,7 @@ from tests.embedding.stored import INDEX, POINTS, embeddings_at, manifest
 
 SPHERE = {"name": "sphere", "proxies": "features", "similarity": "cosine", "metric": "chord"}
 FLAT = {"name": "euclidean", "proxies": "features"}
-BENT = {"proxies": "features", "curvature": -0.7, "learnable_curvature": False, "clip_radius": None}
+BENT = {"proxies": "features", "curvature": -0.7, "learnable_curvature": False, "clip_distance": None}
 GEOMETRIES: dict[str, tuple[dict[str, Any], str, str]] = {
     "cosine": (SPHERE, "cosine", "as_is"),
     "chord": ({**SPHERE, "similarity": "negative_squared_distance"}, "l2", "as_is"),

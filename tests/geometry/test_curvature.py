@@ -40,7 +40,7 @@ def test_the_distances_of_a_tree_have_delta_zero():
 def test_points_of_the_hyperbolic_plane_are_more_tree_like_than_flat_ones():
     directions = torch.nn.functional.normalize(torch.randn(400, 2, generator=torch.Generator().manual_seed(0)), dim=1)
     lengths = torch.rand(400, 1, generator=torch.Generator().manual_seed(1)).sqrt()
-    ball, plane = Poincare(2, clip_radius=None), Euclidean(2)
+    ball, plane = Poincare(2, clip_distance=None), Euclidean(2)
     flat = hyperbolicity(plane, directions * lengths, sample=200, draws=3)
     bent = hyperbolicity(ball, ball.from_features(3 * directions * lengths), sample=200, draws=3)
     assert bent.mean < 0.6 * flat.mean

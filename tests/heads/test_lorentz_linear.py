@@ -17,7 +17,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def layer(curvature: float, *, bias: bool = True) -> LorentzLinear:
     torch.manual_seed(0)
-    head = LorentzLinear(6, Lorentz(4, curvature=curvature, clip_radius=None), bias=bias).double()
+    head = LorentzLinear(6, Lorentz(4, curvature=curvature, clip_distance=None), bias=bias).double()
     if head.bias is not None:
         with torch.no_grad():
             head.bias.copy_(0.5 * random(4, seed=3))
@@ -52,7 +52,7 @@ def test_without_bias_it_is_an_exponential_map_behind_a_linear_layer():
 
 
 def test_far_points_stay_on_the_sheet_with_a_finite_gradient():
-    head = LorentzLinear(6, Lorentz(4, clip_radius=None))
+    head = LorentzLinear(6, Lorentz(4, clip_distance=None))
     assert head.bias is not None
     with torch.no_grad():
         head.bias.fill_(50.0)

@@ -15,9 +15,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def layer(curvature: float, *, clip_radius: float | None = None, bias: bool = True) -> MobiusLinear:
+def layer(curvature: float, *, clip_distance: float | None = None, bias: bool = True) -> MobiusLinear:
     torch.manual_seed(0)
-    ball = Poincare(4, curvature=curvature, clip_radius=clip_radius, similarity="origin_cosine")
+    ball = Poincare(4, curvature=curvature, clip_distance=clip_distance, similarity="origin_cosine")
     head = MobiusLinear(6, ball, bias=bias).double()
     if head.bias is not None:
         with torch.no_grad():
@@ -30,8 +30,9 @@ def test_it_is_geoopts_exponential_map_product_and_sum(curvature: float):
     head = layer(curvature)
     ball = geoopt.PoincareBall(c=torch.tensor(-curvature, dtype=torch.float64))
     features = 0.2 * random(20, 6)
-    inside = ball.mobius_matvec(head.linear.weight, ball.expmap0(features))
-    expected = ball.mobius_add(inside, ball.expmap0(head.bias))
+    # its tangent vectors at the origin are 2|v| long
+    inside = ball.mobius_matvec(head.linear.weight, ball.expmap0(features / 2))
+    expected = ball.mobius_add(inside, ball.expmap0(head.bias / 2))
     assert torch.allclose(head(features), expected, atol=1e-6)
 
 
@@ -73,7 +74,9 @@ def test_with_bias_it_is_not_the_linear_head_with_bias():
 
 def test_a_small_curvature_gives_the_linear_head():
     head, features = layer(-1e-6), random(12, 6)
-    assert torch.allclose(head(features), features @ head.linear.weight.T + head.bias, atol=1e-4)
+    assert torch.allclose(
+        head.manifold.to_features(head(features)), features @ head.linear.weight.T + head.bias, atol=1e-4
+    )
 
 
 def test_another_manifold_is_refused():

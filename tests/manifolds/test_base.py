@@ -17,13 +17,13 @@ def at_right_angles(manifold: Manifold, features_length: float) -> Tensor:
 
 
 @pytest.mark.parametrize("curvature", [-1e-8, -0.1, -1.0, -4.0])
-@pytest.mark.parametrize(("kind", "speed"), [(Poincare, 2), (Lorentz, 1)])
+@pytest.mark.parametrize("kind", [Poincare, Lorentz])
 def test_in_hyperbolic_space_it_is_the_side_of_a_right_angled_triangle(
-    kind: type[Poincare | Lorentz], speed: int, curvature: float
+    kind: type[Poincare | Lorentz], curvature: float
 ):
-    manifold = kind(3, curvature=curvature, clip_radius=None).double()
+    manifold = kind(3, curvature=curvature, clip_distance=None).double()
     unrelated = torch.as_tensor(manifold.unrelated_distance())
-    torch.testing.assert_close(unrelated, at_right_angles(manifold, UNRELATED_RADIUS / speed), rtol=1e-6, atol=0)
+    torch.testing.assert_close(unrelated, at_right_angles(manifold, UNRELATED_RADIUS), rtol=1e-6, atol=0)
     with mpmath.workdps(60):
         root = mpmath.sqrt(-mpmath.mpf(manifold.curvature.item()))
         exact = float(mpmath.acosh(mpmath.cosh(root * UNRELATED_RADIUS) ** 2) / root)

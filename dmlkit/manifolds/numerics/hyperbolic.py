@@ -34,7 +34,7 @@ def make_learnable(geometry: nn.Module, sign: int) -> None:
     register_parametrization(geometry, "k", SignedExponential(sign))
 
 
-def check_hyperbolic(name: str, curvature: float, clip_radius: float | None) -> None:
+def check_hyperbolic(name: str, curvature: float, clip_distance: float | None) -> None:
     """Refuse a curvature that is not hyperbolic and a clipping that maps every feature to the origin.
 
     Raises:
@@ -48,9 +48,9 @@ def check_hyperbolic(name: str, curvature: float, clip_radius: float | None) -> 
     """
     if not -float("inf") < curvature < 0:
         raise ValueError(f"{name}: curvature must be negative, got {curvature} (hyperbolic space has K < 0)")
-    if clip_radius is not None and not clip_radius > 0:
+    if clip_distance is not None and not clip_distance > 0:
         raise ValueError(
-            f"{name}: clip_radius must be positive, or null for no clipping, got {clip_radius}; "
+            f"{name}: clip_distance must be positive, or null for no clipping, got {clip_distance}; "
             "a radius of 0 would map all features to the origin"
         )
 

@@ -10,9 +10,9 @@ from dmlkit.manifolds.numerics.frechet import frechet_mean
 
 SPACES: dict[str, Manifold] = {
     "ball": Poincare(3, curvature=-0.7),
-    "ball to its border": Poincare(3, clip_radius=None),
+    "ball to its border": Poincare(3, clip_distance=None),
     "sheet": Lorentz(3, curvature=-2.0),
-    "sheet, far out": Lorentz(3, clip_radius=None),
+    "sheet, far out": Lorentz(3, clip_distance=None),
     "arc": Sphere(3, similarity="negative_distance", metric="arc"),
     "chord": Sphere(3, similarity="negative_squared_distance"),
     "flat": Euclidean(3),

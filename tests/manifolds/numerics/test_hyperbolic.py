@@ -37,7 +37,7 @@ def exact_distance(x: Tensor, y: Tensor, curvature: float) -> float:
 
 @pytest.mark.parametrize("curvature", CURVATURES)
 def test_the_ball_agrees_with_mpmath(curvature: float):
-    ball = Poincare(3, curvature=curvature, clip_radius=None).double()
+    ball = Poincare(3, curvature=curvature, clip_distance=None).double()
     exact_curvature = ball.curvature.item()
     x = ball.from_features(random(6, 3) * torch.logspace(-3, 1, 6, dtype=torch.float64)[:, None])
     y = ball.from_features(random(6, 3, seed=1))
@@ -48,7 +48,7 @@ def test_the_ball_agrees_with_mpmath(curvature: float):
 
 @pytest.mark.parametrize("gap", [1e-7, 1e-3, 0.1])
 def test_paired_distance_tells_neighbours_at_the_boundary_apart_in_float32(gap: float):
-    ball = Poincare(2, clip_radius=None)
+    ball = Poincare(2, clip_distance=None)
     x = torch.tensor([0.996, 0.0])
     for y in (x + torch.tensor([0.0, gap * 0.01]), x - torch.tensor([gap, 0.0])):
         y64 = y.double()
@@ -58,11 +58,12 @@ def test_paired_distance_tells_neighbours_at_the_boundary_apart_in_float32(gap: 
 @pytest.mark.parametrize("curvature", CURVATURES)
 def test_the_exponential_map_agrees_with_mpmath(curvature: float):
     vector = [0.3, -0.4]
-    for model, tangent_hyperbolic in ((Poincare, True), (Lorentz, False)):
-        manifold = model(2, curvature=curvature, clip_radius=None).double()
+    for model in (Poincare, Lorentz):
+        manifold = model(2, curvature=curvature, clip_distance=None).double()
         root = mpmath.sqrt(-mpmath.mpf(manifold.curvature.item()))
-        turn = mpmath.tanh if tangent_hyperbolic else mpmath.sinh
-        expected = [float(turn(root * 0.5) / (root * 0.5) * value) for value in vector]
+        length = root * 0.5
+        coordinate = mpmath.tanh(length / 2) if model is Poincare else mpmath.sinh(length)
+        expected = [float(coordinate / length * value) for value in vector]
         point = manifold.from_features(torch.tensor([vector], dtype=torch.float64))[0, -2:]
         assert torch.allclose(point, torch.tensor(expected, dtype=torch.float64), rtol=1e-12)
 
@@ -72,7 +73,9 @@ def test_both_models_agree_with_geoopt(curvature: float):
     x, y = 0.2 * random(20, 4), 0.2 * random(20, 4, seed=1)  # geoopt's artanh stops at 1 - 1e-7, also in float64
     ball = Poincare(4, curvature=curvature).double()
     points = ball.from_features(x), ball.from_features(y)
-    theirs = geoopt.PoincareBall(c=torch.tensor(-curvature, dtype=torch.float64)).dist(*points)
+    plane = geoopt.PoincareBall(c=torch.tensor(-curvature, dtype=torch.float64))
+    assert torch.allclose(points[0], plane.expmap0(x / 2))  # its tangent vectors are 2|v| long
+    theirs = plane.dist(*points)
     assert torch.allclose(ball.distance(*points).diagonal(), theirs, atol=1e-6)
 
     sheet = Lorentz(4, curvature=curvature).double()
@@ -83,25 +86,24 @@ def test_both_models_agree_with_geoopt(curvature: float):
 
 @pytest.mark.parametrize("curvature", CURVATURES)
 def test_the_two_models_are_isometric(curvature: float):
-    sheet, ball = (model(5, curvature=curvature, clip_radius=None).double() for model in (Lorentz, Poincare))
+    sheet, ball = (model(5, curvature=curvature, clip_distance=None).double() for model in (Lorentz, Poincare))
     x, y = sheet.from_features(random(15, 5)), sheet.from_features(random(17, 5, seed=1))
     x_ball, y_ball = to_ball(x, sheet.curvature), to_ball(y, sheet.curvature)
     assert torch.allclose(sheet.distance(x, y), ball.distance(x_ball, y_ball), atol=1e-6)
     cosines = [model(5, curvature=curvature, similarity="origin_cosine") for model in (Lorentz, Poincare)]
     assert torch.allclose(cosines[0].similarity(x, y), cosines[1].similarity(x_ball, y_ball), atol=1e-12)
-    # the ball's metric at the origin is 4 times the Euclidean one: half the feature lands at the same place
-    assert torch.allclose(to_ball(x, sheet.curvature), ball.from_features(random(15, 5) / 2))
+    assert torch.allclose(to_ball(x, sheet.curvature), ball.from_features(random(15, 5)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_flat_space_is_the_limit(dtype: torch.dtype):
     x, y = random(12, 5).to(dtype), random(14, 5, seed=1).to(dtype)
     flat = Euclidean(5).distance(x, y)
-    for model, unit in ((Poincare, 2), (Lorentz, 1)):
+    for model in (Poincare, Lorentz):
         errors: list[float] = []
         for curvature in (-1e-2, -1e-4, -1e-6):
-            manifold = model(5, curvature=curvature, clip_radius=None).to(dtype)
-            bent = manifold.distance(manifold.from_features(x), manifold.from_features(y)) / unit
+            manifold = model(5, curvature=curvature, clip_distance=None).to(dtype)
+            bent = manifold.distance(manifold.from_features(x), manifold.from_features(y))
             errors.append(((bent - flat).abs() / flat).max().item())
         assert all(later < 0.05 * earlier for earlier, later in pairwise(errors[:2]))
         assert errors[-1] < 1e-5
@@ -110,7 +112,7 @@ def test_flat_space_is_the_limit(dtype: torch.dtype):
 @pytest.mark.parametrize("model", MODELS)
 def test_cosine_of_the_log_maps_is_the_feature_cosine_after_the_exponential_map_alone(model: type[Manifold]):
     """log0(exp0(v)) = v: the Grouplet similarity without a Möbius layer is the Euclidean cosine."""
-    manifold = model(8, similarity="origin_cosine", clip_radius=None).double()
+    manifold = model(8, similarity="origin_cosine", clip_distance=None).double()
     x, y = random(10, 8), random(11, 8, seed=1)
     euclidean = Euclidean(8, similarity="cosine").similarity(x, y)
     assert torch.allclose(manifold.similarity(manifold.from_features(x), manifold.from_features(y)), euclidean)
@@ -121,7 +123,7 @@ def test_cosine_of_the_log_maps_is_the_feature_cosine_after_the_exponential_map_
 
 @pytest.mark.parametrize("model", MODELS)
 def test_clipping_shortens_features_and_nothing_else(model: type[Manifold]):
-    clipped, free = model(3, clip_radius=1.5), model(3, clip_radius=None)
+    clipped, free = model(3, clip_distance=1.5), model(3, clip_distance=None)
     short = torch.tensor([[1.0, 0.5, 0.0]])
     assert torch.equal(clipped.from_features(short), free.from_features(short))
     assert torch.allclose(clipped.from_features(short * 100), free.from_features(1.5 * short / short.norm()))
@@ -129,7 +131,7 @@ def test_clipping_shortens_features_and_nothing_else(model: type[Manifold]):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_huge_features_stay_inside(model: type[Manifold]):
-    points = model(3, clip_radius=None).from_features(1e6 * random(20, 3).float())
+    points = model(3, clip_distance=None).from_features(1e6 * random(20, 3).float())
     assert points.isfinite().all()
     radius = points.norm(dim=1) if model is Poincare else to_ball(points, torch.tensor(-1.0)).norm(dim=1)
     assert (radius <= 0.99601).all()
@@ -178,7 +180,7 @@ def test_a_learnable_curvature_has_the_gradient_of_finite_differences(model: typ
 def test_points_stay_on_the_manifold_for_10_000_float32_steps(model: type[Manifold], optimizer: type, lr: float):
     """Half of the steps go outwards to the boundary, the others anywhere."""
     torch.manual_seed(0)
-    manifold = model(4, proxies="points", clip_radius=None)
+    manifold = model(4, proxies="points", clip_distance=None)
     proxies = manifold.new_proxies(8)
     outwards = -torch.nn.functional.normalize(manifold.from_features(torch.randn(8, 4)), dim=1)
     steps, origin, farthest = optimizer([proxies], lr=lr), manifold.from_features(torch.zeros(1, 4)), 0.0
@@ -208,7 +210,7 @@ def test_sheet_agrees_with_geoopt_in_float64():
     [
         ({"curvature": 0.0}, "curvature must be negative, got 0.0"),
         ({"curvature": float("nan")}, "curvature must be negative, got nan"),
-        ({"clip_radius": 0.0}, "clip_radius must be positive, or null for no clipping, got 0.0"),
+        ({"clip_distance": 0.0}, "clip_distance must be positive, or null for no clipping, got 0.0"),
         ({"similarity": "cosine"}, "similarity 'cosine' is unknown"),
     ],
 )
@@ -218,7 +220,7 @@ def test_impossible_options_are_refused(model: type[Manifold], options: dict[str
 
 
 @pytest.mark.parametrize("config", [PoincareConfig, LorentzConfig])
-@pytest.mark.parametrize("options", [{"curvature": 0.5}, {"clip_radius": 0.0}, {"similarity": "dot"}, {"c": 1.0}])
+@pytest.mark.parametrize("options", [{"curvature": 0.5}, {"clip_distance": 0.0}, {"similarity": "dot"}, {"c": 1.0}])
 def test_impossible_configs_are_refused(config: type, options: dict[str, object]):
     with pytest.raises(ValueError, match=next(iter(options))):
         config(**options)
