@@ -29,6 +29,7 @@ from dmlkit.cli import (
     recipes,
     search,
     start,
+    status,
     study,
     train,
     verify,
@@ -97,6 +98,7 @@ for group in (
     data,
     geometry,
     study,
+    status,
     recipes,
 ):
     app.add_typer(group.app)
