@@ -60,7 +60,7 @@ class Plan:
     def added_seeds(self) -> tuple[int, ...]:
         """The seeds that may be added to the study's."""
         config = self.study.config
-        start = max(*config.seeds, *config.tune_seeds) + 1
+        start = max((*config.seeds, *config.tune_seeds)) + 1
         return tuple(range(start, start + config.more_seeds))
 
     def choices(self) -> dict[str, Choice]:

@@ -142,7 +142,7 @@ def write_text(path: Path, text: str) -> None:
 def _setting(results: StudyResults) -> str:
     cost, seeds = results.cost, ", ".join(map(str, results.seeds))
     if results.more_seeds:
-        seeds += f", and up to {results.more_seeds} more while a statement was not separable, which its interval allows for"
+        seeds += f", up to {results.more_seeds} more while a statement was not separable (its interval allows for that)"
     protocol = "Reality Check protocol, 4 models a run" if results.protocol == "reality_check" else "Official split"
     return (
         f"{protocol}; seeds {seeds}; {cost.models} models, {spoken_time(cost.seconds)} of training and "

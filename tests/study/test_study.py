@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from typer.main import get_command
 
 from dmlkit import __version__
 from dmlkit.cli.app import app
+from dmlkit.distributed import stopping
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study import run as study_run
 from dmlkit.study import workers
 from dmlkit.study.config import StudyConfig
 from dmlkit.study.cost import Cost
@@ -343,6 +346,27 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
     assert dmlkit("study", path, "-o", out, "--device", "cpu").code == 0
     complete = finished(out)
     assert {name: complete[name] for name in killed} == killed
+    assert results_of(out)["variants"] == results_of(whole)["variants"]
+    assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
+    dmlkit, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+):
+    path, out = write_study(tmp_path), tmp_path / "out"
+    words = ["study", path, "-o", out, "--device", "cpu", "--jobs", jobs]
+    now = count()  # a second passes at each look
+    for module in (stopping, study_run):
+        monkeypatch.setattr(module, "monotonic", lambda: next(now))
+    result = dmlkit(*words, "--budget", "4s")
+    assert result.code == 75, result.err
+    assert result.out.splitlines()[-1] == "budget used up: 0 of 4 runs done; the same command goes on"
+    begun = list(out.rglob("last.pt"))
+    assert jobs <= len(begun) < 4 and not finished(out) and not (out / "results.json").exists()
+    monkeypatch.undo()
+    assert dmlkit(*words, "--budget", "1h").code == 0
     assert results_of(out)["variants"] == results_of(whole)["variants"]
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
 
