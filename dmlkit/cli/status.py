@@ -2,6 +2,7 @@
 
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +23,7 @@ def status(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """How far a study is: every run, the best so far, the time spent and the time left. Reads only."""
+    """How far a study is: every run, its best score so far, the time spent and the time left. Reads only."""
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
@@ -48,7 +49,7 @@ def rows_of(found: "StudyStatus") -> list[list[str]]:
     """One row a variant, or one a value that is tried of it."""
     from dmlkit.study.duration import spoken_time
 
-    rows = [["variant", "seeds", "best", "spent"]]
+    rows = [["variant", "seeds", "validation", "spent"]]
     for (variant, choice), group in groupby(found.runs, key=lambda run: (run.variant, run.choice)):
         runs = list(group)
         name = f"{variant} {choice}" if choice else variant
@@ -56,9 +57,9 @@ def rows_of(found: "StudyStatus") -> list[list[str]]:
             name += " (not chosen yet)"
         elif choice and choice == found.best.get(variant):
             name += " (best)"
-        best = max((run.score for run in runs if run.score is not None), default=None)
+        scores = [run.score for run in runs if run.score is not None]  # their mean is what chooses
         seconds = sum(run.seconds for run in runs)
-        rows.append([name, seeds_of(runs), "" if best is None else f"{best:.4f}", spoken_time(seconds)])
+        rows.append([name, seeds_of(runs), f"{fmean(scores):.4f}" if scores else "", spoken_time(seconds)])
     return rows
 
 

@@ -12,8 +12,7 @@ class Choice:
 
     Args:
         candidate: the one chosen.
-        scores: on validation classes, the mean over the seeds that choose, one a candidate of the variant; none where
-            nothing is tuned.
+        scores: on validation classes, the mean over the seeds that choose, one a candidate of the variant.
         figures: on test classes, by seed.
     """
 

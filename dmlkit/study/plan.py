@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
 
@@ -52,16 +53,16 @@ class Plan:
                 yield self._round(wanted, added=True)
             self._choose()
         yield self._round(self._of_chosen(study.later_seeds, self.chosen))
-        for count in range(1, study.config.more_seeds + 1):
+        for number in range(1, study.config.more_seeds + 1):
             # also the seeds that a variant went without while it was decided
-            yield self._round(self._of_chosen(self.added_seeds[:count], self._undecided()), added=True)
+            yield self._round(self._of_chosen(self.added_seeds[:number], self._undecided()), added=True)
 
     @property
     def added_seeds(self) -> tuple[int, ...]:
-        """The seeds that may be added to the study's."""
+        """The seeds that may be added to the study's: the least that it does not use."""
         config = self.study.config
-        start = max((*config.seeds, *config.tune_seeds)) + 1
-        return tuple(range(start, start + config.more_seeds))
+        unused = (seed for seed in count() if seed not in config.seeds and seed not in config.tune_seeds)
+        return tuple(islice(unused, config.more_seeds))
 
     def choices(self) -> dict[str, Choice]:
         """What each variant chose, with the figures of its complete runs; a variant without any is left out."""
@@ -75,7 +76,8 @@ class Plan:
             }
             figures = {seed: self.figures[name] for seed, name in names.items() if name in self.figures}
             if figures:
-                scores = tuple(score for _, score in self._scored(variant)) if self.study.is_tuned else ()
+                mean = fmean(self.scores[names[seed]] for seed in figures)
+                scores = tuple(score for _, score in self._scored(variant)) if self.study.is_tuned else (mean,)
                 found[variant.name] = Choice(candidate, scores, figures)
         return found
 

@@ -203,7 +203,7 @@ def _variant_results(variant: Variant, study: Study, choices: Mapping[str, Choic
     changes = {name: Difference.of(paired_runs(*figures)) for name, figures in pairs.items()}
     return VariantResults(
         tuned=Tuned(chosen=choice.candidate.label, validation=dict(zip(labels, choice.scores, strict=True)))
-        if choice.scores
+        if len(labels) > 1
         else None,
         runs={seed: {name: figures[name] for name in metrics} for seed, figures in choice.figures.items()},
         summary={name: MeanInterval.of(choice.values(name)) for name in metrics},

@@ -145,8 +145,8 @@ def noisy(shift: float) -> Callable[[Recipe], tuple[float, float]]:
 def test_seeds_are_added_to_statements_that_are_not_separable(tmp_path: Path, shift: float, added: int):
     plan = plan_of(tmp_path, STUDY.replace("seeds: [0, 1]", "seeds: [0, 1, 5]\nmore_seeds: 4"))
     rounds = end(plan, noisy(shift))
-    assert rounds[1:] == [[f"small/seed-{seed}", f"large/seed-{seed}"] for seed in range(6, 6 + added)]
-    assert list(plan.choices()["large"].figures) == [0, 1, 5, *range(6, 6 + added)]
+    assert rounds[1:] == [[f"small/seed-{seed}", f"large/seed-{seed}"] for seed in (2, 3, 4, 6)[:added]]
+    assert list(plan.choices()["large"].figures) == [0, 1, 5, *(2, 3, 4, 6)[:added]]
     assert plan.num_runs == 6 + 2 * added
 
 
