@@ -146,6 +146,8 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     models = study.num_runs * study.models_per_run
     for note in notes:
         say(console, f"note: {note}")
+    if study.most_added_runs:
+        say(console, f"up to {study.most_added_runs} runs more, beyond the edges of grids and with added seeds")
     say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {complete} models are complete")
     say(console, "dry run: nothing was trained or written")
 

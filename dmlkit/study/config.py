@@ -162,6 +162,13 @@ class Study:
         return sum(map(self._runs_of, self.variants))
 
     @property
+    def most_added_runs(self) -> int:
+        """How many more there may be: beyond the edges of grids, and with seeds that are added."""
+        named = {name for one in self.config.expect for name in (one.better, one.than)}
+        beyond = self.config.extend * len(self.first_seeds) * len(self.variants) if self.is_tuned else 0
+        return beyond + self.config.more_seeds * len(named)
+
+    @property
     def models_per_run(self) -> int:
         """The Reality Check trains one model a fold."""
         return FOLDS if self.config.protocol == "reality_check" else 1

@@ -191,6 +191,7 @@ class _Runs:
 
         config = self.plan.study.config
         figures = flat_figures(run_once(config.protocol, run.recipe, run.folder, self.fabric, start_model))
+        self.fabric.barrier()  # the first rank has written the summary
         reported = config.reported()
         if not set(reported) <= set(figures):
             raise UserError(f"{run.folder}: lacks one of {', '.join(reported)}; remove its summary.json or result.json")
