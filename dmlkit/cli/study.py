@@ -91,9 +91,7 @@ def study(
         where = f"{stopped} ({progress.names()})" if progress.training else f"{stopped}"
         say(console, f"{where}; {done}; continue with the same command")
         raise typer.Exit(STOPPED) from None
-    if not fabric.is_global_zero:
-        return
-    if results:
+    if results and fabric.is_global_zero:
         tell(results, output, console)
     if is_cut_off:
         if not results:

@@ -1,6 +1,7 @@
 """What lies beyond the edge of a grid."""
 
 from math import prod
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from tests.conftest import TINY_RECIPE
 RECIPE = parse_recipe(TINY_RECIPE, "tiny.yaml")
 
 
-def candidates(**keys: list) -> list[Candidate]:
+def candidates(**keys: list[Any]) -> list[Candidate]:
     """Every combination, the last key changing fastest."""
-    found: list[dict] = [{}]
+    found: list[dict[str, Any]] = [{}]
     for key, values in keys.items():
         found = [{**one, key: value} for one in found for value in values]
     assert len(found) == prod(map(len, keys.values()))
@@ -54,7 +55,7 @@ def test_only_the_ends_of_a_grid_have_something_beyond_them():
 
 
 @pytest.mark.parametrize("values", [["a", "b"], [True, False], [{"name": "exact"}, {"name": "none"}], [1e-3]])
-def test_what_is_no_grid_of_numbers_has_no_edge(values: list):
+def test_what_is_no_grid_of_numbers_has_no_edge(values: list[Any]):
     own = candidates(key=values)
     assert [beyond_edge(own, own, one) for one in own] == [[]] * len(own)
 

@@ -98,6 +98,23 @@ def test_a_choice_at_the_edge_extends_the_grid(
     assert plan.num_runs == sum(map(len, rounds))
 
 
+def test_several_keys_are_tuned_by_their_combinations_and_extended_one_at_a_time(tmp_path: Path):
+    def tell(recipe: Recipe) -> Told:
+        scale = -abs(np.log(recipe.loss.scale / 16))  # pyright: ignore
+        return peak(8e-3)(recipe)[0] + scale, 0.5
+
+    text = TUNED.replace("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", "{optimizer.lr: [1e-3, 2e-3], loss.scale: [16, 32]}")
+    plan = plan_of(tmp_path, text.replace("tune:", "extend: 5\ntune:"))
+    tried = [names[0].split("/")[1] for names in end(plan, tell)[1:-1]]
+    assert tried == [
+        "lr=0.004,scale=16",
+        "lr=0.008,scale=16",
+        "lr=0.016,scale=16",  # which was worse, so the other key is next
+        "lr=0.008,scale=8",
+    ]
+    assert plan.chosen["small"].label == "lr=0.008,scale=16"
+
+
 def test_each_variant_extends_by_itself_and_as_often_at_most(tmp_path: Path):
     def tell(recipe: Recipe) -> Told:
         return peak(1.0 if recipe.loss.margin == 0.3 else 2e-3)(recipe)  # pyright: ignore
