@@ -30,6 +30,7 @@ from dmlkit.cli import (
     recipes,
     search,
     start,
+    status,
     study,
     train,
     verify,
@@ -99,6 +100,7 @@ for group in (
     geometry,
     plot,
     study,
+    status,
     recipes,
 ):
     app.add_typer(group.app)

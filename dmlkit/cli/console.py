@@ -17,7 +17,7 @@ UNBOUNDED = 10_000  # characters, wider than any cell
 WORD = 12  # characters: columns of text become no narrower
 TEXT_COLUMNS = (
     *("run", "of", "metric", "definition", "class", "taken for"),
-    *("variant", "statement", "figure", "verdict", "a", "b", "known"),
+    *("variant", "statement", "figure", "verdict", "a", "b", "known", "seeds"),
     *("label", "path"),
 )
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dmlkit.study.config import Study
+    from dmlkit.study.results import StudyResults
+
+BUDGET_USED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 app = typer.Typer()
 
@@ -31,24 +34,34 @@ def study(
         Literal["local", "ray"],
         typer.Option(help="Where runs train: on this machine, or on a Ray cluster that reaches the study's folder."),
     ] = "local",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Stop after so long, e.g. 90m or 1h30m, with the results of what is complete.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: DryRun = False,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Hold a claim against runs: variants of a recipe with several seeds; the same command continues it."""
     import shlex
+    from math import inf
 
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say
+    from dmlkit.cli.console import counted, say
     from dmlkit.cli.study_progress import RunsProgress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+    from dmlkit.study.duration import seconds_of
     from dmlkit.study.file import read_study
-    from dmlkit.study.report import figure_rows, verdict_lines, write_section
-    from dmlkit.study.run import run_study
+    from dmlkit.study.run import BudgetUsedError, run_study
 
     console, output = Console(), output or Path("runs") / "study" / study.stem
+    seconds = inf if budget is None else seconds_of(budget, "--budget")
     read = read_study(study, overrides or [])
     if dry_run:
         describe(read, output, console)
@@ -64,21 +77,42 @@ def study(
     sets = [word for override in overrides or [] for word in ("--set", override)]
     files = [word for file in plugins or [] for word in ("--plugin", str(file))]
     command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets, *files])
-    progress = RunsProgress(console, read.num_runs, read.num_epochs)
+    progress = RunsProgress(console)
+    is_cut_off = False
     try:
         with progress:
-            results = run_study(read, output, fabric, progress, command, jobs=jobs, engine=engine, device=device)
+            results = run_study(
+                read, output, fabric, progress, command, jobs=jobs, engine=engine, device=device, budget=seconds
+            )
+    except BudgetUsedError as stopped:
+        results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:
         done = f"{progress.finished} of {progress.runs} runs are complete"
         where = f"{stopped} ({progress.names()})" if progress.training else f"{stopped}"
         say(console, f"{where}; {done}; continue with the same command")
         raise typer.Exit(STOPPED) from None
-    if not fabric.is_global_zero:
-        return
+    if results and fabric.is_global_zero:
+        tell(results, output, console)
+    if is_cut_off:
+        if not results:
+            say(console, "no variant is complete yet, so there are no results")
+        done = f"{progress.finished} of {progress.runs} runs done"
+        say(console, f"budget used up: {done}; the same command goes on")
+        raise typer.Exit(BUDGET_USED)
+    if results and results.missing:
+        failed = counted(len(results.failed), "run", "runs")
+        raise UserError(f"{output}: {failed} failed, as told above; the same command tries again")
+
+
+def tell(results: "StudyResults", output: Path, console: "Console") -> None:
+    """Write the results for people too, and show them."""
+    from dmlkit.cli.console import print_table, say
+    from dmlkit.study.report import figure_rows, missing_lines, verdict_lines, write_section
+
     written = write_section(results, output)
-    say(console, read.config.claim)
+    say(console, results.claim)
     print_table(figure_rows(results), console)
-    for line in verdict_lines(results):
+    for line in (*verdict_lines(results), *missing_lines(results)):
         say(console, line)
     say(console, f"written to {written}, results.json and results.png")
 
@@ -91,9 +125,10 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.differences import differences
     from dmlkit.recipe.file import plain
-    from dmlkit.study.run import check_components
+    from dmlkit.study.assembly import check_components
+    from dmlkit.study.checks import study_notes
 
-    check_components(study, output)
+    notes = study_notes(study, check_components(study, output))
     first = plain(study.variants[0].candidates[0].recipe)
     head = cells(["variant", f"differs from {study.variants[0].name} by", "to choose from"])
     table = Table(show_lines=True)
@@ -107,6 +142,10 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     show_table(table, console)
     complete = len(list((output / "runs").rglob("summary.json")))
     models = study.num_runs * study.models_per_run
+    for note in notes:
+        say(console, f"note: {note}")
+    if study.most_added_runs:
+        say(console, f"up to {study.most_added_runs} runs more, beyond the edges of grids and with added seeds")
     say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {complete} models are complete")
     say(console, "dry run: nothing was trained or written")
 

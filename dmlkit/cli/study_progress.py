@@ -19,12 +19,11 @@ class RunsProgress:
 
     Args:
         console: where to.
-        runs: of the study.
-        epochs: of all of them.
     """
 
-    def __init__(self, console: Console, runs: int, epochs: int) -> None:
-        self.console, self.runs, self.epochs = console, runs, epochs
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.runs, self.epochs = 0, 0  # of the study, as far as they are known
         self.finished = 0  # runs
         self.epochs_behind = 0  # of finished runs
         self.training: dict[str, float] = {}  # runs that are under way, with the epochs behind them
@@ -38,7 +37,7 @@ class RunsProgress:
             disable=not console.is_terminal,
             transient=True,
         )
-        self.task = self.bar.add_task("study", total=epochs, run=1, runs=runs, name="", loss=float("nan"), left="")
+        self.task = self.bar.add_task("study", total=0, run=1, runs=0, name="", loss=float("nan"), left="")
 
     def __enter__(self) -> "RunsProgress":
         self.bar.start()
@@ -49,8 +48,17 @@ class RunsProgress:
     ) -> None:
         self.bar.stop()
 
+    def note(self, line: str) -> None:
+        """See `dmlkit.study.progress.StudyProgress`."""
+        say(self.console, f"note: {line}")
+
+    def expect(self, runs: int, epochs: int) -> None:
+        """See `dmlkit.study.progress.StudyProgress`."""
+        self.runs, self.epochs = runs, epochs
+        self.bar.update(self.task, total=epochs, runs=runs)
+
     def start_run(self, name: str, epochs: int) -> "RunLine":
-        """See `dmlkit.study.run.StudyProgress`."""
+        """See `dmlkit.study.progress.StudyProgress`."""
         return RunLine(self, name, epochs)
 
     def start_training(self, name: str) -> None:
@@ -89,7 +97,7 @@ class RunLine(Silent):
         self.started: float | None = None  # None while there was nothing to train
 
     def start_model(self) -> None:
-        """See `dmlkit.study.run.RunProgress`."""
+        """See `dmlkit.study.progress.RunProgress`."""
         self.started = self.started or perf_counter()
         self.study.start_training(self.name)
 
@@ -106,8 +114,15 @@ class RunLine(Silent):
         self.study.trained += 1
         self.study.training[self.name] = self.trained
 
+    def fail(self, reason: str) -> None:
+        """See `dmlkit.study.progress.RunProgress`."""
+        study = self.study
+        study.epochs_behind += self.epochs
+        study.training.pop(self.name, None)
+        say(study.console, f"{self.name} failed: {reason}")
+
     def finish(self, figures: dict[str, float]) -> None:
-        """See `dmlkit.study.run.RunProgress`."""
+        """See `dmlkit.study.progress.RunProgress`."""
         study = self.study
         study.finished += 1
         study.epochs_behind += self.epochs

@@ -3,6 +3,8 @@
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from math import inf
+from time import monotonic
 from typing import Any
 
 import torch
@@ -16,10 +18,14 @@ class TrainingStoppedError(Exception):
 
 
 class StopRequest:
-    """A signal handler that remembers the first signal; the second one stops at once."""
+    """A signal handler that remembers the first signal; the second one stops at once.
 
-    def __init__(self) -> None:
-        self.came = False
+    Args:
+        deadline: of the clock `time.monotonic`; from then on it is as if a signal had come.
+    """
+
+    def __init__(self, deadline: float = inf) -> None:
+        self.came, self.deadline = False, deadline
 
     def __call__(self, *_: Any) -> None:
         if self.came:
@@ -28,24 +34,28 @@ class StopRequest:
 
     def is_known(self, fabric: Fabric) -> bool:
         """Whether to stop, the same answer on all ranks."""
+        is_due = self.came or monotonic() >= self.deadline
         if fabric.world_size == 1:
-            return self.came
+            return is_due
         # all ranks must stop at the same step
-        anyone: Any = fabric.all_reduce(torch.tensor(float(self.came), device=fabric.device), reduce_op="sum")
+        anyone: Any = fabric.all_reduce(torch.tensor(float(is_due), device=fabric.device), reduce_op="sum")
         return bool(anyone.item() > 0)
 
 
 @contextmanager
-def stop_signals() -> Generator[Callable[[Fabric], bool]]:
+def stop_signals(deadline: float = inf) -> Generator[Callable[[Fabric], bool]]:
     """Turn Ctrl-C and SIGTERM into a request that the loop looks at between steps; a second one stops at once.
 
     Inside another such block both see the same request: what stops a run stops the study that it belongs to.
+
+    Args:
+        deadline: of the clock `time.monotonic`, at which it is requested too.
     """
     outer = signal.getsignal(signal.SIGTERM)
     if isinstance(outer, StopRequest):
         yield outer.is_known
         return
-    request = StopRequest()
+    request = StopRequest(deadline)
     previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request.is_known

@@ -58,3 +58,29 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         if is_new:
             with suppress(OSError):  # unless it is empty still
                 folder.rmdir()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process is the sole writer of a folder now. Reads only; a killed one's lock file counts for nothing.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with sole_writer(folder, what="a training"):
+        ...     is_held(folder)
+        True
+        >>> is_held(folder)
+        False
+    """
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        return (folder / LOCK).exists()
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once; who wants it meanwhile tries again
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False

@@ -1,6 +1,7 @@
 """What a study is: its file, typed, and the recipes that follow from it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, NonNegativeInt
@@ -51,8 +52,8 @@ class MethodsConfig(BaseModel, frozen=True, strict=True, use_attribute_docstring
     variants: dict[str, VariantConfig] | None = None
     """Instead of a grid: variants by name."""
     tune: dict[str, Values] = {}
-    """Values of recipe keys to choose from: each combination is trained with the first seed, and the best on
-    validation classes is taken. Every variant gets as many combinations as any other."""
+    """Values of recipe keys to choose from: each combination is trained with every seed of ``tune_seeds``, and the
+    best on validation classes is taken. Every variant gets as many combinations as any other."""
 
 
 class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
@@ -66,6 +67,12 @@ class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
     """Of the paper, where the claim is."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
     """One run of every variant a seed. More may be added later."""
+    tune_seeds: tuple[NonNegativeInt, ...] = ()
+    """Seeds that choose among the values of ``tune``, by the mean over them; by default the first of ``seeds``."""
+    extend: Annotated[int, Field(ge=0, le=50)] = 0
+    """How many values each variant may add to ``tune``, one after another, where the best lies at the grid's edge."""
+    more_seeds: Annotated[int, Field(ge=0, le=50)] = 0
+    """How many seeds may be added to variants of which a statement is not separable yet."""
     protocol: ProtocolName = "official"
     """How a run is split and scored."""
     metrics: tuple[str, ...] = ()
@@ -87,10 +94,12 @@ class Candidate:
     Args:
         label: of the choice; empty where nothing is tuned.
         recipe: with the study's metrics; its seed is the study's first.
+        values: of the keys that are tuned.
     """
 
     label: str
     recipe: Recipe
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -131,9 +140,33 @@ class Study:
     axis: Axis | None
 
     @property
+    def is_tuned(self) -> bool:
+        """Whether there are values to choose from."""
+        return any(len(variant.candidates) > 1 for variant in self.variants)
+
+    @property
+    def first_seeds(self) -> tuple[int, ...]:
+        """The seeds that every candidate is trained with: those that choose, or all where there is no choice."""
+        if not self.is_tuned:
+            return self.config.seeds
+        return self.config.tune_seeds or self.config.seeds[:1]
+
+    @property
+    def later_seeds(self) -> tuple[int, ...]:
+        """The seeds that only the chosen candidates are trained with."""
+        return tuple(seed for seed in self.config.seeds if seed not in self.first_seeds)
+
+    @property
     def num_runs(self) -> int:
-        """All trainings; a repeat of the Reality Check counts as one. The best candidate's first run is kept."""
-        return sum(len(variant.candidates) + len(self.config.seeds) - 1 for variant in self.variants)
+        """The trainings that are certain; a repeat of the Reality Check counts as one. No run is trained twice."""
+        return sum(map(self._runs_of, self.variants))
+
+    @property
+    def most_added_runs(self) -> int:
+        """How many more there may be: beyond the edges of grids, and with seeds that are added."""
+        named = {name for one in self.config.expect for name in (one.better, one.than)}
+        beyond = self.config.extend * len(self.first_seeds) * len(self.variants) if self.is_tuned else 0
+        return beyond + self.config.more_seeds * len(named)
 
     @property
     def models_per_run(self) -> int:
@@ -146,12 +179,13 @@ class Study:
 
     @property
     def num_epochs(self) -> int:
-        """Epochs of all runs."""
-        runs = len(self.config.seeds) - 1
+        """Epochs of those."""
         return sum(
-            self.epochs_per_run(variant.candidates[0].recipe) * (len(variant.candidates) + runs)
-            for variant in self.variants
+            self.epochs_per_run(variant.candidates[0].recipe) * self._runs_of(variant) for variant in self.variants
         )
+
+    def _runs_of(self, variant: Variant) -> int:
+        return len(variant.candidates) * len(self.first_seeds) + len(self.later_seeds)
 
     def record(self) -> dict[str, Any]:
         """Everything that the study's figures depend on, as plain data."""
@@ -163,6 +197,9 @@ class Study:
             "protocol": config.protocol,
             "metrics": list(config.reported()),
             "seeds": list(config.seeds),
+            "tune_seeds": list(config.tune_seeds),
+            "extend": config.extend,
+            "more_seeds": config.more_seeds,
             "reference": self.reference,
             "expect": [expectation.model_dump() for expectation in config.expect],
             "variants": {

@@ -86,7 +86,7 @@ def _variant(
             continue
         if config and not faults:
             recipe = recipe.model_copy(update={"seed": config.seeds[0], "metrics": _measured(config, recipe)})
-        candidates.append(Candidate(label(choice), recipe))
+        candidates.append(Candidate(label(choice), recipe, {one.key: one.value.data for one in choice}))
     return Variant(method.name, tuple(candidates))
 
 

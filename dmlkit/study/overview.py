@@ -66,12 +66,9 @@ def read_results(folder: Path) -> StudyResults:
     Raises:
         UserError: there is none, or it lacks runs.
     """
-    record = folder / "study.json"
-    if not record.exists():
-        raise UserError(f"{folder}: no study here (study.json is missing); expected a folder that dmlkit study wrote")
-    stored, path = StudyRecord.read(record), folder / "results.json"
+    stored, path = StudyRecord.of(folder), folder / "results.json"
     results = StudyResults.read(path) if path.exists() else None
-    if results is None or results.seeds != stored.study.seeds:
+    if results is None or results.missing or results.seeds != stored.study.seeds:
         raise UserError(f"{folder}: this study is not finished; go on with: {stored.command}")
     _check_whole(results, path)
     return results

@@ -57,10 +57,10 @@ def train_on_ray(
         protocol: of the study.
         device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
         stop_requested: looked at now and then; then every run stops after a checkpoint.
-        tell: called with what happens, and with ``finish`` after each run.
+        tell: called with what happens, and with ``finish`` or ``fail`` after each run.
 
     Raises:
-        UserError: Ray is not installed or has no such device, a run fails, or its workers keep dying.
+        UserError: Ray is not installed or has no such device, or its workers keep dying.
         TrainingStoppedError: as asked, after checkpoints.
     """
     check_ray(device)
@@ -133,8 +133,8 @@ class _Tasks:
                 return
             raise
         if outcome.fault:
-            raise UserError(outcome.fault)
-        if not outcome.stopped:
+            self.tell(run.name, "fail", {"reason": outcome.fault})
+        elif not outcome.stopped:
             _wait_for_figures(run, self.setting.protocol)
             self.tell(run.name, "finish", {})
         elif not self.stopped:  # something else ended its worker

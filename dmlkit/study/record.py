@@ -17,6 +17,7 @@ from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 
+FAILURES = "failures.json"
 REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
 
 
@@ -30,6 +31,12 @@ class RecordedStudy(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
     metrics: tuple[str, ...]
     """Names of the figures."""
     seeds: tuple[int, ...]
+    tune_seeds: tuple[int, ...] = ()
+    """That choose among tuned values; the first of ``seeds`` where there are none."""
+    extend: int = 0
+    """How many values a variant may add at the edge of its grid."""
+    more_seeds: int = 0
+    """How many seeds may be added."""
     reference: str
     """The variant that the others are compared with."""
     expect: tuple[dict[str, str], ...]
@@ -42,10 +49,47 @@ class StudyRecord(Document, frozen=True, use_attribute_docstrings=True):
     """``study.json``: what the runs of a folder depend on."""
 
     kind: ClassVar[str] = "record of a study"
+    version: ClassVar[int] = 2
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # tuned with the first seed, within its grid
 
     study: RecordedStudy
     command: str
     """That repeats the study."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "StudyRecord":
+        """That of a study's folder.
+
+        Raises:
+            UserError: there is none.
+        """
+        path = folder / "study.json"
+        if not path.exists():
+            raise UserError(
+                f"{folder}: no study here (study.json is missing); expected a folder that dmlkit study wrote"
+            )
+        return cls.read(path)
+
+
+class StudyFailures(Document, frozen=True, use_attribute_docstrings=True):
+    """``failures.json``: the runs of a study that failed in its last session."""
+
+    kind: ClassVar[str] = "list of failed runs"
+
+    failed: dict[str, str]
+    """Reasons by the names of runs."""
+
+    def lines(self) -> list[str]:
+        """One line for each reason, with the runs that have it.
+
+        Example:
+            >>> StudyFailures(failed={"a/seed-0": "no disk", "a/seed-1": "no disk", "b/seed-0": "no loss"}).lines()
+            ['a/seed-0, a/seed-1: no disk', 'b/seed-0: no loss']
+        """
+        names: dict[str, list[str]] = {}
+        for name, reason in self.failed.items():
+            names.setdefault(reason, []).append(name)
+        return [f"{', '.join(runs)}: {reason}" for reason, runs in names.items()]
 
 
 class ProtocolRecord(Document, frozen=True, use_attribute_docstrings=True):
@@ -76,6 +120,7 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command:
     if path.exists():
         stored, new = (one.study.model_dump(mode="json") for one in (StudyRecord.read(path), begun))
         same = {name: stored[name] for name in REWORDED} | {"seeds": new["seeds"][: len(stored["seeds"])]}
+        same["extend"] = min(new["extend"], stored["extend"])  # it may grow: what was tried stays tried
         for recipes in stored["variants"].values():
             recipes.update({label: with_new_defaults(recipe) for label, recipe in recipes.items()})
         changes = list(differences("", stored, {**new, **same}))

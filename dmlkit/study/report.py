@@ -10,6 +10,7 @@ from dmlkit.files.outputs import writing
 from dmlkit.study.duration import spoken_time
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
+from dmlkit.study.record import StudyFailures
 from dmlkit.study.results import Difference, JudgedStatement, StudyResults
 
 PLOT = "results.png"
@@ -33,11 +34,15 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
         markdown(text) for text in (results.claim, ", ".join(filter(None, (results.paper, results.table))))
     )
     paragraphs = [f"{heading} {claim}", *([f"From: {source}."] if source else [])]
+    paragraphs += [markdown(line) for line in missing_lines(results)]
     if results.verdicts:
         paragraphs.append(as_markdown(verdict_rows(results)))
     paragraphs += [as_markdown(variant_rows(results)), f"![{claim}]({quote(plot)})"]
     if any(variant.tuned for variant in results.variants.values()):
-        text = "Tuned with the first seed on validation classes, every variant with the same number of trials:"
+        seeds = f"seeds {', '.join(map(str, results.tune_seeds))}" if results.tune_seeds else "the first seed"
+        trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
+        budget = "with the same number of trials" if len(trials) == 1 else "free to try as many values"
+        text = f"Tuned with {seeds} on validation classes, every variant {budget}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
     paragraphs += [_setting(results), f"    {printable(results.command)}"]
     return "\n\n".join(paragraphs)
@@ -72,6 +77,18 @@ def verdict_lines(results: StudyResults) -> list[str]:
         f"{statement}, {metric}: {difference} ({interval}), {verdict}"
         for statement, metric, _, difference, interval, _, verdict in verdict_rows(results)[1:]
     ]
+
+
+def missing_lines(results: StudyResults) -> list[str]:
+    """What a study that is not complete lacks, and which runs failed."""
+    lacks = [
+        f"{name} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})" if name in results.variants else name
+        for name, seeds in results.missing.items()
+    ]
+    lines = (
+        [f"Not complete: missing are {'; '.join(lacks)}. Differences are of the seeds that both have."] if lacks else []
+    )
+    return lines + [f"Failed: {line}" for line in StudyFailures(failed=results.failed).lines()]
 
 
 def figure_rows(results: StudyResults) -> Rows:
@@ -124,6 +141,8 @@ def write_text(path: Path, text: str) -> None:
 
 def _setting(results: StudyResults) -> str:
     cost, seeds = results.cost, ", ".join(map(str, results.seeds))
+    if results.more_seeds:
+        seeds += f", up to {results.more_seeds} more while a statement was not separable (its interval allows for that)"
     protocol = "Reality Check protocol, 4 models a run" if results.protocol == "reality_check" else "Official split"
     return (
         f"{protocol}; seeds {seeds}; {cost.models} models, {spoken_time(cost.seconds)} of training and "

@@ -1,40 +1,22 @@
 """What the runs of a study say: intervals, paired differences and verdicts, as a document."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from math import isfinite
-from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from dmlkit.evaluation.significance import Comparison, paired_runs, runs_to_separate
 from dmlkit.files.document import Document
-from dmlkit.run_folder.documents import Environment, Metrics, Summary
-from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.config import Candidate, Expectation, Study, Variant
+from dmlkit.run_folder.documents import Metrics
+from dmlkit.study.choice import Choice
+from dmlkit.study.config import Expectation, Study, StudyConfig, Variant
+from dmlkit.study.cost import Cost
+from dmlkit.study.looks import compare_at_looks, paired_figures
 from dmlkit.study.protocol import MeanInterval, ProtocolName
 
 Verdict = Literal["holds", "does not hold", "not separable at this size"]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A variant's candidate that was chosen on validation classes, and its runs.
-
-    Args:
-        candidate: the one chosen.
-        scores: on validation classes, one a candidate of the variant.
-        figures: on test classes, by seed.
-    """
-
-    candidate: Candidate
-    scores: tuple[float, ...]
-    figures: dict[int, Metrics]
-
-    def values(self, metric: str) -> list[float]:
-        """One figure a seed."""
-        return [figures[metric] for figures in self.figures.values()]
 
 
 class Difference(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -90,7 +72,7 @@ class Tuned(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     chosen: str
     """The label of the choice."""
     validation: dict[str, float]
-    """Scores on validation classes with the first seed, by label."""
+    """Scores on validation classes, by label; the mean over the seeds that choose."""
 
 
 class VariantResults(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -103,34 +85,15 @@ class VariantResults(BaseModel, frozen=True, extra="forbid", use_attribute_docst
     summary: dict[str, MeanInterval]
     """Over seeds, by metric."""
     difference: dict[str, Difference] | None
-    """From the reference, by metric; null for the reference itself."""
-
-
-class Cost(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """What a study took."""
-
-    models: int
-    """That were trained."""
-    seconds: float
-    """Of training and validation, over all models."""
-    on: tuple[str, ...]
-    """What computed, with its versions."""
-
-    @classmethod
-    def of(cls, runs: Sequence[Path]) -> "Cost":
-        """That of finished runs."""
-        folders = [RunFolder(path) for path in runs]
-        return cls(
-            models=len(folders),
-            seconds=round(sum(Summary.read(folder.summary_path).seconds for folder in folders), 1),
-            on=tuple(sorted({Environment.read(folder.environment_path).device for folder in folders})),
-        )
+    """From the reference, by metric; null for the reference itself, and where they share no seed."""
 
 
 class StudyResults(Document, frozen=True, use_attribute_docstrings=True):
     """``results.json`` of a study: everything that a report tells of it."""
 
     kind: ClassVar[str] = "document of a study's results"
+    version: ClassVar[int] = 2
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # was written of whole studies alone
 
     claim: str
     """What is claimed."""
@@ -155,15 +118,35 @@ class StudyResults(Document, frozen=True, use_attribute_docstrings=True):
     cost: Cost
     command: str
     """That repeats the study."""
+    missing: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """The seeds that a variant of the study has no figures of."""
+    failed: dict[str, str] = Field(default_factory=dict)
+    """Reasons, by the name of a run."""
+    tune_seeds: tuple[int, ...] = ()
+    """That chose among tuned values; the first of ``seeds`` where there are none."""
+    more_seeds: int = 0
+    """How many seeds might be added, for which the intervals of verdicts allow."""
 
 
-def summarize_study(study: Study, choices: Mapping[str, Choice], cost: Cost, command: str) -> StudyResults:
+def summarize_study(
+    study: Study, choices: Mapping[str, Choice], cost: Cost, command: str, *, failed: Mapping[str, str]
+) -> StudyResults:
     """Everything that a report of a study tells; an interval that does not exist is none.
+
+    Variants that have not chosen, or have no complete run, are left out, and so are statements without a pair of runs.
 
     Means have a 95 % t-interval over seeds. Differences are paired: of runs with the same seed, with Student's paired
     t-test. A statement of the claim gets its verdict from that interval, see `verdict`.
     """
     config = study.config
+    kept = [index for index, variant in enumerate(study.variants) if variant.name in choices]
+    variants = [study.variants[index] for index in kept]
+    values = [study.axis.values[index] for index in kept] if study.axis else []
+    had = {name: one.figures for name, one in choices.items()}
+    lacks = {
+        variant.name: tuple(seed for seed in config.seeds if seed not in had.get(variant.name, {}))
+        for variant in study.variants
+    }
     return StudyResults(
         claim=config.claim,
         paper=config.paper,
@@ -172,11 +155,19 @@ def summarize_study(study: Study, choices: Mapping[str, Choice], cost: Cost, com
         seeds=config.seeds,
         metrics=config.reported(),
         reference=study.reference,
-        axis=SweptAxis(key=study.axis.key, values=study.axis.values) if study.axis else None,
-        verdicts=tuple(_judged(expectation, choices) for expectation in config.expect),
-        variants={variant.name: _variant_results(variant, study, choices) for variant in study.variants},
+        axis=SweptAxis(key=study.axis.key, values=tuple(values)) if study.axis else None,
+        verdicts=tuple(
+            _judged(one, choices, config)
+            for one in config.expect
+            if had.get(one.better, {}).keys() & had.get(one.than, {}).keys()
+        ),
+        variants={variant.name: _variant_results(variant, study, choices) for variant in variants},
         cost=cost,
         command=command,
+        missing={name: seeds for name, seeds in lacks.items() if seeds},
+        failed=dict(failed),
+        tune_seeds=config.tune_seeds,
+        more_seeds=config.more_seeds,
     )
 
 
@@ -194,23 +185,29 @@ def verdict(comparison: Comparison) -> Verdict:
     return "does not hold" if comparison.high < 0 else "not separable at this size"
 
 
-def _judged(expectation: Expectation, choices: Mapping[str, Choice]) -> JudgedStatement:
-    base, method = (choices[name].values(expectation.metric) for name in (expectation.than, expectation.better))
-    comparison = paired_runs(base, method)
+def _judged(expectation: Expectation, choices: Mapping[str, Choice], config: StudyConfig) -> JudgedStatement:
+    than, better = choices[expectation.than], choices[expectation.better]
+    base, method = paired_figures(than.figures, better.figures, expectation.metric)
+    first = len(config.seeds)
+    comparison = compare_at_looks(base, method, first, first + config.more_seeds)
     judged = {"verdict": verdict(comparison), "runs_to_separate": runs_to_separate(base, method)}
     return JudgedStatement.model_validate({**expectation.model_dump(), **_finite(comparison), **judged})
 
 
 def _variant_results(variant: Variant, study: Study, choices: Mapping[str, Choice]) -> VariantResults:
-    choice, reference, metrics = choices[variant.name], choices[study.reference], study.config.reported()
+    choice, metrics = choices[variant.name], study.config.reported()
     labels = [candidate.label for candidate in variant.candidates]
-    scores = dict(zip(labels, choice.scores, strict=True))
-    changes = {name: Difference.of(paired_runs(reference.values(name), choice.values(name))) for name in metrics}
+    others = choices[study.reference].figures if study.reference in choices else {}
+    is_compared = variant.name != study.reference and others.keys() & choice.figures.keys()
+    pairs = {name: paired_figures(others, choice.figures, name) for name in metrics if is_compared}
+    changes = {name: Difference.of(paired_runs(*figures)) for name, figures in pairs.items()}
     return VariantResults(
-        tuned=Tuned(chosen=choice.candidate.label, validation=scores) if len(labels) > 1 else None,
+        tuned=Tuned(chosen=choice.candidate.label, validation=dict(zip(labels, choice.scores, strict=True)))
+        if len(labels) > 1
+        else None,
         runs={seed: {name: figures[name] for name in metrics} for seed, figures in choice.figures.items()},
         summary={name: MeanInterval.of(choice.values(name)) for name in metrics},
-        difference=None if variant.name == study.reference else changes,
+        difference=changes or None,
     )
 
 

@@ -1,44 +1,43 @@
 """Study: every variant with every seed, and what that says about a claim."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal, Protocol
+from time import monotonic
+from typing import Any, Literal
 
 from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
-from dmlkit.run_folder.documents import Summary
-from dmlkit.study.config import Candidate, Study, Variant
-from dmlkit.study.protocol import Figures, fold_recipe, is_complete, run_once
+from dmlkit.study.assembly import check_components
+from dmlkit.study.checks import study_notes
+from dmlkit.study.config import Study
+from dmlkit.study.cost import Cost
+from dmlkit.study.plan import Plan
+from dmlkit.study.progress import RunProgress, StudyProgress
+from dmlkit.study.protocol import is_complete, run_once
 from dmlkit.study.ray import train_on_ray
-from dmlkit.study.record import open_study
-from dmlkit.study.results import Choice, Cost, StudyResults, summarize_study
+from dmlkit.study.record import FAILURES, StudyFailures, open_study
+from dmlkit.study.results import StudyResults, summarize_study
+from dmlkit.study.scores import flat_figures, summaries, validation_score
 from dmlkit.study.workers import Run, train_at_once
-from dmlkit.training.experiment import assemble
 from dmlkit.training.progress import Progress
 
 Engine = Literal["local", "ray"]  # where runs are trained: by this machine, or on a Ray cluster
 
 
-class RunProgress(Progress, Protocol):
-    """What is told of one run, beside what a training tells."""
+class BudgetUsedError(Exception):
+    """The time is used up; every run stopped after a checkpoint.
 
-    def start_model(self) -> None:
-        """Before a model of the run is trained or continued."""
+    Args:
+        results: of what is complete; none where no variant has a complete run.
+    """
 
-    def finish(self, figures: dict[str, float]) -> None:
-        """After it, with the figures that the study reports."""
-
-
-class StudyProgress(Protocol):
-    """What a study tells while it runs."""
-
-    def start_run(self, name: str, epochs: int) -> RunProgress:
-        """Before a run of so many epochs, also before one that is complete."""
-        ...
+    def __init__(self, results: StudyResults | None) -> None:
+        super().__init__("budget used up")
+        self.results = results
 
 
 def run_study(
@@ -51,169 +50,156 @@ def run_study(
     jobs: int = 1,
     engine: Engine = "local",
     device: str = "auto",
+    budget: float = inf,
 ) -> StudyResults:
     """Train what is missing of a study, and hold its claim against the figures.
 
-    Runs lie in ``runs/VARIANT/seed-S``, with values to choose from in ``runs/VARIANT/CHOICE/seed-S``: there every
-    choice is trained with the first seed, the best on validation classes with the others too. A complete run is
-    never repeated, one that was cut off is continued.
+    Which runs that are, and where they lie, says `Plan`. A complete run is never repeated, one that was cut off is
+    continued. One that fails is told, and the others go on.
 
     Args:
         study: what to train and compare.
-        folder: of the study; gets ``study.json``, ``runs/`` and ``results.json``.
+        folder: of the study; gets ``study.json``, ``runs/``, ``failures.json`` and ``results.json``.
         fabric: device, precision and ranks, launched.
         progress: told of runs, and of their steps and epochs.
         command: that repeats the study; kept for reports.
         jobs: runs at once on this machine, see `train_at_once`.
         engine: ``local``, or ``ray``: as many runs at once as a cluster has room for, see `train_on_ray`.
         device: of a run on Ray; on this machine ``fabric`` has it.
+        budget: seconds after which every run stops after a checkpoint, and no other begins.
 
     Returns:
-        What ``results.json`` holds, see `summarize_study`.
+        What ``results.json`` holds, see `summarize_study`: of the runs that are complete, if some are missing.
 
     Raises:
-        UserError: the folder holds another study, or a run fails.
+        UserError: the folder holds another study, or every run failed.
+        BudgetUsedError: the budget is used up; complete runs have their results.
         TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint or between two runs.
     """
-    with open_study(study.record(), folder, fabric, command), stop_signals() as stop_requested:
-        runs = _Runs(study, folder, fabric, progress, stop_requested, jobs, engine, device)
-        check_components(study, folder)
-        tuned = any(len(variant.candidates) > 1 for variant in study.variants)
-        tried = study.config.seeds[:1] if tuned else study.config.seeds  # all in one go where no run waits for a choice
-        others = study.config.seeds[len(tried) :]
-        choices = runs.choose(tried)
-        repeated = [
-            runs.run(variant, choices[variant.name].candidate, seed) for seed in others for variant in study.variants
-        ]
-        figures = runs.train(repeated)
-        for seed in others:
-            for variant in study.variants:
-                choice = choices[variant.name]
-                choice.figures[seed] = figures[runs.run(variant, choice.candidate, seed).name]
-        cost = Cost.of([path.parent for path in _summaries(folder / "runs")])
-        results = summarize_study(study, choices, cost, command)
-        if fabric.is_global_zero:
+    deadline = monotonic() + budget
+    with open_study(study.record(), folder, fabric, command), stop_signals(deadline) as stop_requested:
+        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs, engine, device)
+        for line in study_notes(study, check_components(study, folder)):
+            progress.note(line)
+        cut_off = None
+        try:
+            runs.train_all()
+        except TrainingStoppedError as stopped:
+            if monotonic() < deadline:
+                raise
+            cut_off = stopped
+        results = runs.results(command)
+        if results and fabric.is_global_zero:
             results.write(folder / "results.json")
+    if cut_off:
+        raise BudgetUsedError(results) from cut_off
+    if results is None:
+        failed = StudyFailures(failed=runs.failures).lines()
+        raise UserError("\n".join([f"{folder}: no variant has a complete run, so there are no results", *failed]))
     return results
 
 
-def check_components(study: Study, folder: Path) -> None:
-    """Build the components of every variant that has no run yet: what does not fit is told before anything trains.
-
-    Raises:
-        UserError: with the name of the variant.
-    """
-    for variant in study.variants:
-        if (folder / "runs" / variant.name).exists():
-            continue
-        recipe = variant.candidates[0].recipe
-        try:
-            assemble(fold_recipe(recipe, 0) if study.config.protocol == "reality_check" else recipe)
-        except UserError as error:
-            raise UserError(f"{variant.name}: {error}") from error
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Runs:
-    """Trains the runs of a study that are missing."""
+    """Trains the runs of a study that are missing.
 
-    study: Study
-    folder: Path
+    Args:
+        plan: names them.
+        failures: reasons, by the name of a run that failed.
+    """
+
+    plan: Plan
     fabric: Fabric
     progress: StudyProgress
     stop_requested: Callable[[Fabric], bool]
     jobs: int
     engine: Engine
     device: str
+    failures: dict[str, str] = field(default_factory=dict[str, str])
 
-    def choose(self, seeds: Sequence[int]) -> dict[str, Choice]:
-        """Train every candidate with these seeds. Of each variant the one that is best on validation classes with the
-        first seed, the earlier one where two are equal."""
-        tried = [(variant, candidate) for variant in self.study.variants for candidate in variant.candidates]
-        figures = self.train([self.run(variant, candidate, seed) for seed in seeds for variant, candidate in tried])
-        choices: dict[str, Choice] = {}
-        for variant in self.study.variants:
-            scores = [_validation_score(self.run(variant, one, seeds[0]).folder) for one in variant.candidates]
-            best = variant.candidates[scores.index(max(scores))]
-            chosen = {seed: figures[self.run(variant, best, seed).name] for seed in seeds}
-            choices[variant.name] = Choice(best, tuple(scores), chosen)
-        return choices
+    def train_all(self) -> None:
+        """Round by round; what failed in an earlier session is tried again."""
+        if self.fabric.is_global_zero:
+            (self.plan.folder / FAILURES).unlink(missing_ok=True)
+        for runs in self.plan.rounds():
+            self.progress.expect(self.plan.num_runs, self.plan.num_epochs)
+            at_once = self.jobs > 1 or self.engine == "ray"
+            together = [run for run in runs if at_once and not self._is_complete(run)]
+            names = {run.name for run in together}
+            for run in runs:
+                if run.name not in names:
+                    self._train(run)
+            if together:
+                self._check_stop()
+                self._train_at_once(together)
 
-    def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
-        folder = self.folder / "runs" / variant.name / candidate.label / f"seed-{seed}"
-        recipe = candidate.recipe.model_copy(update={"seed": seed})
-        return Run(str(folder.relative_to(self.folder / "runs")), recipe, folder)
+    def results(self, command: str) -> StudyResults | None:
+        """What the complete runs say; none where no variant has one."""
+        choices = self.plan.choices()
+        if not choices:
+            return None
+        cost = Cost.of([path.parent for path in summaries(self.plan.folder / "runs")])
+        return summarize_study(self.plan.as_tried(), choices, cost, command, failed=self.failures)
 
-    def train(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-        """The figures of runs on the test classes, by their names; those that are not complete are trained."""
-        protocol = self.study.config.protocol
-        at_once = self.jobs > 1 or self.engine == "ray"
-        together = [run for run in runs if at_once and not is_complete(protocol, run.folder)]
-        names = {run.name for run in together}
-        figures = {run.name: self._train(run) for run in runs if run.name not in names}
-        return figures | (self._train_at_once(together) if together else {})
+    def _is_complete(self, run: Run) -> bool:
+        return is_complete(self.plan.study.config.protocol, run.folder)
 
-    def _train(self, run: Run) -> dict[str, float]:
+    def _check_stop(self) -> None:
         if self.stop_requested(self.fabric):
             raise TrainingStoppedError("stopped between two runs")
-        return self._finish(run, self._begin(run))
 
-    def _train_at_once(self, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    def _train(self, run: Run) -> None:
+        if self._is_complete(run):
+            self._finish(run, self._begin(run))
+            return
+        self._check_stop()
+        progress = self._begin(run)
+        try:
+            self._finish(run, progress)
+        except UserError as error:
+            if self.fabric.world_size > 1:  # the other ranks may not have failed, and would wait for this one
+                raise
+            self._fail(run, progress, str(error))
+
+    def _train_at_once(self, runs: Sequence[Run]) -> None:
         named = {run.name: run for run in runs}
         begun: dict[str, RunProgress] = {}
-        figures: dict[str, dict[str, float]] = {}
 
         def tell(name: str, method: str, told: Mapping[str, Any]) -> None:
             if name not in begun:
                 begun[name] = self._begin(named[name])
             if method == "finish":
-                figures[name] = self._finish(named[name], begun[name])
+                self._finish(named[name], begun[name])
+            elif method == "fail":
+                self._fail(named[name], begun[name], told["reason"])
             else:
                 getattr(begun[name], method)(**told)
 
-        protocol = self.study.config.protocol
+        protocol = self.plan.study.config.protocol
         if self.engine == "ray":
             train_on_ray(runs, protocol, self.device, lambda: self.stop_requested(self.fabric), tell)
         else:
             train_at_once(runs, protocol, self.jobs, self.fabric, self.stop_requested, tell)
-        return figures
 
     def _begin(self, run: Run) -> RunProgress:
-        return self.progress.start_run(run.name, self.study.epochs_per_run(run.recipe))
+        return self.progress.start_run(run.name, self.plan.study.epochs_per_run(run.recipe))
 
-    def _finish(self, run: Run, progress: RunProgress) -> dict[str, float]:
+    def _finish(self, run: Run, progress: RunProgress) -> None:
         def start_model(*_: object) -> Progress:
             progress.start_model()
             return progress
 
-        figures = _flat(run_once(self.study.config.protocol, run.recipe, run.folder, self.fabric, start_model))
-        reported = self.study.config.reported()
+        config = self.plan.study.config
+        figures = flat_figures(run_once(config.protocol, run.recipe, run.folder, self.fabric, start_model))
+        self.fabric.barrier()  # the first rank has written the summary
+        reported = config.reported()
         if not set(reported) <= set(figures):
             raise UserError(f"{run.folder}: lacks one of {', '.join(reported)}; remove its summary.json or result.json")
-        progress.finish({name: figures[name] for name in reported})
-        return figures
+        self.plan.scores[run.name] = validation_score(run.folder)
+        self.plan.figures[run.name] = {name: figures[name] for name in reported}
+        progress.finish(self.plan.figures[run.name])
 
-
-def _flat(figures: Figures) -> dict[str, float]:
-    """Figures by one name: ``map@r`` of a run, ``separated map@r`` of a Reality Check."""
-    return {
-        name if kind == "test" else f"{kind} {name}": value
-        for kind, metrics in figures.items()
-        for name, value in metrics.items()
-    }
-
-
-def _validation_score(path: Path) -> float:
-    """What chose the checkpoint of a run; of a Reality Check the mean of its 4 models."""
-    return fmean(_best_score(file) for file in _summaries(path))
-
-
-def _best_score(file: Path) -> float:
-    score = Summary.read(file).best_score
-    if score is None:  # a study has validation classes
-        raise UserError(f"{file}: tells of no best checkpoint; remove it, and the run is scored again")
-    return score
-
-
-def _summaries(path: Path) -> list[Path]:
-    return sorted(path.rglob("summary.json"))
+    def _fail(self, run: Run, progress: RunProgress, reason: str) -> None:
+        self.failures[run.name] = reason
+        StudyFailures(failed=self.failures).write(self.plan.folder / FAILURES)
+        progress.fail(reason)

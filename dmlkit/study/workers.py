@@ -104,10 +104,10 @@ def train_at_once(
         jobs: processes.
         fabric: of this process: says which kind of device.
         stop_requested: looked at now and then; then every run stops after a checkpoint.
-        tell: called with what happens, and with ``finish`` after each run.
+        tell: called with what happens, and with ``finish`` or ``fail`` after each run.
 
     Raises:
-        UserError: a run fails, or a process dies.
+        UserError: a process dies.
         TrainingStoppedError: as asked, after checkpoints.
     """
     context = get_context("spawn")  # a forked process cannot use CUDA
@@ -129,8 +129,7 @@ def train_at_once(
                     tell(*events.get())
                 for future in done:
                     if not future.cancelled() and not isinstance(future.exception(), TrainingStoppedError):
-                        future.result()
-                        tell(names[future], "finish", {})
+                        _tell_end(future, names[future], tell)
                 if stop_requested(fabric) and not stop.closed:
                     _cancel(pending)
                     stop.close()
@@ -149,6 +148,15 @@ def train_at_once(
             raise
     if stop.closed:
         raise TrainingStoppedError("stopped, each run after a checkpoint")
+
+
+def _tell_end(future: Future[None], name: str, tell: Tell) -> None:
+    try:
+        future.result()
+    except UserError as error:
+        tell(name, "fail", {"reason": str(error)})
+    else:
+        tell(name, "finish", {})
 
 
 def _cancel(futures: Iterable[Future[None]]) -> None:

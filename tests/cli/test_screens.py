@@ -103,7 +103,8 @@ def test_no_message_holds_what_a_terminal_obeys_s4_s5_t9(dmlkit, tiny_recipe: Pa
 def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     shown = StringIO()
-    with RunsProgress(Console(file=shown, force_terminal=True, width=200), runs=1, epochs=1) as progress:
+    with RunsProgress(Console(file=shown, force_terminal=True, width=200)) as progress:
+        progress.expect(1, 1)
         progress.start_run(HOSTILE, 1)
         progress.start_training(HOSTILE)
         progress.bar.refresh()

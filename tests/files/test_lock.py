@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.files.lock import sole_writer
+from dmlkit.files.lock import LOCK, is_held, sole_writer
 
 HOLDER = """
 import sys, time
@@ -50,3 +50,14 @@ def test_a_folder_made_for_nothing_is_removed(tmp_path: Path):
     with sole_writer(tmp_path / "old", what="a training"):
         pass
     assert (tmp_path / "old").exists()
+
+
+def test_a_folder_is_held_while_a_process_lives_in_it_and_looking_leaves_no_trace(tmp_path: Path):
+    assert not is_held(tmp_path / "none") and not is_held(tmp_path)
+    with sole_writer(tmp_path, what="a training"):
+        assert is_held(tmp_path)
+    (tmp_path / LOCK).touch()  # of a process that was killed
+    assert not is_held(tmp_path)
+    with sole_writer(tmp_path, what="a training"):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path) and not list(tmp_path.iterdir())

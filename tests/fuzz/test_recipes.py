@@ -22,6 +22,7 @@ NAMES = [name for root in FAMILIES.values() for name in root.variants]
 STUDIES = [
     STUDY,
     STUDY.replace("seeds:", "tune: {optimizer.lr: [0.01, 0.02]}\nseeds:"),
+    STUDY.replace("seeds:", "tune: {loss.scale: [8, 16]}\ntune_seeds: [0, 1, 2]\nextend: 2\nmore_seeds: 8\nseeds:"),
     """\
 claim: The best margin lies inside.
 recipe: base.yaml

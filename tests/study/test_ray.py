@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,6 @@ import pytest
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.errors import UserError
 from dmlkit.study.file import read_study
 from dmlkit.study.run import Engine, run_study
 from tests.conftest import TINY_RECIPE
@@ -34,6 +34,7 @@ expect:
 """
 EPOCHS = 40
 LINUX = Path("/proc/self/cwd").exists()
+METHODS = ("start_model", "step", "epoch", "finish", "fail")
 RUNS = [f"{name}/seed-{seed}" for seed in (0, 1) for name in ("small", "large")]
 
 
@@ -43,6 +44,12 @@ class Told:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
 
+    def note(self, line: str) -> None:
+        """Nothing is done with it."""
+
+    def expect(self, runs: int, epochs: int) -> None:
+        """As little."""
+
     def start_run(self, name: str, epochs: int) -> Any:
         def tell(method: str) -> Callable[..., None]:
             def append(*_: Any, **__: Any) -> None:
@@ -50,7 +57,7 @@ class Told:
 
             return append
 
-        return SimpleNamespace(**{method: tell(method) for method in ("start_model", "step", "epoch", "finish")})
+        return SimpleNamespace(**{method: tell(method) for method in METHODS})
 
     def of(self, name: str) -> list[str]:
         return [method for other, method in self.events if other == name and method != "step"]
@@ -157,8 +164,10 @@ def test_stopped_and_with_workers_that_end_the_figures_are_those_of_this_machine
     assert at_last.events == [(name, "finish") for name in RUNS]
 
 
-def test_a_users_mistake_in_a_run_ends_the_study(cluster: None, tmp_path: Path):
-    text = STUDY.replace("EPOCHS", "2").replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}")
-    with pytest.raises(UserError, match=r"^large/seed-\d, on .*not finite"):
-        train(tmp_path, "ray", Told(), text)
-    assert not (tmp_path / "out" / "results.json").exists()
+def test_runs_that_fail_are_told_and_the_others_go_on(cluster: None, tmp_path: Path):
+    text, told = STUDY.replace("EPOCHS", "2").replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"), Told()
+    results = train(tmp_path, "ray", told, text)
+    assert results["failed"].keys() == {"large/seed-0", "large/seed-1"}
+    for name, reason in results["failed"].items():
+        assert re.match(rf"{name}, on .*not finite", reason) and told.of(name)[-1] == "fail"
+    assert list(results["variants"]) == ["small"] and results["missing"] == {"large": [0, 1]}

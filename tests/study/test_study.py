@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,18 @@ from typer.main import get_command
 
 from dmlkit import __version__
 from dmlkit.cli.app import app
+from dmlkit.distributed import stopping
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study import run as study_run
 from dmlkit.study import workers
 from dmlkit.study.config import StudyConfig
+from dmlkit.study.cost import Cost
 from dmlkit.study.file import read_study
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.results import Cost, StudyResults, SweptAxis, VariantResults
+from dmlkit.study.results import StudyResults, SweptAxis, VariantResults
 from dmlkit.study.workers import _begin as begin_worker
 from tests.conftest import ROOT, TINY_RECIPE
 from tests.processes import WARM, Forked, command_line, held_command_line, hold_at_step, wait_until
@@ -161,7 +165,7 @@ def test_documents_of_a_dmlkit_that_wrote_no_format_give_the_same_report(dmlkit,
     shutil.copytree(whole, old)
     for name in ("results.json", "study.json"):
         stored = json.loads((whole / name).read_text())
-        assert (stored.pop("format"), stored.pop("dmlkit")) == (1, __version__)
+        assert (stored.pop("format"), stored.pop("dmlkit")) == (2, __version__)
         (old / name).write_text(json.dumps(stored))
     assert StudyResults.read(old / "results.json").plain() == json.loads((old / "results.json").read_text())
     assert StudyRecord.read(old / "study.json") == StudyRecord.read(whole / "study.json")
@@ -346,6 +350,27 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
+    dmlkit, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+):
+    path, out = write_study(tmp_path), tmp_path / "out"
+    words = ["study", path, "-o", out, "--device", "cpu", "--jobs", jobs]
+    now = count()  # a second passes at each look
+    for module in (stopping, study_run):
+        monkeypatch.setattr(module, "monotonic", lambda: next(now))
+    result = dmlkit(*words, "--budget", "4s")
+    assert result.code == 75, result.err
+    assert result.out.splitlines()[-1] == "budget used up: 0 of 4 runs done; the same command goes on"
+    begun = list(out.rglob("last.pt"))
+    assert jobs <= len(begun) < 4 and not finished(out) and not (out / "results.json").exists()
+    monkeypatch.undo()
+    assert dmlkit(*words, "--budget", "1h").code == 0
+    assert results_of(out)["variants"] == results_of(whole)["variants"]
+    assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+
+
 def begin_held(step: int, marks: str, *begin: Any) -> None:
     """What a process of a study does first; it waits at a step of its runs."""
     hold_at_step(step, marks)
@@ -422,11 +447,14 @@ def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_beside_others_is_told_and_stops_the_study(dmlkit, tmp_path: Path):
+def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(dmlkit, tmp_path: Path):
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"))
-    result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu", "--jobs", "2")
-    assert result.code == 2 and "Traceback" not in result.err
-    assert "finite" in result.err, result.err
+    out = tmp_path / "out"
+    result = dmlkit("study", path, "-o", out, "--device", "cpu", "--jobs", "2")
+    assert result.code == 2 and "2 runs failed, as told above" in result.err, result.err
+    assert all(re.search(rf"large/seed-{seed} failed: .*finite", result.out) for seed in SEEDS), result.out
+    assert finished(out).keys() == {f"runs/small/seed-{seed}/summary.json" for seed in SEEDS}
+    assert results_of(out)["missing"] == {"large": [0, 1]} and results_of(out)["verdicts"] == []
 
 
 def test_a_signal_that_comes_in_a_run_is_known_to_its_study():
@@ -541,6 +569,25 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("[recall@1, ndcg@3]", "[recall@1, tar@far=0.001]", "metrics.1: 'tar@far=0.001' is reported as tar@far=1e-3;"),
         ("metric: recall@1", "metric: eer", "expect.0.metric: less of eer is better; expected the reverse"),
         ("[recall@1, ndcg@3]", "[recall@1, recall@1]", "study.yaml:7: metrics.1: 'recall@1' is given twice"),
+        ("variants:", "tune: {optimizer.lr: [1e-3]}\nvariants:", "tune: one value to choose from for small; give two"),
+        ("[0, 1]", "[0, 1]\ntune_seeds: [0, 1]", "study.yaml:7: tune_seeds: nothing is tuned; give values under tune"),
+        ("[0, 1]", "[0, 1]\ntune_seeds: [3, 3]", "study.yaml:7: tune_seeds: got [3, 3], expected each seed once"),
+        ("[0, 1]", "[0, 1]\ntune_seeds: [-1]", "study.yaml:7: tune_seeds.0: got -1, expected"),
+        ("[0, 1]", "[0, 1]\nextend: 2", "study.yaml:7: extend: nothing is tuned; give values under tune"),
+        ("[0, 1]", "[0, 1]\nextend: -1", "study.yaml:7: extend: got -1, expected"),
+        ("[0, 1]", "[0, 1]\nextend: much", "study.yaml:7: extend: got 'much', expected"),
+        ("[0, 1]", "[0, 1]\nmore_seeds: 1000", "study.yaml:7: more_seeds: got 1000, expected"),
+        (
+            "variants:",
+            "extend: 1\ntune: {sampler: [{name: random}, {name: class_balanced, images_per_class: 2}]}\nvariants:",
+            "study.yaml:8: extend: small tunes no key with two numbers or more",
+        ),
+        (
+            "expect:\n- {better: large, than: small, metric: recall@1}",
+            "more_seeds: 2",
+            "no statement under expect that",
+        ),
+        (STUDY[STUDY.index("variants:") :], "grid: {loss.margin: [0.1, 0.2], loss.scale: [32]}", "loss.scale: one val"),
     ],
 )
 def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, told: str):

@@ -1,0 +1,87 @@
+"""``dmlkit status``."""
+
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import Debug, Json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dmlkit.study.status import RunStatus, StudyStatus
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example:  dmlkit status runs/study/mpa")
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="STUDY", help="Folder that study wrote.", show_default=False)],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """How far a study is: every run, its best score so far, the time spent and the time left. Reads only."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import print_table, say, say_json
+    from dmlkit.study.record import StudyFailures
+    from dmlkit.study.status import status_of
+
+    found = status_of(folder)
+    if json:
+        say_json(found.model_dump(mode="json"))
+        return
+    console = Console()
+    say(console, found.claim)
+    print_table(rows_of(found), console)
+    failed = {run.folder: run.reason for run in found.runs if run.folder and run.reason}
+    for line in StudyFailures(failed=failed).lines():
+        say(console, f"failed: {line}")
+    say(console, totals(found))
+    if found.count("done") < len(found.runs) and not found.is_running:
+        say(console, f"nothing runs now; go on with: {found.command}")
+
+
+def rows_of(found: "StudyStatus") -> list[list[str]]:
+    """One row a variant, or one a value that is tried of it."""
+    from dmlkit.study.duration import spoken_time
+
+    rows = [["variant", "seeds", "validation", "spent"]]
+    for (variant, choice), group in groupby(found.runs, key=lambda run: (run.variant, run.choice)):
+        runs = list(group)
+        name = f"{variant} {choice}" if choice else variant
+        if choice is None:
+            name += " (not chosen yet)"
+        elif choice and choice == found.best.get(variant):
+            name += " (best)"
+        scores = [run.score for run in runs if run.score is not None]  # their mean is what chooses
+        seconds = sum(run.seconds for run in runs)
+        rows.append([name, seeds_of(runs), f"{fmean(scores):.4f}" if scores else "", spoken_time(seconds)])
+    return rows
+
+
+def seeds_of(runs: "Iterable[RunStatus]") -> str:
+    """The seeds of runs by what became of them: ``0 1 done, 2 running (epoch 3 of 5), 3 4 waiting``."""
+
+    def far(run: "RunStatus") -> str:
+        at = f" (epoch {run.epochs} of {run.of_epochs})" if run.state in ("running", "stopped") else ""
+        return f"{run.state}{at}"
+
+    return ", ".join(f"{' '.join(str(run.seed) for run in group)} {text}" for text, group in groupby(runs, key=far))
+
+
+def totals(found: "StudyStatus") -> str:
+    """Counts and times in one line."""
+    from dmlkit.study.duration import spoken_time
+
+    counts = [f"{found.count('done')} of {len(found.runs)} runs done"]
+    counts += [f"{found.count(state)} {state}" for state in ("running", "stopped", "failed") if found.count(state)]
+    times = [f"{spoken_time(found.seconds)} of training"]
+    if found.seconds_left:
+        times.append(f"about {spoken_time(found.seconds_left)} left, one run after another")
+        if found.count("running") > 1:
+            times.append(f"{spoken_time(found.seconds_left / found.count('running'))} with as many at once as now")
+    return f"{', '.join(counts)}; {', '.join(times)}"

@@ -1,0 +1,83 @@
+"""The edge of a grid: whether the value that was chosen lies there, and what lies beyond."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import isclose
+from typing import Any
+
+from dmlkit.recipe.file import Override, dump_recipe, parse_recipe
+from dmlkit.recipe.yaml_tree import Tree
+from dmlkit.study.config import Candidate
+from dmlkit.study.methods import label
+
+DIGITS = 6  # of a value beyond the edge: 0.001 / 3 is 0.000333333, in the name of a folder too
+
+
+def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Candidate) -> list[Mapping[str, Any]]:
+    """The tuned values one step beyond the edge, for each key of which the best value lies at one.
+
+    A value lies at the edge if nothing further out was tried beside the best values of the other keys.
+
+    Args:
+        own: a variant's candidates by the study's file, which are its grid.
+        tried: those, and what was added to them.
+        best: one of the tried ones.
+    """
+    found: list[Mapping[str, Any]] = []
+    for key, value in best.values.items():
+        grid = grid_of([one.values[key] for one in own])
+        line = [one.values[key] for one in tried if {**one.values, key: value} == best.values]
+        for ascending in (grid, grid[::-1]) if len(grid) > 1 else ():
+            sign = 1 if ascending is grid else -1
+            if sign * value >= sign * ascending[-1] and sign * value >= max(sign * one for one in line):
+                further = next_value(ascending, value)
+                if further is not None:
+                    found.append({**best.values, key: further})
+    return found
+
+
+def next_value(grid: Sequence[float], value: float) -> float | None:
+    """One step on from a value at or beyond the end of a grid: by the last ratio, or by the difference where the grid
+    is evenly spaced or its signs differ. None where no whole number follows in a grid of whole numbers.
+
+    Args:
+        grid: two values or more, towards the end in question.
+        value: its last one, or one that was added there.
+
+    Example:
+        >>> next_value([1e-3, 2e-3, 4e-3], 4e-3), next_value([4e-3, 2e-3, 1e-3], 1e-3), next_value([1e-3, 3e-3], 3e-3)
+        (0.008, 0.0005, 0.009)
+        >>> next_value([0.1, 0.2, 0.3], 0.3), next_value([8, 16, 32], 64), next_value([4, 2, 1], 1)
+        (0.4, 128, None)
+    """
+    steps = [after - before for before, after in pairwise(grid)]
+    is_even = len(steps) > 1 and all(isclose(step, steps[0], rel_tol=1e-6) for step in steps)
+    is_ratio = grid[-1] * grid[-2] > 0 and not is_even
+    further = value * (grid[-1] / grid[-2]) if is_ratio else value + steps[-1]
+    if all(isinstance(one, int) for one in grid):
+        whole = round(further)
+        return None if whole == value or (is_ratio and whole == 0) else whole
+    return float(f"{further:.{DIGITS}g}")
+
+
+def with_values(candidate: Candidate, values: Mapping[str, Any], source: str) -> Candidate:
+    """A candidate with other values of the tuned keys; ``source`` names them in errors.
+
+    Raises:
+        UserError: the recipe does not take them.
+    """
+    settings = [Override(key, Tree(source, value)) for key, value in values.items()]
+    recipe = parse_recipe(dump_recipe(candidate.recipe), source, settings)
+    return Candidate(label(settings), recipe, values)
+
+
+def grid_of(values: Sequence[Any]) -> list[float]:
+    """The distinct values of a tuned key in ascending order; none if one is no number.
+
+    Example:
+        >>> grid_of([4, 1, 2]), grid_of([1, "exact"])
+        ([1, 2, 4], [])
+    """
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return []
+    return sorted(set(values))

@@ -1,0 +1,160 @@
+"""Which runs a study takes: known from the ones that have ended, so that a study that was killed comes to the same."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from statistics import fmean
+
+from dmlkit.errors import UserError
+from dmlkit.run_folder.documents import Metrics
+from dmlkit.study.assembly import check_recipe
+from dmlkit.study.choice import Choice
+from dmlkit.study.config import Candidate, Study, Variant
+from dmlkit.study.edge import beyond_edge, with_values
+from dmlkit.study.looks import is_decided, paired_figures
+from dmlkit.study.workers import Run
+
+
+class Plan:
+    """The runs of a study, round by round, and what those that have ended chose.
+
+    Args:
+        study: what is compared.
+        folder: of the study; runs lie in ``runs/VARIANT/seed-S``, or ``runs/VARIANT/CHOICE/seed-S`` where there are
+            values to choose from.
+    """
+
+    def __init__(self, study: Study, folder: Path) -> None:
+        self.study, self.folder = study, folder
+        self.figures: dict[str, Metrics] = {}  # on test classes, by the name of a run that is complete
+        self.scores: dict[str, float] = {}  # on validation classes, likewise
+        self.tried = {variant.name: list(variant.candidates) for variant in study.variants}
+        self.chosen: dict[str, Candidate] = {}  # of each variant, once it is known
+        self.num_runs, self.num_epochs = study.num_runs, study.num_epochs  # as far as they are known
+        self._named: set[str] = set()  # runs of the rounds so far
+
+    def rounds(self) -> Iterator[list[Run]]:
+        """Runs in the order in which they begin: seed by seed, so that a study which is cut off has whole seeds.
+
+        Before the next round is asked for, every run of the last one has ended: with `figures` and `scores`, or it has
+        failed and has none.
+        """
+        study = self.study
+        if not study.is_tuned:
+            self._choose()
+        every = [(variant, one) for variant in study.variants for one in variant.candidates]
+        yield self._round((variant, one, seed) for seed in study.first_seeds for variant, one in every)
+        if study.is_tuned:
+            for _ in range(study.config.extend):
+                added = [(variant, one) for variant in study.variants for one in self._extended(variant)]
+                wanted = ((variant, one, seed) for seed in study.first_seeds for variant, one in added)
+                yield self._round(wanted, added=True)
+            self._choose()
+        yield self._round(self._of_chosen(study.later_seeds, self.chosen))
+        for number in range(1, study.config.more_seeds + 1):
+            # also the seeds that a variant went without while it was decided
+            yield self._round(self._of_chosen(self.added_seeds[:number], self._undecided()), added=True)
+
+    @property
+    def added_seeds(self) -> tuple[int, ...]:
+        """The seeds that may be added to the study's: the least that it does not use."""
+        config = self.study.config
+        unused = (seed for seed in count() if seed not in config.seeds and seed not in config.tune_seeds)
+        return tuple(islice(unused, config.more_seeds))
+
+    def choices(self) -> dict[str, Choice]:
+        """What each variant chose, with the figures of its complete runs; a variant without any is left out."""
+        found: dict[str, Choice] = {}
+        for variant in self.study.variants:
+            candidate = self.chosen.get(variant.name)
+            if candidate is None:
+                continue
+            names = {
+                seed: self.run(variant, candidate, seed).name for seed in (*self.study.config.seeds, *self.added_seeds)
+            }
+            figures = {seed: self.figures[name] for seed, name in names.items() if name in self.figures}
+            if figures:
+                mean = fmean(self.scores[names[seed]] for seed in figures)
+                scores = tuple(score for _, score in self._scored(variant)) if self.study.is_tuned else (mean,)
+                found[variant.name] = Choice(candidate, scores, figures)
+        return found
+
+    def as_tried(self) -> Study:
+        """The study with the candidates that were compared: also those beyond the edges, and no failed ones."""
+        if not self.study.is_tuned:
+            return self.study
+        variants = [
+            replace(variant, candidates=tuple(one for one, _ in self._scored(variant)))
+            for variant in self.study.variants
+        ]
+        return replace(self.study, variants=tuple(variants))
+
+    def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
+        """The run of a candidate with a seed."""
+        folder = self.folder / "runs" / variant.name / candidate.label / f"seed-{seed}"
+        recipe = candidate.recipe.model_copy(update={"seed": seed})
+        return Run(str(folder.relative_to(self.folder / "runs")), recipe, folder)
+
+    def _round(self, wanted: Iterable[tuple[Variant, Candidate, int]], *, added: bool = False) -> list[Run]:
+        """The runs that no round had yet."""
+        runs = [run for run in (self.run(*one) for one in wanted) if run.name not in self._named]
+        self._named.update(run.name for run in runs)
+        if added:
+            self.num_runs += len(runs)
+            self.num_epochs += sum(self.study.epochs_per_run(run.recipe) for run in runs)
+        return runs
+
+    def _of_chosen(self, seeds: Iterable[int], names: Iterable[str]) -> Iterator[tuple[Variant, Candidate, int]]:
+        variants = [variant for variant in self.study.variants if variant.name in names]
+        return ((variant, self.chosen[variant.name], seed) for seed in seeds for variant in variants)
+
+    def _scored(self, variant: Variant) -> list[tuple[Candidate, float]]:
+        """The candidates whose runs are all complete, with the mean of their scores."""
+        scored: list[tuple[Candidate, float]] = []
+        for candidate in self.tried[variant.name]:
+            names = [self.run(variant, candidate, seed).name for seed in self.study.first_seeds]
+            if all(name in self.scores for name in names):
+                scored.append((candidate, fmean(self.scores[name] for name in names)))
+        return scored
+
+    def _best(self, variant: Variant) -> Candidate | None:
+        """The candidate that is best on validation classes, the earlier one where two are equal."""
+        if not self.study.is_tuned:
+            return variant.candidates[0]
+        return max(self._scored(variant), key=lambda scored: scored[1], default=(None, 0.0))[0]
+
+    def _choose(self) -> None:
+        best = {variant.name: self._best(variant) for variant in self.study.variants}
+        self.chosen = {name: candidate for name, candidate in best.items() if candidate is not None}
+
+    def _extended(self, variant: Variant) -> list[Candidate]:
+        """One candidate beyond the edge at which the best lies, if there is one."""
+        best, tried = self._best(variant), self.tried[variant.name]
+        if best is None:
+            return []
+        for values in beyond_edge(variant.candidates, tried, best):
+            source = f"{variant.name}, beyond the edge of tune"
+            try:
+                candidate = with_values(best, values, source)
+                if not (self.folder / "runs" / variant.name / candidate.label).exists():
+                    check_recipe(self.study.config.protocol, candidate.recipe)
+            except UserError as error:
+                logging.getLogger("dmlkit").warning(f"the grid ends here: {error}")
+                continue
+            tried.insert(0 if best is tried[0] else len(tried), candidate)  # where it lies in a grid of one key
+            return [candidate]
+        return []
+
+    def _undecided(self) -> set[str]:
+        """The variants of statements that more seeds might decide."""
+        config, choices = self.study.config, self.choices()
+        looks = len(config.seeds), len(config.seeds) + config.more_seeds
+        names: set[str] = set()
+        for one in config.expect:
+            if one.better in choices and one.than in choices:
+                pairs = paired_figures(choices[one.than].figures, choices[one.better].figures, one.metric)
+                if not is_decided(*pairs, *looks):
+                    names |= {one.better, one.than}
+        return names

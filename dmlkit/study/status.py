@@ -1,0 +1,195 @@
+"""How far a study is: read from its folder, while it runs or after it ended in any way."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from dmlkit.datasets.base import FOLDS
+from dmlkit.files.lock import is_held
+from dmlkit.run_folder.documents import Summary
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study.record import FAILURES, RecordedStudy, StudyFailures, StudyRecord
+
+State = Literal["done", "running", "stopped", "failed", "waiting"]
+
+
+class RunStatus(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """How far one run is."""
+
+    variant: str
+    choice: str | None
+    """Label of the tuned values; empty where nothing is tuned, null where they are not chosen yet."""
+    seed: int
+    folder: str | None
+    """Under ``runs/``; null where the values are not chosen yet."""
+    state: State
+    """``stopped`` has begun, and nobody trains it now."""
+    epochs: int
+    """That are done."""
+    of_epochs: int
+    """Of all its models."""
+    score: float | None
+    """The best so far on validation classes; of the Reality Check the mean over models."""
+    seconds: float
+    """Of training and validation so far."""
+    reason: str | None
+    """Why it failed."""
+
+
+class StudyStatus(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """How far a study is."""
+
+    claim: str
+    command: str
+    """That goes on with it."""
+    is_running: bool
+    """Whether a process works on it now."""
+    runs: tuple[RunStatus, ...]
+    """That are known: more may follow where grids are extended or seeds added."""
+    best: dict[str, str]
+    """Label of the tuned values that are best so far, by variant, once all of its file have been tried."""
+    seconds: float
+    """Spent, over all runs."""
+    seconds_left: float | None
+    """Of the runs that are not done, one after another; null before the first epoch."""
+
+    def count(self, state: State) -> int:
+        """How many runs are in a state."""
+        return sum(run.state == state for run in self.runs)
+
+
+def status_of(folder: Path) -> StudyStatus:
+    """How far the study of a folder is. Reads only.
+
+    Raises:
+        UserError: the folder holds no study, or a document in it is damaged.
+    """
+    record = StudyRecord.of(folder)
+    failures = folder / FAILURES
+    reader = _Reader(folder, record.study, StudyFailures.read(failures).failed if failures.exists() else {})
+    best: dict[str, str] = {}
+    runs = [run for variant in record.study.variants for run in reader.runs_of(variant, best)]
+    return StudyStatus(
+        claim=record.study.claim,
+        command=record.command,
+        is_running=is_held(folder),
+        runs=tuple(runs),
+        best=best,
+        seconds=round(sum(run.seconds for run in runs), 1),
+        seconds_left=_seconds_left(runs),
+    )
+
+
+class _Reader:
+    """Reads the runs of a study."""
+
+    def __init__(self, folder: Path, study: RecordedStudy, failed: dict[str, str]) -> None:
+        self.folder, self.study, self.failed = folder / "runs", study, failed
+        self.is_tuned = any(len(recipes) > 1 for recipes in study.variants.values())
+        self.first = (study.tune_seeds or study.seeds[:1]) if self.is_tuned else study.seeds
+
+    def runs_of(self, variant: str, best: dict[str, str]) -> Iterator[RunStatus]:
+        """Those of every value that is tried, then those of the best; it is added to ``best``."""
+        recipes = self.study.variants[variant]
+        if not self.is_tuned:
+            yield from (self._run(variant, "", seed) for seed in self._seeds(variant, "", self.first))
+            return
+        folders = sorted(path.name for path in (self.folder / variant).glob("*/") if path.name not in recipes)
+        labels = [*recipes, *folders]  # beyond the edge of the grid there are others than the study began with
+        tried = {label: [self._run(variant, label, seed) for seed in self.first] for label in labels}
+        scores = {label: _mean_score(runs) for label, runs in tried.items() if all(run.state == "done" for run in runs)}
+        later = [seed for seed in self.study.seeds if seed not in self.first]
+        if scores and all(run.state in ("done", "failed") for runs in tried.values() for run in runs):
+            best[variant] = max(scores, key=scores.__getitem__)
+        for label, runs in tried.items():
+            more = later if label == best.get(variant) else []
+            seeds = self._seeds(variant, label, [*self.first, *more])[len(self.first) :]
+            yield from (*runs, *(self._run(variant, label, seed) for seed in seeds))
+        if variant not in best:
+            yield from (self._waiting(variant, None, seed) for seed in later)
+
+    def _seeds(self, variant: str, label: str, known: Sequence[int]) -> list[int]:
+        """The seeds of a value: those that are known, and those that have a folder."""
+        names = (path.name.removeprefix("seed-") for path in (self.folder / variant / label).glob("seed-*/"))
+        return [*known, *sorted({int(name) for name in names if name.isdecimal()} - set(known))]
+
+    def _run(self, variant: str, label: str, seed: int) -> RunStatus:
+        folder = self.folder / variant / label / f"seed-{seed}"
+        name = str(folder.relative_to(self.folder))
+        models = [folder / f"fold-{fold}" for fold in range(FOLDS)] if self._models > 1 else [folder]
+        far = [_progress(RunFolder(path), self._training(variant)["select_by"]) for path in models]
+        told = [score for _, score, _ in far if score is not None]
+        reason = self.failed.get(name)
+        state: State = "waiting"
+        if all(RunFolder(path).summary_path.exists() for path in models):
+            state = "done"
+        elif any(map(is_held, models)):
+            state = "running"
+        elif reason is not None:
+            state = "failed"
+        elif any(RunFolder(path).holds_run() for path in models):
+            state = "stopped"
+        found = {
+            "folder": name,
+            "state": state,
+            "epochs": sum(epochs for epochs, _, _ in far),
+            "score": fmean(told) if told else None,
+            "seconds": round(sum(seconds for _, _, seconds in far), 1),
+            "reason": reason if state == "failed" else None,
+        }
+        return self._waiting(variant, label, seed).model_copy(update=found)
+
+    def _waiting(self, variant: str, label: str | None, seed: int) -> RunStatus:
+        return RunStatus(
+            variant=variant,
+            choice=label,
+            seed=seed,
+            folder=None,
+            state="waiting",
+            epochs=0,
+            of_epochs=self._training(variant)["epochs"] * self._models,
+            score=None,
+            seconds=0.0,
+            reason=None,
+        )
+
+    @property
+    def _models(self) -> int:
+        return FOLDS if self.study.protocol == "reality_check" else 1
+
+    def _training(self, variant: str) -> dict[str, Any]:
+        training = next(iter(self.study.variants[variant].values()))["training"]
+        return {**training, "select_by": "map@r"} if self._models > 1 else training
+
+
+def _progress(run: RunFolder, select_by: str) -> tuple[int, float | None, float]:
+    """Finished epochs, the best score on validation classes and the seconds so far."""
+    rows = run.read_metrics()
+    scores = [row.validation[select_by] for row in rows if row.validation and select_by in row.validation]
+    if run.summary_path.exists():
+        summary = Summary.read(run.summary_path)
+        return len(rows), summary.best_score, summary.seconds
+    return len(rows), max(scores, default=None), rows[-1].seconds if rows else 0.0
+
+
+def _mean_score(runs: Sequence[RunStatus]) -> float:
+    return fmean(run.score or 0.0 for run in runs)
+
+
+def _seconds_left(runs: Sequence[RunStatus]) -> float | None:
+    """By the seconds that an epoch of the same variant takes, or one of any where it has none yet."""
+
+    def pace(some: Sequence[RunStatus]) -> float | None:
+        epochs = sum(run.epochs for run in some)
+        return sum(run.seconds for run in some) / epochs if epochs else None
+
+    overall = pace(runs)
+    if overall is None:
+        return None
+    names = dict.fromkeys(run.variant for run in runs)
+    paces = {name: pace([run for run in runs if run.variant == name]) or overall for name in names}
+    left = [run for run in runs if run.state not in ("done", "failed")]
+    return round(sum(paces[run.variant] * (run.of_epochs - run.epochs) for run in left), 1)

@@ -1,0 +1,99 @@
+"""Runs of studies that nobody trains: their figures are told, and lie in their folders as those of trained ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmlkit.errors import UserError
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study import run as study_run
+from tests.conftest import TINY_RECIPE
+
+STUDY = """\
+claim: A larger margin is better
+recipe: tiny.yaml
+seeds: [0, 1]
+metrics: [map@r]
+variants:
+  small: {}
+  large: {loss.margin: 0.3}
+expect:
+- {better: large, than: small, metric: map@r}
+"""
+Told = tuple[float, float] | str
+"""The score on validation classes and the figure on test classes, or why a run fails."""
+
+
+def write_study(folder: Path, text: str = STUDY) -> Path:
+    (folder / "tiny.yaml").write_text(TINY_RECIPE)
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+def write_run(recipe: Recipe, folder: Path, told: tuple[float, float], *, epochs: int | None = None) -> None:
+    """A run that is complete, or has finished some epochs."""
+    run = RunFolder(folder)
+    if not run.holds_run():
+        run.create(recipe, overwrite=False)
+    score, figure = told
+    total = recipe.training.epochs
+    for epoch in range(len(run.read_metrics()) + 1, (total if epochs is None else epochs) + 1):
+        run.append_metrics(
+            EpochRow(
+                epoch=epoch,
+                loss=1.0,
+                lr=0.1,
+                images_per_second=1.0,
+                waiting=0.0,
+                seconds=10.0 * epoch,
+                validation={"map@r": score - 0.01 * (total - epoch)},
+            )
+        )
+    if epochs is None:
+        end = ScoredCheckpoint(epoch=total, validation={"map@r": score}, test={"map@r": figure})
+        summary = Summary(
+            last=end, best=end, selected_by="map@r", seconds=10.0 * total, images_per_second=1.0, skipped_images=()
+        )
+        summary.write(run.summary_path)
+
+
+class Trained:
+    """What was trained, in its order; takes the place of `run_once`.
+
+    Args:
+        tell: the score and the figure of a run, from its recipe, or why it fails.
+        before: called with the number of runs that were trained, before the next one is.
+    """
+
+    def __init__(self, tell: Callable[[Recipe], Told], before: Callable[[int], object] = lambda _: None) -> None:
+        self.tell, self.before = tell, before
+        self.folders: list[Path] = []
+
+    def __call__(self, protocol: str, recipe: Recipe, folder: Path, fabric: Any, progress: Any) -> Any:
+        run = RunFolder(folder)
+        if not run.summary_path.exists():
+            self.before(len(self.folders))
+            progress(str(folder), recipe)
+            self.folders.append(folder)
+            told = self.tell(recipe)
+            if isinstance(told, str):
+                raise UserError(told)
+            write_run(recipe, folder, told)
+        return {"test": Summary.read(run.summary_path).chosen.test}
+
+    def names(self, out: Path) -> list[str]:
+        return [str(folder.relative_to(out / "runs")) for folder in self.folders]
+
+
+def train_by(
+    monkeypatch: pytest.MonkeyPatch, tell: Callable[[Recipe], Told], before: Callable[[int], object] = lambda _: None
+) -> Trained:
+    """From here on studies are trained by this."""
+    trained = Trained(tell, before)
+    monkeypatch.setattr(study_run, "run_once", trained)
+    return trained

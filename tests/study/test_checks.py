@@ -1,0 +1,64 @@
+"""What is noted of a study before it runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from dmlkit.study.checks import study_notes
+from dmlkit.study.file import read_study
+from tests.study.fakes import STUDY, write_study
+from tests.study.test_plan import TUNED
+
+
+def notes(folder: Path, text: str, **classes: int) -> list[str]:
+    return study_notes(read_study(write_study(folder, text)), classes)
+
+
+def test_few_validation_classes_and_few_tuning_seeds_are_noted(tmp_path: Path):
+    assert notes(tmp_path, STUDY, small=30, large=41) == []
+    assert notes(tmp_path, STUDY, small=10, large=30) == [
+        "10 validation classes choose; expected at least 30: the best of few is chance"
+    ]
+    assert notes(tmp_path, TUNED) == ["only seed 0 tunes; expected at least 3, e.g. tune_seeds: [0, 1, 2]"]
+    assert notes(tmp_path, TUNED.replace("tune:", "tune_seeds: [4, 5, 6]\ntune:")) == []
+
+
+def test_samplers_that_differ_are_noted_of_the_variants_that_a_statement_compares(tmp_path: Path):
+    text = STUDY.replace(
+        "{loss.margin: 0.3}", "{loss.margin: 0.3, sampler: {name: class_balanced, images_per_class: 2}}"
+    )
+    told = "large and small have different samplers; their difference may be due to that"
+    assert notes(tmp_path, text) == [told]
+    assert notes(tmp_path, text[: text.index("expect:")]) == []
+
+
+def test_a_dry_run_says_how_many_runs_may_be_added(dmlkit: Callable[..., Any], tmp_path: Path):
+    text = TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1, 2]\nmore_seeds: 3\ntune:")
+    result = dmlkit("study", write_study(tmp_path, text), "-o", tmp_path / "out", "--dry-run")
+    assert "up to 18 runs more" in result.out and "18 runs: 18 models" in result.out  # 2 * 3 * 2 + 3 * 2
+
+
+def test_notes_stand_in_the_dry_run(dmlkit: Callable[..., Any], tmp_path: Path):
+    result = dmlkit("study", write_study(tmp_path, TUNED), "-o", tmp_path / "out", "--dry-run")
+    assert result.code == 0
+    assert "note: 3 validation classes choose; expected at least 30" in result.out and "note: only seed 0" in result.out
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_folder_with_too_few_classes_is_one_line_before_anything_trains(
+    dmlkit: Callable[..., Any], tmp_path: Path, classes: int
+):
+    for label in range(2 * classes):
+        (tmp_path / "photos" / f"{label}").mkdir(parents=True)
+        for image in range(2):
+            Image.new("L", (16, 16), 40 * label + image).save(tmp_path / "photos" / f"{label}" / f"{image}.png")
+    dataset = f"dataset={{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0.9}}"
+    path = write_study(tmp_path)
+    for words in ([], ["--dry-run"]):
+        result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu", "--set", dataset, *words)
+        assert result.code == 2 and result.err.count("\n") == 1
+        assert f"0.9 of {classes} training classes leaves" in result.err and "small: " in result.err
+        assert not (tmp_path / "out" / "runs").exists()

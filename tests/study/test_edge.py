@@ -1,0 +1,78 @@
+"""What lies beyond the edge of a grid."""
+
+from math import prod
+from typing import Any
+
+import pytest
+
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.study.config import Candidate
+from dmlkit.study.edge import beyond_edge, next_value, with_values
+from tests.conftest import TINY_RECIPE
+
+RECIPE = parse_recipe(TINY_RECIPE, "tiny.yaml")
+
+
+def candidates(**keys: list[Any]) -> list[Candidate]:
+    """Every combination, the last key changing fastest."""
+    found: list[dict[str, Any]] = [{}]
+    for key, values in keys.items():
+        found = [{**one, key: value} for one in found for value in values]
+    assert len(found) == prod(map(len, keys.values()))
+    return [Candidate(str(values), RECIPE, values) for values in found]
+
+
+@pytest.mark.parametrize(
+    ("grid", "value", "expected"),
+    [
+        ([1e-3, 2e-3, 4e-3], 4e-3, 8e-3),
+        ([4e-3, 2e-3, 1e-3], 1e-3, 5e-4),
+        ([1e-3, 2e-3, 4e-3], 8e-3, 0.016),  # which was added
+        ([1e-3, 3e-3, 1e-2], 1e-2, 0.0333333),
+        ([0.1, 0.2, 0.3], 0.3, 0.4),
+        ([0.3, 0.2, 0.1], 0.1, 0.0),
+        ([-1.0, -0.5, 0.5], 0.5, 1.5),  # a ratio of two signs is none
+        ([-0.1, -0.3, -0.9], -0.9, -2.7),
+        ([-0.9, -0.3, -0.1], -0.1, -0.0333333),
+        ([0.0, 0.1], 0.1, 0.2),
+        ([8, 16, 32], 32, 64),
+        ([30, 10], 10, 3),
+        ([2, 4, 6], 6, 8),
+        ([4, 2, 1], 1, None),
+    ],
+)
+def test_the_next_value_goes_on_as_the_grid_does(grid: list[float], value: float, expected: float | None):
+    found = next_value(grid, value)
+    assert found == expected and type(found) is type(expected)
+
+
+def test_only_the_ends_of_a_grid_have_something_beyond_them():
+    own = candidates(lr=[4e-3, 1e-3, 2e-3])  # in any order
+    assert [beyond_edge(own, own, one) for one in own] == [[{"lr": 8e-3}], [{"lr": 5e-4}], []]
+    more = candidates(lr=[8e-3])
+    assert beyond_edge(own, [*own, *more], own[0]) == []  # it is the best although something lies beyond it
+    assert beyond_edge(own, [*own, *more], more[0]) == [{"lr": 0.016}]
+
+
+@pytest.mark.parametrize("values", [["a", "b"], [True, False], [{"name": "exact"}, {"name": "none"}], [1e-3]])
+def test_what_is_no_grid_of_numbers_has_no_edge(values: list[Any]):
+    own = candidates(key=values)
+    assert [beyond_edge(own, own, one) for one in own] == [[]] * len(own)
+
+
+def test_of_several_keys_each_has_an_edge_of_its_own():
+    own = candidates(lr=[1e-3, 2e-3, 4e-3], scale=[8, 16])
+    corner = own[-1]
+    assert corner.values == {"lr": 4e-3, "scale": 16}
+    assert beyond_edge(own, own, corner) == [{"lr": 8e-3, "scale": 16}, {"lr": 4e-3, "scale": 32}]
+    further = candidates(lr=[8e-3], scale=[16])
+    assert beyond_edge(own, [*own, *further], corner) == [{"lr": 4e-3, "scale": 32}]
+    assert beyond_edge(own, [*own, *further], further[0]) == [{"lr": 0.016, "scale": 16}, {"lr": 8e-3, "scale": 32}]
+
+
+def test_a_candidate_with_other_values_is_the_recipe_that_says_so():
+    own = Candidate("lr=0.003", RECIPE, {"optimizer.lr": 0.003})
+    assert with_values(own, own.values, "grid") == own
+    found = with_values(own, {"optimizer.lr": 0.006}, "grid")
+    assert found.label == "lr=0.006"
+    assert found.recipe == parse_recipe(TINY_RECIPE, "tiny.yaml", ["optimizer.lr=0.006"])

@@ -1,0 +1,56 @@
+"""The error rate of seeds that are added one by one, against naive repetitions of it."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dmlkit.study.looks import compare_at_looks, is_decided, least_p_values
+
+
+@pytest.mark.parametrize(("first", "last"), [(3, 11), (5, 13), (2, 4)])
+def test_two_equal_variants_are_called_different_in_at_most_5_percent(first: int, last: int):
+    """400 studies of figures of equal variants; those of a seed are alike, as the same initial weights make them."""
+    random = np.random.default_rng(1)
+    called, called_naively = 0, 0
+    for _ in range(400):
+        seeds = random.normal(0.7, 0.05, last)
+        base, method = (list(seeds + random.normal(0, 0.02, last)) for _ in range(2))
+        looks = range(first, last + 1)
+        called += any(is_decided(base[:n], method[:n], first, last) for n in looks)
+        called_naively += any(stats.ttest_rel(base[:n], method[:n]).pvalue < 0.05 for n in looks)
+    assert called <= 400 * 0.05 + 2 * (400 * 0.05 * 0.95) ** 0.5  # two standard deviations of chance
+    assert called_naively > called + 10  # what it is there for
+
+
+def test_a_difference_is_found_and_fewer_looks_are_stricter_by_less():
+    random = np.random.default_rng(0)
+    base = random.normal(0.7, 0.01, 5)
+    method = base + random.normal(0.05, 0.005, 5)
+    assert is_decided(list(base), list(method), 5, 13) and is_decided(list(method), list(base), 5, 13)
+    widths = [compare_at_looks(list(base), list(method), 5, last) for last in (5, 6, 9, 13)]
+    assert np.all(np.diff([one.high - one.low for one in widths]) > 0)
+    assert np.all(np.diff([one.p_value for one in widths]) >= 0)
+
+
+def test_one_look_is_students_paired_t_test():
+    base, method = [0.5, 0.6, 0.7, 0.66], [0.53, 0.6, 0.76, 0.7]
+    expected = stats.ttest_rel(method, base)
+    interval = expected.confidence_interval(0.95)
+    found = compare_at_looks(base, method, 4, 4)
+    assert (found.low, found.high, found.p_value) == pytest.approx((interval.low, interval.high, expected.pvalue))
+    assert np.quantile(least_p_values(4, 4), 0.05) == pytest.approx(0.05, rel=0.05)
+
+
+def test_the_interval_holds_0_where_the_p_value_is_above_5_percent():
+    random = np.random.default_rng(3)
+    for shift in np.linspace(0, 0.06, 40):
+        base = list(random.normal(0.7, 0.02, 6))
+        method = list(np.array(base) + random.normal(shift, 0.03, 6))
+        found = compare_at_looks(base, method, 5, 10)
+        assert (found.low <= 0 <= found.high) == (found.p_value > 0.05)
+
+
+@pytest.mark.parametrize("pairs", [0, 1])
+def test_a_single_pair_decides_nothing_and_equal_figures_need_no_more_seeds(pairs: int):
+    assert not is_decided([0.5] * pairs, [0.9] * pairs, 2, 8)
+    assert is_decided([0.5, 0.6], [0.5, 0.6], 2, 8)

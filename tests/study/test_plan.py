@@ -1,0 +1,189 @@
+"""Which runs a study takes, with figures that are told."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmlkit.recipe.schema import Recipe
+from dmlkit.study.file import read_study
+from dmlkit.study.plan import Plan
+from tests.study.fakes import STUDY, Told, write_study
+
+TUNED = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-3, 2e-3, 4e-3]}\nvariants:")
+
+
+def plan_of(folder: Path, text: str) -> Plan:
+    return Plan(read_study(write_study(folder, text)), folder / "out")
+
+
+def end(plan: Plan, tell: Callable[[Recipe], Told], known: int | None = None) -> list[list[str]]:
+    """Let every run end as told, the first ``known`` ones of them if that is given; the names of each round."""
+    rounds: list[list[str]] = []
+    for runs in plan.rounds():
+        rounds.append([run.name for run in runs])
+        for run in runs:
+            told = tell(run.recipe)
+            if not isinstance(told, str):
+                plan.scores[run.name], figure = told
+                plan.figures[run.name] = {"map@r": figure}
+    return [names for names in rounds if names]
+
+
+def peak(best: float) -> Callable[[Recipe], tuple[float, float]]:
+    """Scores that are best at one learning rate."""
+
+    def tell(recipe: Recipe) -> tuple[float, float]:
+        rate = recipe.optimizer.lr  # pyright: ignore
+        return -abs(np.log(rate / best)), 0.5 + 0.01 * recipe.seed
+
+    return tell
+
+
+def test_without_tuning_every_run_is_known_at_once_seed_by_seed(tmp_path: Path):
+    plan = plan_of(tmp_path, STUDY)
+    assert end(plan, lambda _: (0.5, 0.6)) == [["small/seed-0", "large/seed-0", "small/seed-1", "large/seed-1"]]
+    assert plan.num_runs == 4
+    assert {name: choice.figures for name, choice in plan.choices().items()} == {
+        name: {0: {"map@r": 0.6}, 1: {"map@r": 0.6}} for name in ("small", "large")
+    }
+
+
+def test_tuning_seeds_choose_by_their_mean_and_their_runs_are_not_trained_twice(tmp_path: Path):
+    scores = {1e-3: {0: 0.9, 1: 0.1, 7: 0.1}, 2e-3: {0: 0.5, 1: 0.5, 7: 0.5}, 4e-3: {0: 0.1, 1: 0.6, 7: 0.4}}
+
+    def tell(recipe: Recipe) -> Told:
+        return scores[recipe.optimizer.lr].get(recipe.seed, 0.0), 0.7  # pyright: ignore
+
+    text = TUNED.replace("seeds: [0, 1]", "seeds: [0, 1, 2]\ntune_seeds: [0, 1, 7]")
+    plan = plan_of(tmp_path, text)
+    first, later = end(plan, tell)
+    assert first[:4] == [
+        "small/lr=0.001/seed-0",
+        "small/lr=0.002/seed-0",
+        "small/lr=0.004/seed-0",
+        "large/lr=0.001/seed-0",
+    ]
+    assert len(first) == 18 and [name[-1] for name in first] == ["0"] * 6 + ["1"] * 6 + ["7"] * 6
+    assert later == ["small/lr=0.002/seed-2", "large/lr=0.002/seed-2"]
+    assert plan.num_runs == 20 == plan.study.num_runs
+    choice = plan.choices()["small"]
+    assert choice.scores == pytest.approx([np.mean(list(one.values())) for one in scores.values()])
+    assert choice.candidate.label == "lr=0.002" and list(choice.figures) == [0, 1, 2]  # seed 7 chose alone
+    alone = plan_of(tmp_path, text.replace("tune_seeds: [0, 1, 7]\n", ""))
+    assert end(alone, tell)[1][0] == "small/lr=0.001/seed-1"
+
+
+@pytest.mark.parametrize(
+    ("best", "extend", "tried", "chosen"),
+    [
+        (2e-3, 3, [1e-3, 2e-3, 4e-3], "lr=0.002"),
+        (4e-3, 3, [1e-3, 2e-3, 4e-3, 8e-3], "lr=0.004"),
+        (1.0, 2, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2], "lr=0.016"),
+        (1e-9, 2, [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3], "lr=0.00025"),
+        (1.0, 0, [1e-3, 2e-3, 4e-3], "lr=0.004"),
+    ],
+)
+def test_a_choice_at_the_edge_extends_the_grid(
+    tmp_path: Path, best: float, extend: int, tried: list[float], chosen: str
+):
+    plan = plan_of(tmp_path, TUNED.replace("tune:", f"extend: {extend}\ntune:"))
+    rounds = end(plan, peak(best))
+    assert rounds[-1] == [f"small/{chosen}/seed-1", f"large/{chosen}/seed-1"]
+    for variant in plan.as_tried().variants:
+        assert [one.values["optimizer.lr"] for one in variant.candidates] == tried
+        assert [one.recipe.optimizer.lr for one in variant.candidates] == tried  # pyright: ignore
+        assert len(plan.choices()[variant.name].scores) == len(tried)
+    assert plan.num_runs == sum(map(len, rounds))
+
+
+def test_several_keys_are_tuned_by_their_combinations_and_extended_one_at_a_time(tmp_path: Path):
+    def tell(recipe: Recipe) -> Told:
+        scale = -abs(np.log(recipe.loss.scale / 16))  # pyright: ignore
+        return peak(8e-3)(recipe)[0] + scale, 0.5
+
+    text = TUNED.replace("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", "{optimizer.lr: [1e-3, 2e-3], loss.scale: [16, 32]}")
+    plan = plan_of(tmp_path, text.replace("tune:", "extend: 5\ntune:"))
+    tried = [names[0].split("/")[1] for names in end(plan, tell)[1:-1]]
+    assert tried == [
+        "lr=0.004,scale=16",
+        "lr=0.008,scale=16",
+        "lr=0.016,scale=16",  # which was worse, so the other key is next
+        "lr=0.008,scale=8",
+    ]
+    assert plan.chosen["small"].label == "lr=0.008,scale=16"
+
+
+def test_each_variant_extends_by_itself_and_as_often_at_most(tmp_path: Path):
+    def tell(recipe: Recipe) -> Told:
+        return peak(1.0 if recipe.loss.margin == 0.3 else 2e-3)(recipe)  # pyright: ignore
+
+    plan = plan_of(tmp_path, TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1]\ntune:"))
+    rounds = end(plan, tell)
+    assert rounds[1:] == [[f"large/lr={rate}/seed-{seed}" for seed in (0, 1)] for rate in ("0.008", "0.016")]
+
+
+def test_a_candidate_that_fails_is_not_chosen_and_ends_the_grid(tmp_path: Path):
+    def tell(recipe: Recipe) -> Told:
+        return "diverged" if recipe.optimizer.lr > 4e-3 else peak(1.0)(recipe)  # pyright: ignore
+
+    plan = plan_of(tmp_path, TUNED.replace("tune:", "extend: 3\ntune:"))
+    rounds = end(plan, tell)
+    assert rounds[1:] == [
+        ["small/lr=0.008/seed-0", "large/lr=0.008/seed-0"],
+        ["small/lr=0.004/seed-1", "large/lr=0.004/seed-1"],
+    ]
+    assert [len(variant.candidates) for variant in plan.as_tried().variants] == [3, 3]
+
+
+def test_a_value_that_no_recipe_takes_ends_the_grid(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    text = TUNED.replace("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", "{dataset.validation_fraction: [0.34, 0.68]}")
+    plan = plan_of(tmp_path, text.replace("tune:", "extend: 3\ntune:"))
+    rounds = end(plan, lambda recipe: (recipe.dataset.validation_fraction, 0.5))
+    assert len(rounds) == 2 and "the grid ends here: small, beyond the edge of tune" in caplog.text
+
+
+def test_with_every_candidate_failed_a_variant_has_no_choice(tmp_path: Path):
+    plan = plan_of(tmp_path, TUNED)
+    rounds = end(plan, lambda recipe: "no" if recipe.loss.margin == 0.3 else (0.5, 0.5))  # pyright: ignore
+    assert rounds[1] == ["small/lr=0.001/seed-1"] and list(plan.choices()) == ["small"]
+
+
+def noisy(shift: float) -> Callable[[Recipe], tuple[float, float]]:
+    def tell(recipe: Recipe) -> tuple[float, float]:
+        is_large = recipe.loss.margin == 0.3  # pyright: ignore
+        return 0.5, 0.5 + shift * is_large + 0.02 * np.random.default_rng([recipe.seed, is_large]).normal()
+
+    return tell
+
+
+@pytest.mark.parametrize(("shift", "added"), [(0.0, 4), (5.0, 0)])
+def test_seeds_are_added_to_statements_that_are_not_separable(tmp_path: Path, shift: float, added: int):
+    plan = plan_of(tmp_path, STUDY.replace("seeds: [0, 1]", "seeds: [0, 1, 5]\nmore_seeds: 4"))
+    rounds = end(plan, noisy(shift))
+    assert rounds[1:] == [[f"small/seed-{seed}", f"large/seed-{seed}"] for seed in (2, 3, 4, 6)[:added]]
+    assert list(plan.choices()["large"].figures) == [0, 1, 5, *(2, 3, 4, 6)[:added]]
+    assert plan.num_runs == 6 + 2 * added
+
+
+def test_only_the_variants_of_such_a_statement_get_more_seeds(tmp_path: Path):
+    text = STUDY.replace("  large:", "  far: {loss.margin: 0.9}\n  large:").replace(
+        "[0, 1]", "[0, 1, 2]\nmore_seeds: 2"
+    )
+
+    def tell(recipe: Recipe) -> Told:
+        return (0.5, 9.0 + 0.01 * recipe.seed) if recipe.loss.margin == 0.9 else noisy(0.0)(recipe)  # pyright: ignore
+
+    plan = plan_of(tmp_path, text + "- {better: far, than: small, metric: map@r}\n")
+    assert end(plan, tell)[1:] == [[f"{name}/seed-{seed}" for name in ("small", "large")] for seed in (3, 4)]
+
+
+@pytest.mark.parametrize("best", [1.0, 2e-3, 1e-9])
+def test_the_rounds_are_the_same_whatever_was_known_before(tmp_path: Path, best: float):
+    """A killed study reads what is complete from its folder, and asks for the rest."""
+    text = TUNED.replace("tune:", "extend: 3\ntune_seeds: [1, 0]\nmore_seeds: 3\ntune:")
+    whole = plan_of(tmp_path, text)
+    rounds = end(whole, peak(best))
+    again = plan_of(tmp_path, text)
+    assert end(again, peak(best)) == rounds and again.choices() == whole.choices()

@@ -1,0 +1,204 @@
+"""Studies that are cut off by a budget, whose runs fail, that are killed while they tune; nothing is trained here."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmlkit.distributed import stopping
+from dmlkit.recipe.schema import Recipe
+from dmlkit.study import run as study_run
+from tests.study.fakes import STUDY, Told, train_by, write_study
+from tests.study.test_plan import TUNED, noisy, peak
+
+THREE = STUDY.replace("[0, 1]", "[0, 1, 2]")
+TIRED = 75
+
+
+class Killed(BaseException):
+    """What no command catches."""
+
+
+def figures(recipe: Recipe) -> Told:
+    is_large = recipe.loss.margin == 0.3  # pyright: ignore
+    return 0.5, 0.6 + 0.1 * is_large + 0.01 * recipe.seed * (1 + is_large)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that studies look at."""
+    now = [100.0]
+    for module in (stopping, study_run):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    return now
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "results.json").read_text())
+
+
+def study(dmlkit: Callable[..., Any], path: Path, *words: object) -> Any:
+    return dmlkit("study", path, "-o", path.parent / "out", "--device", "cpu", *words)
+
+
+def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_goes_on(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+):
+    def pass_time(_: int) -> None:
+        clock[0] += 10
+
+    trained = train_by(monkeypatch, figures, pass_time)
+    path, out = write_study(tmp_path, THREE), tmp_path / "out"
+    result = study(dmlkit, path, "--budget", "25s")
+    assert result.code == TIRED, result.err
+    assert result.out.splitlines()[-1] == "budget used up: 3 of 6 runs done; the same command goes on"
+    assert trained.names(out) == ["small/seed-0", "large/seed-0", "small/seed-1"]
+    found = results_of(out)
+    assert found["missing"] == {"small": [2], "large": [1, 2]}
+    assert list(found["variants"]["small"]["runs"]) == ["0", "1"] and list(found["variants"]["large"]["runs"]) == ["0"]
+    (judged,) = found["verdicts"]
+    assert (judged["verdict"], judged["low"]) == ("not separable at this size", None)  # of one pair
+    assert judged["difference"] == pytest.approx(0.1)
+    told = "Not complete: missing are small (seed 2); large (seeds 1, 2)."
+    assert told in (out / "results.md").read_text() and told in result.out.replace("\n", " ")
+    refused = dmlkit("report", out, "-o", tmp_path / "report.md")
+    assert refused.code == 2 and "this study is not finished; go on with: dmlkit study" in refused.err
+
+    again = study(dmlkit, path, "--budget", "1h")
+    assert again.code == 0 and "budget used" not in again.out, again.err
+    assert "3 of 6 runs are complete already" in again.out
+    assert trained.names(out)[3:] == ["large/seed-1", "small/seed-2", "large/seed-2"]
+    assert results_of(out)["missing"] == {} and "Not complete" not in (out / "results.md").read_text()
+    assert dmlkit("report", out, "-o", tmp_path / "report.md").code == 0
+
+
+def test_a_budget_that_ends_before_a_variant_is_complete_writes_no_results(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+):
+    def pass_time(_: int) -> None:
+        clock[0] += 10
+
+    train_by(monkeypatch, peak(2e-3), pass_time)
+    result = study(dmlkit, write_study(tmp_path, TUNED), "--budget", "15s")
+    assert result.code == TIRED
+    assert result.out.splitlines()[-2:] == [
+        "no variant is complete yet, so there are no results",
+        "budget used up: 2 of 8 runs done; the same command goes on",
+    ]
+    assert not list((tmp_path / "out").glob("results.*"))
+
+
+@pytest.mark.parametrize("budget", ["0h", "-1h", "soon", "90"])
+def test_a_budget_that_is_no_time_is_one_line(dmlkit, tmp_path: Path, budget: str):
+    result = study(dmlkit, write_study(tmp_path), f"--budget={budget}")
+    assert result.code == 2 and result.err.count("\n") == 1 and f"--budget '{budget}': expected hours" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_killed_at_any_run_a_study_that_extends_its_grid_comes_to_the_same(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    text = TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1]\nmore_seeds: 2\ntune:")
+    wholes = tmp_path / "whole"
+    wholes.mkdir()
+
+    def tell(recipe: Recipe) -> Told:
+        return peak(1.0)(recipe)[0], noisy(0.0)(recipe)[1]
+
+    whole = train_by(monkeypatch, tell)
+    assert study(dmlkit, write_study(wholes, text), "--set", "training.epochs=1").code == 0
+    expected = results_of(wholes / "out")
+    assert expected["variants"]["small"]["tuned"]["chosen"] == "lr=0.016"
+    assert len(whole.folders) == 12 + 8 + 4  # values of the file, beyond the edge, added seeds
+    for number in (1, 13, 17, 22):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+
+        def kill(trained: int, number: int = number) -> None:
+            if trained == number:
+                raise Killed
+
+        path = write_study(folder, text)
+        first = train_by(monkeypatch, tell, kill)
+        with pytest.raises(Killed):
+            study(dmlkit, path, "--set", "training.epochs=1")
+        then = train_by(monkeypatch, tell)
+        assert study(dmlkit, path, "--set", "training.epochs=1").code == 0
+        assert first.names(folder / "out") + then.names(folder / "out") == whole.names(wholes / "out")
+        assert {**results_of(folder / "out"), "command": ""} == {**expected, "command": ""}
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def tell(recipe: Recipe) -> Told:
+        is_broken = recipe.seed == 1 and recipe.loss.margin == 0.3  # pyright: ignore
+        return "the loss is not finite" if is_broken else figures(recipe)
+
+    path, out = write_study(tmp_path, THREE), tmp_path / "out"
+    trained = train_by(monkeypatch, tell)
+    result = study(dmlkit, path)
+    assert result.code == 2 and result.err.count("\n") == 1, result.err
+    assert "1 run failed, as told above; the same command tries again" in result.err
+    assert len(trained.folders) == 6 and "large/seed-1 failed: the loss is not finite" in result.out
+    found = results_of(out)
+    assert found["missing"] == {"large": [1]} and found["failed"] == {"large/seed-1": "the loss is not finite"}
+    assert found["verdicts"][0]["difference"] == pytest.approx(0.1 + 0.01)  # seeds 0 and 2
+    assert "Failed: large/seed-1: the loss is not finite" in (out / "results.md").read_text()
+    assert json.loads((out / "failures.json").read_text())["failed"] == found["failed"]
+
+    again = train_by(monkeypatch, figures)
+    assert study(dmlkit, path).code == 0 and again.names(out) == ["large/seed-1"]
+    assert not (out / "failures.json").exists() and results_of(out)["failed"] == {}
+
+
+def test_a_value_that_cannot_be_trained_is_not_chosen(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def tell(recipe: Recipe) -> Told:
+        return "not finite" if recipe.optimizer.lr == 4e-3 else peak(1.0)(recipe)  # pyright: ignore
+
+    train_by(monkeypatch, tell)
+    result = study(dmlkit, write_study(tmp_path, TUNED))
+    assert result.code == 0 and "Failed: small/lr=0.004/seed-0, large/lr=0.004/seed-0: not finite" in result.out
+    tuned = results_of(tmp_path / "out")["variants"]["small"]["tuned"]
+    assert tuned["chosen"] == "lr=0.002" and list(tuned["validation"]) == ["lr=0.001", "lr=0.002"]
+
+
+def test_a_study_whose_runs_all_failed_is_one_screen_and_no_results(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    train_by(monkeypatch, lambda recipe: "no photos" if recipe.seed else "the loss is not finite")
+    path, out = write_study(tmp_path), tmp_path / "out"
+    result = study(dmlkit, path)
+    assert result.code == 2 and "Traceback" not in result.err
+    assert [line.removeprefix(f"error: {out}: ") for line in result.err.splitlines()] == [
+        "no variant has a complete run, so there are no results",
+        "error: small/seed-0, large/seed-0: the loss is not finite",
+        "error: small/seed-1, large/seed-1: no photos",
+    ]
+    assert not list(out.glob("results.*"))
+
+
+def test_results_that_were_complete_stay_when_a_run_is_damaged(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    train_by(monkeypatch, figures)
+    path, out = write_study(tmp_path), tmp_path / "out"
+    assert study(dmlkit, path).code == 0
+    before = (out / "results.json").read_bytes()
+    (out / "runs" / "large" / "seed-1" / "summary.json").write_text("{")
+    assert study(dmlkit, path).code == 2 and (out / "results.json").read_bytes() == before
+
+
+def test_the_grid_may_be_extended_later_and_nothing_is_trained_twice(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, out = write_study(tmp_path, TUNED), tmp_path / "out"
+    trained = train_by(monkeypatch, peak(1.0))
+    assert study(dmlkit, path).code == 0
+    path.write_text(TUNED.replace("tune:", "extend: 1\ntune:"))
+    again = study(dmlkit, path)
+    assert again.code == 0 and "run 10/10" in again.out, again.out
+    assert trained.names(out)[8:] == [f"{name}/lr=0.008/seed-{seed}" for seed in (0, 1) for name in ("small", "large")]
+    assert len(set(trained.folders)) == len(trained.folders)
+    path.write_text(TUNED)
+    assert "extend: was 1, now 0" in study(dmlkit, path).err
+    path.write_text(TUNED.replace("tune:", "extend: 1\nmore_seeds: 2\ntune:"))
+    assert "more_seeds: was 0, now 2" in study(dmlkit, path).err

@@ -1,0 +1,128 @@
+"""How far a study is, against what was written into its folder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmlkit.files.lock import sole_writer
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study.status import status_of
+from tests.study.fakes import STUDY, Told, train_by, write_run, write_study
+from tests.study.test_plan import TUNED, peak
+
+
+class Killed(BaseException):
+    """What no command catches."""
+
+
+def study(dmlkit: Callable[..., Any], path: Path) -> Any:
+    return dmlkit("study", path, "-o", path.parent / "out", "--device", "cpu")
+
+
+def kill_after(number: int) -> Callable[[int], None]:
+    def kill(trained: int) -> None:
+        if trained == number:
+            raise Killed
+
+    return kill
+
+
+@pytest.fixture
+def killed(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study of 2 variants and 3 seeds with 2 runs that are done, one that failed and one in its second epoch."""
+
+    def tell(recipe: Recipe) -> Told:
+        is_large = recipe.loss.margin == 0.3  # pyright: ignore
+        return "the loss is not finite" if is_large and not recipe.seed else (0.7 + 0.01 * recipe.seed, 0.6)
+
+    train_by(monkeypatch, tell, kill_after(3))
+    with pytest.raises(Killed):
+        study(dmlkit, write_study(tmp_path, STUDY.replace("[0, 1]", "[0, 1, 2]")))
+    out = tmp_path / "out"
+    recipe = RunFolder(out / "runs" / "small" / "seed-0").recipe().model_copy(update={"seed": 1})
+    write_run(recipe, out / "runs" / "large" / "seed-1", (0.8, 0.0), epochs=2)
+    return out
+
+
+def test_runs_are_done_failed_stopped_or_waiting(killed: Path):
+    found = status_of(killed)
+    assert [(run.folder, run.state, run.epochs, run.of_epochs, run.seconds) for run in found.runs] == [
+        ("small/seed-0", "done", 3, 3, 30.0),
+        ("small/seed-1", "done", 3, 3, 30.0),
+        ("small/seed-2", "waiting", 0, 3, 0.0),
+        ("large/seed-0", "failed", 0, 3, 0.0),
+        ("large/seed-1", "stopped", 2, 3, 20.0),
+        ("large/seed-2", "waiting", 0, 3, 0.0),
+    ]
+    assert [run.score for run in found.runs] == [0.7, 0.71, None, None, pytest.approx(0.79), None]
+    assert found.runs[3].reason == "the loss is not finite"
+    assert (found.seconds, found.seconds_left) == (80.0, 70.0)  # 10 s an epoch, 7 epochs
+    assert not found.is_running
+
+
+def test_a_run_whose_folder_is_held_is_running(killed: Path):
+    with sole_writer(killed, what="a study"), sole_writer(killed / "runs" / "large" / "seed-1", what="a training"):
+        found = status_of(killed)
+        assert found.is_running and found.runs[4].state == "running"
+    (killed / "runs" / "large" / "seed-1" / ".lock").touch()  # as a killed process leaves it
+    assert status_of(killed).runs[4].state == "stopped"
+
+
+def test_the_screen_fits_80_columns_and_reads_only(dmlkit, killed: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in killed.rglob("*")}
+    result = dmlkit("status", killed)
+    assert result.code == 0
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.out.splitlines() if "│" in line]
+    assert cells == [
+        ["small", "0 1 done, 2 waiting", "0.7050", "1 min 0 s"],
+        ["large", "0 failed, 1 stopped (epoch 2 of 3), 2", "0.7900", "20 s"],
+        ["", "waiting", "", ""],
+    ]
+    assert "failed: large/seed-0: the loss is not finite" in result.out
+    assert "2 of 6 runs done, 1 stopped, 1 failed; 1 min 20 s of training, about 1 min 10 s left" in result.out
+    assert f"nothing runs now; go on with: dmlkit study {killed.parent}/study.yaml" in result.out
+    assert max(len(line) for line in result.out.splitlines() if line[:1] in "┏│└") <= 80
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in killed.rglob("*")} == before
+    assert json.loads(dmlkit("status", killed, "--json").out) == status_of(killed).model_dump(mode="json")
+
+
+def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, out = write_study(tmp_path, TUNED.replace("tune:", "extend: 1\ntune:")), tmp_path / "out"
+    train_by(monkeypatch, peak(1.0), kill_after(2))
+    with pytest.raises(Killed):
+        study(dmlkit, path)
+    rows = [line.split("│")[1:3] for line in dmlkit("status", out).out.splitlines() if "│" in line]
+    values = ("lr=0.001", "lr=0.002", "lr=0.004", "(not chosen yet)")
+    assert [" ".join(row[0].split()) for row in rows] == [
+        f"{name} {one}" for name in ("small", "large") for one in values
+    ]
+    train_by(monkeypatch, peak(1.0))
+    assert study(dmlkit, path).code == 0
+    found = status_of(out)
+    assert found.best == {"small": "lr=0.008", "large": "lr=0.008"}
+    assert {run.state for run in found.runs} == {"done"} and len(found.runs) == 10
+    text = dmlkit("status", out).out
+    assert "small lr=0.008 (best)" in text and "10 of 10 runs done" in text and "left" not in text
+
+
+@pytest.mark.parametrize("name", ["nothing", "photos"])
+def test_a_folder_that_is_no_study_is_one_line(dmlkit, tmp_path: Path, name: str):
+    (tmp_path / "photos").mkdir()
+    result = dmlkit("status", tmp_path / name)
+    assert result.code == 2 and result.err.count("\n") == 1
+    assert "no study here (study.json is missing); expected a folder that dmlkit study wrote" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_a_damaged_record_is_one_line(dmlkit, killed: Path):
+    for name in ("failures.json", "study.json"):
+        (killed / name).write_text("{}")
+        result = dmlkit("status", killed)
+        assert result.code == 2 and result.err.count("\n") == 1 and f"{killed / name}: " in result.err
