@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.run_folder.documents import Summary
+from dmlkit.study.beside import beside_figures
 from dmlkit.study.config import Candidate, Study, Variant
 from dmlkit.study.protocol import Figures, fold_recipe, is_complete, run_once
 from dmlkit.study.ray import train_on_ray
@@ -91,7 +92,7 @@ def run_study(
                 choice = choices[variant.name]
                 choice.figures[seed] = figures[runs.run(variant, choice.candidate, seed).name]
         cost = Cost.of([path.parent for path in _summaries(folder / "runs")])
-        results = summarize_study(study, choices, cost, command)
+        results = summarize_study(study, choices, cost, command, beside=beside_figures(study, choices, folder, fabric))
         if fabric.is_global_zero:
             results.write(folder / "results.json")
     return results

@@ -39,7 +39,7 @@ def test_paired_permutation_against_all_exchanges():
 
 def test_p_values_are_uniform_without_a_difference():
     rng = np.random.default_rng(2)
-    p = [paired_comparison(*torch.from_numpy(rng.standard_normal((2, 30))), None).p_value for _ in range(100)]
+    p = [paired_comparison(*torch.from_numpy(rng.standard_normal((2, 30))).unbind(), None).p_value for _ in range(100)]
     assert stats.kstest(p, "uniform").pvalue > 0.01
 
 
