@@ -133,12 +133,12 @@ def told_few(classes: int) -> str | None:
         >>> told_few(4), told_few(10)
         ('intervals over 4 classes are rough; no p-value of theirs can be below 0.125', None)
         >>> told_few(1)
-        'a single class does not tell how classes vary: no intervals and no p-values over classes'
+        'a single class does not tell how classes vary: no intervals over classes, and p is 1'
     """
     if classes >= FEW_CLASSES:
         return None
     if classes < 2:
-        return "a single class does not tell how classes vary: no intervals and no p-values over classes"
+        return "a single class does not tell how classes vary: no intervals over classes, and p is 1"
     return f"intervals over {classes} classes are rough; no p-value of theirs can be below {2 / 2**classes:.3g}"
 
 

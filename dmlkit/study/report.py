@@ -78,13 +78,15 @@ def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]
         parts[0] += ", but not after Holm's correction"
     if judged.verdict == "not separable at this size" and judged.runs_to_separate:
         parts.append(f"about {judged.runs_to_separate} seeds would do")
-    for name in judged.not_trained:
-        floor = (variants[name].untrained or {}).get(judged.metric, 0.0)
-        parts.append(f"{name} is below its network before training, {floor:.4f}")
-    for name in judged.at_edge:
-        tuned = variants[name].tuned
-        ends = ", ".join(f"{key} the {end}" for key, end in (tuned.edge if tuned else {}).items())
-        parts.append(f"{name} tuned at the edge, {ends} tried")
+    if judged.not_trained:
+        floors = (f"{name} ({_untrained(variants[name], judged.metric)})" for name in judged.not_trained)
+        parts.append(f"below the network before training: {', '.join(floors)}")
+    if judged.at_edge:
+        names: dict[str, list[str]] = {}
+        for name in judged.at_edge:
+            names.setdefault(_ends(variants[name]), []).append(name)
+        ends = (f"{' and '.join(both)} ({end})" for end, both in names.items())
+        parts.append(f"tuned at the edge: {', '.join(ends)}")
     return "; ".join(parts)
 
 
@@ -148,8 +150,7 @@ def tuning_rows(results: StudyResults) -> Rows:
     for name, variant in results.variants.items():
         if variant.tuned:
             tried = ", ".join(f"{label}: {score:.4f}" for label, score in variant.tuned.validation.items())
-            ends = "".join(f"; {key} the {end}" for key, end in variant.tuned.edge.items())
-            rows.append([name, tried, f"{variant.tuned.chosen}{ends}"])
+            rows.append([name, tried, "; ".join(filter(None, (variant.tuned.chosen, _ends(variant))))])
     return rows
 
 
@@ -192,6 +193,11 @@ def _last(variant: VariantResults, metric: str) -> str:
 def _untrained(variant: VariantResults, metric: str) -> str:
     floor = (variant.untrained or {}).get(metric)
     return "" if floor is None else f"{floor:.4f}"
+
+
+def _ends(variant: VariantResults) -> str:
+    edge = variant.tuned.edge if variant.tuned else {}
+    return ", ".join(f"{key} the {end} tried" for key, end in edge.items())
 
 
 def _interval(change: Difference | JudgedStatement) -> str:

@@ -517,7 +517,7 @@ def test_tuning_takes_the_best_on_validation_classes(dmlkit, tmp_path: Path):
         runs = results_of(out)["variants"][name]["runs"]
         assert runs["0"]["recall@1"] == figure(out, f"{name}/{best}/seed-0", "recall@1")
     text = (out / "results.md").read_text()
-    assert f"{scores[best]:.4f}" in text and "large tuned at the edge, optimizer.lr the" in text
+    assert f"{scores[best]:.4f}" in text and "tuned at the edge: large" in text
     assert results_of(out)["verdicts"][0]["at_edge"] == ["large", "small"]
 
 

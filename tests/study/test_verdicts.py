@@ -72,7 +72,7 @@ def test_a_variant_below_its_network_before_training_is_not_trained_never_worse(
     assert (judged.verdict, judged.not_trained, judged.runs_to_separate) == ("not trained", ("method",), None)
     assert one(base=method, method=base).not_trained == ("base",)
     told = verdict_text(judged, {"base": base, "method": method})
-    assert told == "not trained; method is below its network before training, 0.6000"
+    assert told == "not trained; below the network before training: method (0.6000)"
     assert one(base=base, method=variant(BASE, untrained={"recall@1": 0.9})).not_trained == ()
 
 
@@ -95,8 +95,7 @@ def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
     judged = one(**variants)
     assert (judged.verdict, judged.at_edge) == ("holds", ("method", "base"))
     assert verdict_text(judged, variants) == (
-        "holds; method tuned at the edge, optimizer.lr the highest tried; "
-        "base tuned at the edge, optimizer.lr the lowest tried"
+        "holds; tuned at the edge: method (optimizer.lr the highest tried), base (optimizer.lr the lowest tried)"
     )
 
 
