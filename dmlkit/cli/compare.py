@@ -1,7 +1,7 @@
 """``dmlkit compare``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -9,8 +9,7 @@ from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, Set
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
-    from dmlkit.evaluation.compare import Result
-    from dmlkit.evaluation.significance import Comparison
+    from dmlkit.evaluation.compare import Line, Result
 
 app = typer.Typer()
 
@@ -23,6 +22,10 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
     json: Json = False,
+    by: Annotated[
+        Literal["classes", "queries"],
+        typer.Option(help="What intervals and p-values draw: classes, or queries as if independent of each other."),
+    ] = "classes",
     checkpoint: Checkpoint = None,
     overrides: Set = None,
     device: Device = "auto",
@@ -38,33 +41,59 @@ def compare(
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.evaluation.compare import compare_runs, lines_of
-    from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows
+    from dmlkit.evaluation.run_names import short_names
+    from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows, narrow_rows
 
     fabric = start_fabric(device)
-    results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], fabric=fabric)
+    results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, fabric=fabric)
     if not fabric.is_global_zero:
         return
-    lines = lines_of(results, differences)
     console = Console(stderr=markdown or latex or json)
+    is_shown = not (markdown or latex or json)
+    lines = lines_of(results, differences, room_for_names(results, console.width) if is_shown else None)
     if json:
-        say_json(as_plain(results, differences))
+        say_json(as_plain(results, lines, by))
     elif markdown or latex:
         rows = comparison_rows(lines)
         typer.echo(as_markdown(rows) if markdown else as_latex(rows))
     else:
-        print_table(comparison_rows(lines), console)
+        values, changes = narrow_rows(lines)
+        print_table(values, console)
+        if changes:
+            print_table(changes, console, f"minus {lines[0].name}")
+        for line, name, result in zip(lines, short_names([result.name for result in results]), results, strict=False):
+            if line.name != name:
+                say(console, f"{line.name}: {result.name}")
+    if not json and any(result.report.intervals for result in results):
+        say(console, drawn(results[0], lines))
     for line, result in zip(lines, results, strict=False):  # the lines go on with what runs began with
         if gain := gain_of(result):
             say(console, f"{line.name}: {gain}")
-    for result in results:
-        for note in result.notes:
-            say(console, f"note: {note}")
+    for note in dict.fromkeys(note for result in results for note in result.notes):
+        say(console, f"note: {note}")
     first = results[0]
     for result, changes in zip(results[1:], differences, strict=True):
         if result.report.images != first.report.images:
             say(console, f"note: {result.name} was tested on other images than {first.name}: no differences")
         elif not changes:
             say(console, f"note: {result.name} has no metric of {first.name} that is made of queries: no differences")
+
+
+def room_for_names(results: list["Result"], width: int) -> int:
+    """The characters that the other columns leave to names of runs, at least 8."""
+    metrics = max(len(name) for result in results for name in result.report.metrics)
+    return max(8, width - 58 - min(metrics, 12))  # of the wider table; a longer metric goes on in the next line
+
+
+def drawn(first: "Result", lines: list["Line"]) -> str:
+    """What the intervals and p-values of the table are over."""
+    from dmlkit.cli.console import counted
+
+    compared, units = sum(len(line.changes) for line in lines), f"{first.report.queries} queries, as if independent"
+    if first.classes is not None:
+        units = f"{counted(len(first.classes.unique()), 'class', 'classes')} ({first.report.queries} queries)"
+    holm = f"; Holm's p for {compared} comparisons" if compared > 1 else ""
+    return f"intervals and p over {units}{holm}"
 
 
 def gain_of(result: "Result") -> str | None:
@@ -75,17 +104,20 @@ def gain_of(result: "Result") -> str | None:
     if untouched is None or metric not in result.report.metrics:
         return None
     change = result.gains.get(metric)
-    interval = (change.low, change.high) if change else None
+    interval = change.ends if change else None
     return told_gain(metric, result.report.metrics[metric], untouched.report.metrics[metric], interval)
 
 
-def as_plain(results: list["Result"], differences: list[dict[str, "Comparison"]]) -> dict[str, Any]:
+def as_plain(results: list["Result"], lines: list["Line"], by: str) -> dict[str, Any]:
     """The reports, each with what it differs by from the first, and from the backbone that it began with."""
     runs: list[dict[str, Any]] = [{"run": result.name, **result.report.plain()} for result in results]
-    for run, changes in zip(runs[1:], differences, strict=True):
-        run["difference_to_first"] = {name: change.as_dict() for name, change in changes.items()}
+    for run, line in zip(runs[1:], lines[1:], strict=False):  # the lines go on with what runs began with
+        run["difference_to_first"] = {
+            name: {**change.as_dict(), "corrected_p_value": line.corrected[name]}
+            for name, change in line.changes.items()
+        }
     for run, result in zip(runs, results, strict=True):
         if result.untouched:
             run["untouched"] = result.untouched.report.plain()
             run["difference_to_untouched"] = {name: change.as_dict() for name, change in result.gains.items()}
-    return {"runs": runs}
+    return {"by": by, "runs": runs}

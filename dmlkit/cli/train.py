@@ -82,7 +82,7 @@ def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str)
     from dmlkit.evaluation.untouched import told_gain
 
     change = untouched.difference.get(metric)
-    interval = (change.low, change.high) if change else None
+    interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
     return told_gain(metric, summary.chosen.test[metric], untouched.test[metric], interval)
 
 

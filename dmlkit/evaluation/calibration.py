@@ -6,6 +6,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from dmlkit.evaluation.resampling import effective_number, tail_of
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairs.pairing import Pairing
 from dmlkit.run_folder.threshold import PairRates
@@ -160,22 +161,7 @@ def effective_classes(best: BestPairs, far: float, sizes: Tensor) -> float:
     """
     different = float(sizes.sum().square() - sizes.square().sum()) / 2
     counts = best.classes[:, : max(1, round(far * different))].flatten().bincount().double()
-    return float(counts.sum().square() / counts.square().sum())
-
-
-def tail_of(count: float) -> float:
-    """The share, in (0, 0.025), that a percentile interval of 95 % leaves out on either side, for 2 classes or more.
-
-    That of a bootstrap over n is too narrow by sqrt((n - 1) / n), and by what a normal distribution has less than
-    Student's t of n - 1 degrees of freedom; the expanded interval makes up for both (Hesterberg 2015, section 4.2.2).
-
-    Example:
-        >>> round(tail_of(1e6), 4), round(tail_of(7.0), 4)
-        (0.025, 0.0041)
-    """
-    from scipy.stats import norm, t
-
-    return float(norm.cdf(-((count / (count - 1)) ** 0.5) * t.ppf(0.975, count - 1)))
+    return effective_number(counts)
 
 
 def _draw(sizes: Tensor, generator: torch.Generator) -> Tensor:

@@ -11,8 +11,10 @@ from torch import Tensor
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
+from dmlkit.evaluation.resampling import Unit, bootstrap_intervals, paired_differences, told_few
 from dmlkit.evaluation.run import EvaluatedRun, evaluate_run
-from dmlkit.evaluation.significance import Comparison, paired_differences
+from dmlkit.evaluation.run_names import short_names
+from dmlkit.evaluation.significance import Comparison, holm
 from dmlkit.evaluation.stored import Figures, stored_answer
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
@@ -25,6 +27,7 @@ class Result:
         name: of the run.
         report: of its test classes.
         per_query: (Q,) values by metric.
+        classes: (Q,) int64, of the queries; None where they are compared one by one.
         selected_by: the metric that chooses the run's checkpoints.
         notes: why what is stored could not be used, if so.
         untouched: figures of the run's backbone before training, where it has them for the same question.
@@ -34,6 +37,7 @@ class Result:
     name: str
     report: Report
     per_query: dict[str, Tensor]
+    classes: Tensor | None
     selected_by: str
     notes: tuple[str, ...] = ()
     untouched: Figures | None = None
@@ -45,6 +49,7 @@ def compare_runs(
     *,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
+    by: Unit = "classes",
     device: str = "auto",
     fabric: Fabric | None = None,
 ) -> tuple[list[Result], list[dict[str, Comparison]]]:
@@ -57,6 +62,7 @@ def compare_runs(
         paths: of the runs.
         checkpoint: which weights; by default the best, else the last.
         overrides: ``key=value`` each, for all runs; see `evaluate_run`.
+        by: what intervals and p-values draw; queries as if a class did not make its own alike.
         device: where, see `start_fabric`.
         fabric: a device and ranks that were launched already.
 
@@ -76,11 +82,11 @@ def compare_runs(
     found = [
         evaluate_run(path, checkpoint=checkpoint, overrides=overrides, fabric=fabric, again=False) for path in paths
     ]
-    results = [_result(path, run) for path, run in zip(paths, found, strict=True)]
+    results = [_result(path, run, by) for path, run in zip(paths, found, strict=True)]
     return results, [_differences(results[0], other) for other in results[1:]]
 
 
-def _result(path: Path, run: EvaluatedRun) -> Result:
+def _result(path: Path, run: EvaluatedRun, by: Unit) -> Result:
     folder, notes, untouched = RunFolder(path), [run.note] if run.note else [], None
     question, file = run.report.question, RunFolder(path).untouched / f"{run.report.split}.json"
     try:
@@ -93,9 +99,23 @@ def _result(path: Path, run: EvaluatedRun) -> Result:
     except UserError as error:
         notes.append(f"{error}; left out here, train --resume scores them again")
     same = untouched is not None and untouched.report.images == run.report.images
-    gains = paired_differences(untouched.per_query, run.per_query) if untouched and same else {}
-    selected_by = folder.recipe().training.select_by
-    return Result(str(path), run.report, run.per_query, selected_by, tuple(notes), untouched, gains)
+    classes = run.classes if by == "classes" else None
+    gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched and same else {}
+    if by == "classes" and (few := told_few(len(run.classes.unique()))):
+        notes.append(few)
+    report, selected_by = run.report, folder.recipe().training.select_by
+    if by == "queries":
+        report = _by_queries(Figures(report, run.per_query, run.classes))
+        untouched = untouched and untouched._replace(report=_by_queries(untouched))
+    return Result(str(path), report, run.per_query, classes, selected_by, tuple(notes), untouched, gains)
+
+
+def _by_queries(figures: Figures) -> Report:
+    """A report, whose intervals are over classes, with those over queries."""
+    report, per_query, classes = figures
+    intervals = {name: interval.ends for name, interval in bootstrap_intervals(per_query, None).items()}
+    notes = tuple(note for note in report.notes if note != told_few(len(classes.unique())))
+    return report.model_copy(update={"intervals": intervals, "intervals_by": "queries", "notes": notes})
 
 
 class Line(NamedTuple):
@@ -105,44 +125,42 @@ class Line(NamedTuple):
         name: short, other than those of the other lines.
         report: of its test classes.
         changes: by metric, how it differs from the first run.
+        corrected: their p-values, corrected for the number of all changes in the table; see `holm`.
     """
 
     name: str
     report: Report
     changes: dict[str, Comparison]
+    corrected: dict[str, float]
 
 
-def lines_of(results: Sequence[Result], differences: Sequence[dict[str, Comparison]]) -> list[Line]:
-    """The runs, and after them their backbones before training, each once, however many runs began with it."""
-    names = short_names([result.name for result in results])
-    lines = [Line(*row) for row in zip(names, [one.report for one in results], [{}, *differences], strict=True)]
+def lines_of(
+    results: Sequence[Result], differences: Sequence[dict[str, Comparison]], width: int | None = None
+) -> list[Line]:
+    """The runs, and after them their backbones before training, each once, however many runs began with it.
+
+    Args:
+        results, differences: of `compare_runs`.
+        width: characters of a run's name at most, where its names can be cut to that.
+    """
+    names = short_names([result.name for result in results], width)
+    rows = list(zip(names, [one.report for one in results], [{}, *differences], strict=True))
     begun_with: dict[str, list[tuple[str, Figures]]] = {}
     for name, result in zip(names, results, strict=True):
         if result.untouched and result.untouched.report.question:
             begun_with.setdefault(result.untouched.report.question.key(), []).append((name, result.untouched))
     first = results[0]
     for sharing in begun_with.values():
-        report, per_query = sharing[0][1]
+        report, per_query, _ = sharing[0][1]
         whose = "" if len(sharing) == len(results) else f" ({', '.join(name for name, _ in sharing)})"
         same = report.images == first.report.images
-        lines.append(Line(f"untouched{whose}", report, paired_differences(first.per_query, per_query) if same else {}))
-    return lines
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """The ends of paths, as many folders of each as tell all apart.
-
-    Example:
-        >>> short_names(["runs/birds/seed-0", "runs/birds/seed-1"]), short_names(["runs/a/seed-0", "runs/b/seed-0"])
-        (['seed-0', 'seed-1'], ['a/seed-0', 'b/seed-0'])
-    """
-    parts = [Path(name).parts or (name,) for name in names]
-    depths = range(1, max(map(len, parts)) + 1)
-    ends = ([str(Path(*own[-depth:])) for own in parts] for depth in depths)
-    return next((tails for tails in ends if len(set(tails)) == len(tails)), list(names))
+        changes = paired_differences(first.per_query, per_query, first.classes) if same else {}
+        rows.append((f"untouched{whose}", report, changes))
+    corrected = iter(holm([change.p_value for *_, changes in rows for change in changes.values()]))
+    return [Line(*row, {name: next(corrected) for name in row[2]}) for row in rows]
 
 
 def _differences(first: Result, second: Result) -> dict[str, Comparison]:
     if first.report.images != second.report.images:
         return {}
-    return paired_differences(first.per_query, second.per_query)
+    return paired_differences(first.per_query, second.per_query, first.classes)

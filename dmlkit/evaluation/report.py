@@ -5,8 +5,8 @@ from typing import ClassVar
 from pydantic import BaseModel, Field
 
 from dmlkit.evaluation.breakdown import confusions
+from dmlkit.evaluation.resampling import Unit, bootstrap_intervals, told_few
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.evaluation.significance import bootstrap_intervals
 from dmlkit.files.document import Document
 from dmlkit.run_folder.question import Question
 
@@ -35,7 +35,7 @@ class Report(Document, frozen=True, use_attribute_docstrings=True):
     """What ``dmlkit eval`` found."""
 
     kind: ClassVar[str] = "report of an evaluation"
-    version: ClassVar[int] = 2  # 1 told no question
+    version: ClassVar[int] = 3  # 1 told no question, of 2 the intervals were over queries, whose classes it had not
 
     source: str
     """What was evaluated: a run, a folder of embeddings, or an array."""
@@ -46,8 +46,10 @@ class Report(Document, frozen=True, use_attribute_docstrings=True):
     classes: int
     """That were queried, those without a positive included."""
     metrics: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-    """95 %, by bootstrap over queries."""
+    intervals: dict[str, tuple[float, float] | None]
+    """95 % by bootstrap, of the metrics that are means over queries; null where the queries are of a single class."""
+    intervals_by: Unit
+    """What the bootstrap draws."""
     worst_classes: tuple[ClassFigures, ...]
     """Worst first, by the last of the metrics."""
     confusions: tuple[ConfusedClasses, ...]
@@ -80,14 +82,16 @@ class Report(Document, frozen=True, use_attribute_docstrings=True):
         scores, names = evaluation.scores, evaluation.class_names
         per_query = scores.per_query
         confused = confusions(evaluation.labels, evaluation.nearest_labels)[:LISTED] if per_query else []
-        intervals = bootstrap_intervals(per_query) if per_query else {}
+        intervals = bootstrap_intervals(per_query, evaluation.labels)
+        few = told_few(len(evaluation.labels.unique())) if per_query else None
         return cls(
             source=source,
             split=split,
             queries=len(scores.queries),
             classes=evaluation.classes,
             metrics=scores.values,
-            intervals={name: (interval.low, interval.high) for name, interval in intervals.items()},
+            intervals={name: interval.ends for name, interval in intervals.items()},
+            intervals_by="classes",
             worst_classes=tuple(
                 ClassFigures.model_validate(
                     {"class": names[score.label], "queries": score.queries, "metrics": score.metrics}
@@ -101,7 +105,7 @@ class Report(Document, frozen=True, use_attribute_docstrings=True):
                 )
                 for pair in confused
             ),
-            notes=scores.notes,
+            notes=(*scores.notes, *([few] if few else [])),
             skipped=tuple(evaluation.faults),
             ties=ties,
             images=evaluation.fingerprint(),

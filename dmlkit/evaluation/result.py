@@ -17,6 +17,8 @@ from dmlkit.files.outputs import head_of, writing
 from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.metrics.scoring.retrieval import Scores
 
+CLASS = "class"  # among the arrays of queries: no metric has that name
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -51,9 +53,10 @@ class Evaluation:
         return sha256("".join(lines).encode()).hexdigest()
 
     def save_per_query(self, path: Path) -> None:
-        """Write the values of every query, one array a metric."""
+        """Write the values of every query, one array a metric, and its class as `CLASS`."""
         with atomic_write(path) as partial, partial.open("wb") as file:
-            arrays: dict[str, Any] = {name: value.numpy() for name, value in self.scores.per_query.items()}
+            columns = {**self.scores.per_query, CLASS: self.labels}
+            arrays: dict[str, Any] = {name: value.numpy() for name, value in columns.items()}
             np.savez_compressed(file, **arrays)
 
     def save_classes(self, path: Path) -> None:

@@ -36,6 +36,7 @@ class EvaluatedRun:
     Args:
         report: what was found.
         per_query: (Q,) values by metric.
+        classes: (Q,) int64, of the queries.
         evaluation: with all that is known of the queries; None where a stored report answered the question.
         path: of the report; the values of its queries lie beside it as ``.npz``.
         checkpoint: which weights.
@@ -45,6 +46,7 @@ class EvaluatedRun:
 
     report: Report
     per_query: dict[str, Tensor]
+    classes: Tensor
     evaluation: Evaluation | None
     path: Path
     checkpoint: CheckpointName
@@ -110,7 +112,8 @@ def evaluate_run(
     if fabric.is_global_zero:
         store(report, evaluation, target)
     per_query = dict(evaluation.scores.per_query)
-    return EvaluatedRun(report, per_query, evaluation, target, trained.checkpoint, name, note)
+    classes = evaluation.labels
+    return EvaluatedRun(report, per_query, classes, evaluation, target, trained.checkpoint, name, note)
 
 
 def _recipe_of(

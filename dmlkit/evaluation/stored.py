@@ -4,12 +4,13 @@ from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.result import Evaluation
+from dmlkit.evaluation.result import CLASS, Evaluation
 from dmlkit.files.arrays import read_arrays
 from dmlkit.run_folder.question import Question
 
@@ -22,10 +23,12 @@ class Figures(NamedTuple):
     Args:
         report: what was found.
         per_query: (Q,) values by metric.
+        classes: (Q,) int64, of the queries.
     """
 
     report: Report
     per_query: dict[str, Tensor]
+    classes: Tensor
 
 
 def stored_answer(path: Path, question: Question) -> Figures | None:
@@ -39,11 +42,12 @@ def stored_answer(path: Path, question: Question) -> Figures | None:
     report, values = Report.read(path), path.with_suffix(".npz")
     if report.question != question:
         return None
-    arrays = read_arrays(values, report.intervals, report.queries)
+    arrays = read_arrays(values, {**dict.fromkeys(report.intervals, np.float64), CLASS: np.int64}, report.queries)
+    classes = torch.from_numpy(arrays.pop(CLASS))
     for name, array in arrays.items():
         if not abs(float(array.mean()) - report.metrics.get(name, nan)) < ROUNDING:
             raise UserError(f"{values}: the mean of {name} is not what {path.name} says")
-    return Figures(report, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    return Figures(report, {name: torch.from_numpy(array) for name, array in arrays.items()}, classes)
 
 
 def store(report: Report, evaluation: Evaluation, path: Path) -> None:

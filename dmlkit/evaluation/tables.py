@@ -1,6 +1,6 @@
 """Figures as tables: in the terminal, as Markdown, as LaTeX."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dmlkit.evaluation.compare import Line
 from dmlkit.evaluation.report import Report
@@ -53,19 +53,28 @@ def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:
 def comparison_rows(lines: Sequence[Line]) -> Rows:
     """One row a metric and model, with a dash where a model lacks it; what a later one differs from the first by,
     where they share their queries."""
-    rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p"]]
+    rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p", "Holm's p"]]
+    for name, line in _each(lines):
+        interval, value = line.report.intervals.get(name), line.report.metrics.get(name)
+        between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
+        row, change = [name, line.name, "-" if value is None else f"{value:.4f}", between], line.changes.get(name)
+        if change:
+            row += [f"{change.difference:+.4f}", f"{change.low:+.4f} .. {change.high:+.4f}" if change.ends else ""]
+            row += [f"{change.p_value:.4f}", f"{line.corrected[name]:.4f}"]
+        rows.append([*row, *([] if change else [""] * 4)])
+    return rows
+
+
+def narrow_rows(lines: Sequence[Line]) -> tuple[Rows, Rows]:
+    """The same as two tables for a terminal of 80 columns: the values, and the differences."""
+    rows = comparison_rows(lines)
+    values, (_, *differences) = [row[:4] for row in rows], [[*row[:2], *row[4:]] for row in rows if row[4]]
+    head = ["metric", "run", "difference, 95 % interval", "p", "Holm's p"]
+    told = [[*row[:2], f"{row[2]}  {row[3] or 'no interval'}", *row[4:]] for row in differences]
+    return values, [head, *told] if told else []
+
+
+def _each(lines: Sequence[Line]) -> Iterator[tuple[str, Line]]:
     for name in dict.fromkeys(name for line in lines for name in line.report.metrics):
         for line in lines:
-            if name not in line.report.metrics:
-                rows.append([name, line.name, "-", "", "", "", ""])
-                continue
-            interval = line.report.intervals.get(name)
-            row = [name, line.name, f"{line.report.metrics[name]:.4f}"]
-            row.append(f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else "")
-            change = line.changes.get(name)
-            if change is None:
-                rows.append([*row, "", "", ""])
-            else:
-                between = f"{change.low:+.4f} .. {change.high:+.4f}"
-                rows.append([*row, f"{change.difference:+.4f}", between, f"{change.p_value:.4f}"])
-    return rows
+            yield name, line

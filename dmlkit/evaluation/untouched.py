@@ -74,7 +74,7 @@ def told_gain(metric: str, tuned: float, untouched: float, interval: tuple[float
     Args:
         metric: of which more is better.
         tuned, untouched: its values on test classes.
-        interval: of their difference, query by query; None where the metric is not made of single queries.
+        interval: of their difference on the same queries; None where there is none.
 
     Example:
         >>> told_gain("map@r", 0.42, 0.327, (0.081, 0.105))

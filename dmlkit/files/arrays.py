@@ -1,7 +1,7 @@
 """NumPy files from anybody, read without pickle and without trusting what they say of their size."""
 
 import zipfile
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ def read_array(path: Path) -> Values:
         raise UserError(f"{path}: cannot read this NumPy array: {told}; expected what numpy.save writes") from error
 
 
-def read_arrays(path: Path, names: Collection[str], length: int) -> dict[str, Values]:
-    """The arrays of an .npz file: ``length`` float64 each.
+def read_arrays(path: Path, types: Mapping[str, type[np.float64 | np.int64]], length: int) -> dict[str, Values]:
+    """The arrays of an .npz file by name: ``length`` numbers each, of the type that each name is given.
 
     Members are measured before they are inflated: 4 MB of zip may hold 4 GB.
 
@@ -49,15 +49,16 @@ def read_arrays(path: Path, names: Collection[str], length: int) -> dict[str, Va
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename: member.file_size for member in archive.infolist()}
-            if set(sizes) != {f"{name}.npy" for name in names}:
+            if set(sizes) != {f"{name}.npy" for name in types}:
                 raise ValueError(f"holds {', '.join(sizes) or 'nothing'}"[:200])
             if max(sizes.values(), default=0) > HEADER_BYTES + NUMBER_BYTES * length:
                 raise ValueError(f"holds {max(sizes.values()):,} bytes for {length} numbers")
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in names}
+            arrays = {name: stored[name] for name in types}
         for name, values in arrays.items():
-            if values.dtype != np.float64 or values.shape != (length,):
-                raise ValueError(f"{name} is {values.dtype} {values.shape}, expected float64 ({length},)")
+            if values.dtype != types[name] or values.shape != (length,):
+                expected = f"{np.dtype(types[name])} ({length},)"
+                raise ValueError(f"{name} is {values.dtype} {values.shape}, expected {expected}")
     except FileNotFoundError:
         raise UserError(f"{path}: missing") from None
     except PermissionError:

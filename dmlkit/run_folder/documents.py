@@ -57,13 +57,13 @@ class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid", use_attribute_doc
 
 
 class PairedDifference(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """How figures of one model differ from another's, query by query."""
+    """How figures of one model differ from another's on the same queries, see `dmlkit.evaluation.resampling`."""
 
     difference: float
     """Mean of this model's minus the other's."""
-    low: float
-    """Of the 95 % interval."""
-    high: float
+    low: float | None
+    """Of the 95 % interval; null where the queries are of a single class."""
+    high: float | None
     """As ``low``."""
     p_value: float
     """How probable a difference this far from 0 is where there is none."""

@@ -9,10 +9,11 @@ from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_output, head_of, is_our_picture, writing
+from dmlkit.study.derived import check_derived
 from dmlkit.study.duration import spoken_time
 from dmlkit.study.plot import plot_study
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.report import EXPLANATION, study_section, verdict_rows, write_text
+from dmlkit.study.report import EXPLANATION, counted_verdicts, study_section, verdict_rows, write_text
 from dmlkit.study.results import StudyResults
 
 BEGINNING = "<!-- Written by: dmlkit report"  # tells the document again
@@ -71,6 +72,7 @@ def read_results(folder: Path) -> StudyResults:
     if results is None or results.missing or results.seeds != stored.study.seeds:
         raise UserError(f"{folder}: this study is not finished; go on with: {stored.command}")
     _check_whole(results, path)
+    check_derived(results, path)
     return results
 
 
@@ -88,11 +90,6 @@ def _is_overview(path: Path) -> bool:
 
 
 def _counts(studies: Sequence[StudyResults]) -> str:
-    verdicts = [judged.verdict for results in studies for judged in results.verdicts]
     models, seconds = sum(results.cost.models for results in studies), sum(results.cost.seconds for results in studies)
-    held, failed = (sum(verdict == word for verdict in verdicts) for word in ("holds", "does not hold"))
-    return (
-        f"{len(studies)} studies, {models} models, {spoken_time(seconds)} of training and validation.\n"
-        f"Of {len(verdicts)} statements {held} hold, {failed} do not, and {len(verdicts) - held - failed} are not "
-        "separable at this size."
-    )
+    worked = f"{len(studies)} studies, {models} models, {spoken_time(seconds)} of training and validation."
+    return f"{worked}\n{counted_verdicts(studies)}"

@@ -1,5 +1,7 @@
 """The results of a study as Markdown, and what of it is told in a terminal. Nothing is typed by hand."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,15 +13,20 @@ from dmlkit.study.duration import spoken_time
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 from dmlkit.study.record import StudyFailures
-from dmlkit.study.results import Difference, JudgedStatement, StudyResults
+from dmlkit.study.results import StudyResults
+from dmlkit.study.variant_results import Difference, VariantResults
+from dmlkit.study.verdicts import JudgedStatement
 
 PLOT = "results.png"
 EXPLANATION = """\
-Every figure is of classes that were never trained on, from the checkpoint that was best on validation classes. ± and
-intervals are 95 % by Student's t over seeds; differences are paired, of runs with the same seed, p by the paired
-t-test. "Better than" holds where the interval of the difference lies above 0, does not hold where it lies below 0, and
-is not separable at this size where it holds 0; then follows about how many seeds would do, if mean and spread
-stayed what they are. Verdicts are one by one, not corrected for their number."""
+Every figure is of classes that were never trained on, from the checkpoint that was best on validation classes; "last"
+is the one after all epochs. ± and intervals are 95 % by Student's t over seeds; differences are paired, of runs with
+the same seed, p by the paired t-test, in brackets as Holm corrects it for the number of statements of its study.
+"Better than" holds where the interval of the difference lies above 0, does not hold where it lies below 0, and is not
+separable at this size where it holds 0; then follows about how many seeds would do, if mean and spread stayed what they
+are. It is said where a verdict does not stand the correction, and where the value that a variant was tuned to is the
+lowest or highest that was tried. A variant that lies below its own network before training is not trained, and two with
+the same figures on every seed are equal by construction: such a difference says nothing of the claim."""
 
 
 def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
@@ -59,16 +66,48 @@ def write_section(results: StudyResults, folder: Path) -> Path:
 
 def verdict_rows(results: StudyResults) -> Rows:
     """One row a statement of the claim."""
-    rows = [["statement", "figure", "ours", "difference", "95 % interval", "p", "verdict"]]
+    rows = [["statement", "figure", "ours", "difference", "95 % interval", "p (Holm's)", "verdict"]]
     for judged in results.verdicts:
-        metric, more = judged.metric, judged.runs_to_separate
+        metric = judged.metric
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
-        text: str = judged.verdict
-        if text.startswith("not separable") and more:
-            text += f"; about {more} seeds would do"
-        statement = f"{judged.better} better than {judged.than}"
-        rows.append([statement, metric, ours, f"{judged.difference:+.4f}", _interval(judged), _p(judged), text])
+        p_value = _p(judged) if judged.corrected_p_value is None else f"{_p(judged)} ({judged.corrected_p_value:.4f})"
+        statement, text = f"{judged.better} better than {judged.than}", verdict_text(judged, results.variants)
+        rows.append([statement, metric, ours, f"{judged.difference:+.4f}", _interval(judged), p_value, text])
     return rows
+
+
+def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
+    """A verdict with what a reader must know of it."""
+    parts: list[str] = [judged.verdict]
+    if judged.corrected_verdict not in (None, judged.verdict):
+        parts[0] += ", but not after Holm's correction"
+    if judged.verdict == "not separable at this size" and judged.runs_to_separate:
+        parts.append(f"about {judged.runs_to_separate} seeds would do")
+    if judged.not_trained:
+        floors = (f"{name} ({_untrained(variants[name], judged.metric)})" for name in judged.not_trained)
+        parts.append(f"below the network before training: {', '.join(floors)}")
+    if judged.at_edge:
+        names: dict[str, list[str]] = {}
+        for name in judged.at_edge:
+            names.setdefault(_ends(variants[name]), []).append(name)
+        ends = (f"{' and '.join(both)} ({end})" for end, both in names.items())
+        parts.append(f"tuned at the edge: {', '.join(ends)}")
+    return "; ".join(parts)
+
+
+def counted_verdicts(studies: Sequence[StudyResults]) -> str:
+    """How many statements have which verdict, in a sentence; and how many of them stand the correction."""
+    judged = [one for results in studies for one in results.verdicts]
+    counts = Counter(one.verdict for one in judged)
+    told = [f"{counts['holds']} hold", f"{counts['does not hold']} do not"]
+    told.append(f"{counts['not separable at this size']} are not separable at this size")
+    if counts["not trained"]:
+        told.append(f"{counts['not trained']} compare what is not trained")
+    if counts["equal by construction"]:
+        told.append(f"{counts['equal by construction']} are equal by construction")
+    text = f"Of {len(judged)} statements {', '.join(told[:-1])}, and {told[-1]}."
+    lost = sum(one.corrected_verdict not in (None, one.verdict) for one in judged)
+    return f"{text} Of those decided {lost} do not stand Holm's correction." if lost else text
 
 
 def verdict_lines(results: StudyResults) -> list[str]:
@@ -92,22 +131,32 @@ def missing_lines(results: StudyResults) -> list[str]:
 
 
 def figure_rows(results: StudyResults) -> Rows:
-    """One row a variant with every figure, for a terminal."""
-    variants, metrics = results.variants.items(), results.metrics
-    rows = [[name, *(_mean(variant.summary[metric]) for metric in metrics)] for name, variant in variants]
-    return [["variant", *metrics], *rows]
+    """Every variant's figures, for a terminal: of the best and the last checkpoint, and from before training."""
+    metrics, rows = results.metrics, [["variant", "of", *results.metrics]]
+    for name, variant in results.variants.items():
+        rows.append([name, "best", *(_mean(variant.summary[metric]) for metric in metrics)])
+        if variant.last:
+            rows.append(["", "last", *(_last(variant, metric) for metric in metrics)])
+        if variant.untrained is not None:
+            rows.append(["", "untrained", *(_untrained(variant, metric) for metric in metrics)])
+    return rows
 
 
 def variant_rows(results: StudyResults) -> Rows:
-    """One row a variant: every figure, and how it differs from the reference."""
-    metrics, reference = results.metrics, results.reference
-    rows = [["variant", *(cell for name in metrics for cell in (name, f"minus {reference}"))]]
+    """One row a variant: every figure, how it differs from the reference, and what lies beside it."""
+    metrics, reference, variants = results.metrics, results.reference, results.variants.values()
+    beside = {"last": any(variant.last for variant in variants)}
+    beside["untrained"] = any(variant.untrained is not None for variant in variants)
+    told = [name for name, is_known in beside.items() if is_known]
+    rows = [["variant", *(cell for name in metrics for cell in (name, f"minus {reference}", *told))]]
     for name, variant in results.variants.items():
         row = [name]
         for metric in metrics:
             row.append(_mean(variant.summary[metric]))
-            change = variant.difference[metric] if variant.difference else None
+            change = variant.difference.get(metric) if variant.difference else None
             row.append(f"{change.difference:+.4f} ({_interval(change)}, p {_p(change)})" if change else "")
+            others = {"last": _last(variant, metric), "untrained": _untrained(variant, metric)}
+            row += [others[name] for name in told]
         rows.append(row)
     return rows
 
@@ -118,7 +167,7 @@ def tuning_rows(results: StudyResults) -> Rows:
     for name, variant in results.variants.items():
         if variant.tuned:
             tried = ", ".join(f"{label}: {score:.4f}" for label, score in variant.tuned.validation.items())
-            rows.append([name, tried, variant.tuned.chosen])
+            rows.append([name, tried, "; ".join(filter(None, (variant.tuned.chosen, _ends(variant))))])
     return rows
 
 
@@ -153,6 +202,21 @@ def _setting(results: StudyResults) -> str:
 def _mean(summary: MeanInterval) -> str:
     mean, high = summary.mean, summary.high
     return f"{mean:.4f}" if high is None else f"{mean:.4f} ± {high - mean:.4f}"
+
+
+def _last(variant: VariantResults, metric: str) -> str:
+    values = [figures[metric] for figures in variant.last.values() if metric in figures]
+    return _mean(MeanInterval.of(values)) if values else ""
+
+
+def _untrained(variant: VariantResults, metric: str) -> str:
+    floor = (variant.untrained or {}).get(metric)
+    return "" if floor is None else f"{floor:.4f}"
+
+
+def _ends(variant: VariantResults) -> str:
+    edge = variant.tuned.edge if variant.tuned else {}
+    return ", ".join(f"{key} the {end} tried" for key, end in edge.items())
 
 
 def _interval(change: Difference | JudgedStatement) -> str:

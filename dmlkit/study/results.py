@@ -1,60 +1,32 @@
 """What the runs of a study say: intervals, paired differences and verdicts, as a document."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from math import isfinite
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
-from dmlkit.evaluation.significance import Comparison, paired_runs, runs_to_separate
 from dmlkit.files.document import Document
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.choice import Choice
-from dmlkit.study.config import Expectation, Study, StudyConfig, Variant
+from dmlkit.study.config import Study, Variant
 from dmlkit.study.cost import Cost
-from dmlkit.study.looks import compare_at_looks, paired_figures
-from dmlkit.study.protocol import MeanInterval, ProtocolName
-
-Verdict = Literal["holds", "does not hold", "not separable at this size"]
-
-
-class Difference(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """How runs of a variant differ from those of another with the same seeds, by Student's paired t-test."""
-
-    difference: float
-    """Mean of this variant's minus the other's."""
-    low: float | None
-    """Of the 95 % interval; null where a single pair has none."""
-    high: float | None
-    """As ``low``."""
-    p_value: float
-    """How probable a difference this far from 0 is where there is none."""
-
-    @classmethod
-    def of(cls, comparison: Comparison) -> "Difference":
-        """As JSON can hold it: an endless interval is none."""
-        return cls.model_validate(_finite(comparison))
+from dmlkit.study.protocol import ProtocolName
+from dmlkit.study.variant_results import Tuned, VariantResults, edges_of, over_seeds
+from dmlkit.study.verdicts import JudgedStatement, judge
 
 
-class JudgedStatement(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """A statement of the claim, and whether it holds."""
+@dataclass(frozen=True)
+class Beside:
+    """What is told of a variant beside the figures that are compared.
 
-    better: str
-    """The variant that is said to be better."""
-    than: str
-    """The variant that it is compared with."""
-    metric: str
-    """Of which more is better."""
-    difference: float
-    """As in `Difference`, and so are ``low``, ``high`` and ``p_value``."""
-    low: float | None
-    high: float | None
-    p_value: float
-    verdict: Verdict
-    """See `verdict`."""
-    runs_to_separate: int | None
-    """About how many seeds would do; null where none would."""
+    Args:
+        last: its figures on test classes after all epochs, by seed.
+        untrained: those of its backbone before training; None where they are not known.
+    """
+
+    last: Mapping[int, Metrics]
+    untrained: Metrics | None
 
 
 class SweptAxis(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -66,34 +38,12 @@ class SweptAxis(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings
     """One a variant, in their order."""
 
 
-class Tuned(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """What a variant was tuned by."""
-
-    chosen: str
-    """The label of the choice."""
-    validation: dict[str, float]
-    """Scores on validation classes, by label; the mean over the seeds that choose."""
-
-
-class VariantResults(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The figures of a variant."""
-
-    tuned: Tuned | None
-    """Null where there was nothing to choose."""
-    runs: dict[int, Metrics]
-    """Figures on test classes, by seed."""
-    summary: dict[str, MeanInterval]
-    """Over seeds, by metric."""
-    difference: dict[str, Difference] | None
-    """From the reference, by metric; null for the reference itself, and where they share no seed."""
-
-
 class StudyResults(Document, frozen=True, use_attribute_docstrings=True):
     """``results.json`` of a study: everything that a report tells of it."""
 
     kind: ClassVar[str] = "document of a study's results"
     version: ClassVar[int] = 2
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # was written of whole studies alone
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # of whole studies alone; no correction, edges, last epoch
 
     claim: str
     """What is claimed."""
@@ -129,23 +79,40 @@ class StudyResults(Document, frozen=True, use_attribute_docstrings=True):
 
 
 def summarize_study(
-    study: Study, choices: Mapping[str, Choice], cost: Cost, command: str, *, failed: Mapping[str, str]
+    study: Study,
+    choices: Mapping[str, Choice],
+    cost: Cost,
+    command: str,
+    *,
+    failed: Mapping[str, str] | None = None,
+    beside: Mapping[str, Beside] | None = None,
 ) -> StudyResults:
     """Everything that a report of a study tells; an interval that does not exist is none.
 
     Variants that have not chosen, or have no complete run, are left out, and so are statements without a pair of runs.
 
     Means have a 95 % t-interval over seeds. Differences are paired: of runs with the same seed, with Student's paired
-    t-test. A statement of the claim gets its verdict from that interval, see `verdict`.
+    t-test. A statement of the claim gets its verdict from that, see `judge`.
+
+    Args:
+        study: what was compared.
+        choices: what each variant was trained with, and its figures.
+        cost: of all runs.
+        command: that repeats the study.
+        failed: reasons, by the name of a run.
+        beside: figures of each variant that are told too; see `dmlkit.study.beside`.
     """
-    config = study.config
+    config, beside = study.config, beside or {}
     kept = [index for index, variant in enumerate(study.variants) if variant.name in choices]
-    variants = [study.variants[index] for index in kept]
-    values = [study.axis.values[index] for index in kept] if study.axis else []
-    had = {name: one.figures for name, one in choices.items()}
     lacks = {
-        variant.name: tuple(seed for seed in config.seeds if seed not in had.get(variant.name, {}))
+        variant.name: tuple(
+            seed for seed in config.seeds if variant.name not in choices or seed not in choices[variant.name].figures
+        )
         for variant in study.variants
+    }
+    variants = {
+        variant.name: _variant_results(variant, study, choices, beside.get(variant.name, Beside({}, None)))
+        for variant in (study.variants[index] for index in kept)
     }
     return StudyResults(
         claim=config.claim,
@@ -155,61 +122,40 @@ def summarize_study(
         seeds=config.seeds,
         metrics=config.reported(),
         reference=study.reference,
-        axis=SweptAxis(key=study.axis.key, values=tuple(values)) if study.axis else None,
-        verdicts=tuple(
-            _judged(one, choices, config)
-            for one in config.expect
-            if had.get(one.better, {}).keys() & had.get(one.than, {}).keys()
-        ),
-        variants={variant.name: _variant_results(variant, study, choices) for variant in variants},
+        axis=SweptAxis(key=study.axis.key, values=tuple(study.axis.values[index] for index in kept))
+        if study.axis
+        else None,
+        verdicts=judge(config.expect, variants, len(config.seeds), config.more_seeds),
+        variants=variants,
         cost=cost,
         command=command,
         missing={name: seeds for name, seeds in lacks.items() if seeds},
-        failed=dict(failed),
+        failed=dict(failed or {}),
         tune_seeds=config.tune_seeds,
         more_seeds=config.more_seeds,
     )
 
 
-def verdict(comparison: Comparison) -> Verdict:
-    """Whether "better than" holds: the 95 % interval of the paired difference lies above 0, below 0, or across it.
-
-    Example:
-        >>> verdict(paired_runs([0.5, 0.6, 0.7], [0.53, 0.64, 0.75]))
-        'holds'
-        >>> verdict(paired_runs([0.5], [0.9]))
-        'not separable at this size'
-    """
-    if comparison.low > 0:
-        return "holds"
-    return "does not hold" if comparison.high < 0 else "not separable at this size"
-
-
-def _judged(expectation: Expectation, choices: Mapping[str, Choice], config: StudyConfig) -> JudgedStatement:
-    than, better = choices[expectation.than], choices[expectation.better]
-    base, method = paired_figures(than.figures, better.figures, expectation.metric)
-    first = len(config.seeds)
-    comparison = compare_at_looks(base, method, first, first + config.more_seeds)
-    judged = {"verdict": verdict(comparison), "runs_to_separate": runs_to_separate(base, method)}
-    return JudgedStatement.model_validate({**expectation.model_dump(), **_finite(comparison), **judged})
-
-
-def _variant_results(variant: Variant, study: Study, choices: Mapping[str, Choice]) -> VariantResults:
+def _variant_results(variant: Variant, study: Study, choices: Mapping[str, Choice], beside: Beside) -> VariantResults:
     choice, metrics = choices[variant.name], study.config.reported()
     labels = [candidate.label for candidate in variant.candidates]
-    others = choices[study.reference].figures if study.reference in choices else {}
-    is_compared = variant.name != study.reference and others.keys() & choice.figures.keys()
-    pairs = {name: paired_figures(others, choice.figures, name) for name in metrics if is_compared}
-    changes = {name: Difference.of(paired_runs(*figures)) for name, figures in pairs.items()}
+    runs = {seed: _of(figures, metrics) for seed, figures in choice.figures.items()}
+    others = None if variant.name == study.reference or study.reference not in choices else choices[study.reference]
+    summary, difference = over_seeds(runs, others.figures if others else None, metrics)
+    tuned = None
+    if len(labels) > 1:
+        scores = dict(zip(labels, choice.scores, strict=True))
+        edge = edges_of(variant.candidates, choice.candidate)
+        tuned = Tuned(chosen=choice.candidate.label, validation=scores, edge=edge)
     return VariantResults(
-        tuned=Tuned(chosen=choice.candidate.label, validation=dict(zip(labels, choice.scores, strict=True)))
-        if len(labels) > 1
-        else None,
-        runs={seed: {name: figures[name] for name in metrics} for seed, figures in choice.figures.items()},
-        summary={name: MeanInterval.of(choice.values(name)) for name in metrics},
-        difference=changes or None,
+        tuned=tuned,
+        runs=runs,
+        last={seed: _of(figures, metrics) for seed, figures in beside.last.items()},
+        untrained=None if beside.untrained is None else _of(beside.untrained, metrics),
+        summary=summary,
+        difference=difference,
     )
 
 
-def _finite(comparison: Comparison) -> dict[str, float | None]:
-    return {name: value if isfinite(value) else None for name, value in asdict(comparison).items()}
+def _of(figures: Metrics, metrics: Sequence[str]) -> Metrics:
+    return {name: figures[name] for name in metrics if name in figures}

@@ -12,6 +12,7 @@ from lightning_fabric import Fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.study.assembly import check_components
+from dmlkit.study.beside import beside_figures
 from dmlkit.study.checks import study_notes
 from dmlkit.study.config import Study
 from dmlkit.study.cost import Cost
@@ -138,8 +139,10 @@ class _Runs:
         choices = self.plan.choices()
         if not choices:
             return None
-        cost = Cost.of([path.parent for path in summaries(self.plan.folder / "runs")])
-        return summarize_study(self.plan.as_tried(), choices, cost, command, failed=self.failures)
+        study, folder = self.plan.as_tried(), self.plan.folder
+        cost = Cost.of([path.parent for path in summaries(folder / "runs")])
+        beside = beside_figures(study, choices, folder, self.fabric)
+        return summarize_study(study, choices, cost, command, failed=self.failures, beside=beside)
 
     def _is_complete(self, run: Run) -> bool:
         return is_complete(self.plan.study.config.protocol, run.folder)

@@ -13,14 +13,14 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.in_memory import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
+from dmlkit.evaluation.resampling import paired_differences
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import asked_otherwise
-from dmlkit.evaluation.significance import paired_differences
 from dmlkit.evaluation.stored import Figures, store, stored_answer
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
-from dmlkit.model import build_model
+from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
@@ -70,7 +70,7 @@ def score_untouched(
                 )
             if fabric.is_global_zero:
                 store(report, evaluation, path)
-            kept = Figures(report, evaluation.scores.per_query)
+            kept = Figures(report, evaluation.scores.per_query, evaluation.labels)
         found[split] = kept
     return found
 
@@ -93,11 +93,11 @@ def held_against(untouched: Mapping[Split, Figures], tuned: Evaluation) -> Untou
         return None
     test, validation = untouched["test"], untouched.get("validation")
     same = test.report.images == tuned.fingerprint()  # but for images that could be read only once
-    differences = paired_differences(test.per_query, tuned.scores.per_query) if same else {}
+    differences = paired_differences(test.per_query, tuned.scores.per_query, tuned.labels) if same else {}
     return UntouchedFigures(
         validation=validation.report.metrics if validation else None,
         test=test.report.metrics,
-        difference={name: PairedDifference(**change.as_dict()) for name, change in differences.items()},
+        difference={name: PairedDifference.model_validate(change.as_dict()) for name, change in differences.items()},
     )
 
 
@@ -152,14 +152,24 @@ def evaluate_untrained(
     split = split or ("all" if dataset_root is not None else "test")
     with faults_of(recipe, "dataset") if dataset_root is None else nullcontext():
         dataset = images_of_split(recipe.dataset, split)
-    torch.manual_seed(recipe.seed)
-    with faults_of(recipe, "backbone"):
-        model = build_model(recipe, dataset.num_features)
-    with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
-        try_model(model, blank_input(recipe, dataset))
+    model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, split, ties)
     report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)
     if dataset.num_features is None and not has_pretrained_weights(recipe):
         note = f"backbone.weights is null: a random network (seed {recipe.seed}), the floor that training has to beat"
         report = report.model_copy(update={"notes": (*report.notes, note)})
     return report, evaluation, recipe
+
+
+def untrained_model(recipe: Recipe, dataset: Dataset) -> EmbeddingModel:
+    """The model that a training of the recipe starts from, tried on a blank input.
+
+    Raises:
+        UserError: the recipe is at fault, or the weights cannot be had.
+    """
+    torch.manual_seed(recipe.seed)
+    with faults_of(recipe, "backbone"):
+        model = build_model(recipe, dataset.num_features)
+    with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
+        try_model(model, blank_input(recipe, dataset))
+    return model

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from typer.main import get_command
 
 from dmlkit.cli.app import app
+from dmlkit.evaluation.resampling import bootstrap_intervals, paired_comparison
+from dmlkit.evaluation.significance import holm
 from dmlkit.metrics import retrieval_metrics
 from tests.conftest import TINY_RECIPE
 
@@ -106,13 +109,70 @@ def test_compare_reports_paired_differences(dmlkit, two_runs):
         assert change["difference"] == pytest.approx(b["metrics"][name] - a["metrics"][name])
         assert change["low"] <= change["difference"] <= change["high"]
         assert 0 < change["p_value"] <= 1
-    assert (first / "evaluations" / "test-best.npz").exists()
+        values = [np.load(run / "evaluations" / "test-best.npz") for run in (first, second)]
+        changes, classes = values[1][name] - values[0][name], values[0]["class"]
+        assert np.array_equal(classes, values[1]["class"]) and len(np.unique(classes)) == a["classes"] == 12
+        # the exact p of an exchange within each class, and the variance of a mean whose classes vary (Liang & Zeger)
+        sums = np.array([changes[classes == one].sum() for one in np.unique(classes)])
+        exchanged = np.array(list(product((-1, 1), repeat=12))) @ sums
+        assert change["p_value"] == pytest.approx(np.mean(np.abs(exchanged) >= abs(sums.sum()) - 1e-9), abs=0.02)
+        residuals = sums - changes.mean() * len(changes) / 12
+        half = 2.2 * (residuals @ residuals * 12 / 11) ** 0.5 / len(changes)  # Student's t of 11 degrees of freedom
+        assert (change["high"] - change["low"]) / 2 == pytest.approx(half, rel=0.15)
+    corrected = holm([change["p_value"] for change in b["difference_to_first"].values()])
+    assert [change["corrected_p_value"] for change in b["difference_to_first"].values()] == corrected
+    assert a["intervals_by"] == b["intervals_by"] == json.loads(result.out)["by"] == "classes"
     table = dmlkit("compare", first, second, "--markdown", "--device", "cpu").out.splitlines()
     assert table[0].startswith("| metric | run | value | 95 % interval | difference |")
-    assert len(table) == 2 + 2 * len(a["metrics"])
+    assert len(table) == 2 + 2 * len(a["metrics"]) and "| Holm's p |" in table[0]
     latex = dmlkit("compare", first, second, "--latex", "--device", "cpu").out
     assert latex.startswith(r"\begin{tabular}") and latex.count(r"\\") == 1 + 2 * len(a["metrics"])
     assert "difference" in dmlkit("compare", first, second, "--device", "cpu").out
+
+
+def test_compare_by_queries_draws_queries(dmlkit, two_runs):
+    first, second = two_runs
+    result = dmlkit("compare", first, second, "--by", "queries", "--json", "--device", "cpu")
+    a, b = json.loads(result.out)["runs"]
+    values = [np.load(run / "evaluations" / "test-best.npz") for run in (first, second)]
+    for name, change in b["difference_to_first"].items():
+        alone = paired_comparison(*(torch.from_numpy(one[name]) for one in values), None)
+        assert {key: change[key] for key in alone.as_dict()} == alone.as_dict()
+        interval = bootstrap_intervals({name: torch.from_numpy(values[0][name])}, None)[name]
+        assert a["intervals"][name] == pytest.approx(list(interval.ends or ()), abs=1e-12)
+    assert a["intervals_by"] == b["intervals_by"] == json.loads(result.out)["by"] == "queries"
+    assert result.err == ""
+    told = dmlkit("compare", first, second, "--by", "queries", "--device", "cpu").out
+    assert "over 72 queries, as if independent" in told
+    assert "over 12 classes (72 queries)" in dmlkit("compare", first, second, "--device", "cpu").out
+    stored = json.loads((first / "evaluations" / "test-best.json").read_text())
+    assert stored["intervals_by"] == "classes" and stored["intervals"] != a["intervals"]
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_comparison_fits_into_80_columns_with_its_names_apart(dmlkit, two_runs, monkeypatch, count: int):
+    names = [two_runs[0].parent / f"grocery_tuned_{name}" for name in ("mpa", "isa", "proxy_anchor", "gml", "mpa_2")]
+    for place, path in enumerate(names[:count]):
+        shutil.copytree(two_runs[place % 2], path)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = dmlkit("compare", *names[:count], "--device", "cpu").out
+    lines = [line for line in shown.splitlines() if line[:1] in "│┃┏┡└"]
+    assert max(map(len, lines)) <= 80
+    cells = [line.split("│")[2].strip() for line in lines if line.startswith("│ map@r")]
+    assert cells[:count] == [path.name.removeprefix("grocery_tuned_") for path in names[:count]]
+    assert f"mpa: {names[0]}" in "".join(shown.splitlines())
+
+
+@pytest.mark.parametrize(("classes", "told"), [(4, "intervals over 4 classes are rough"), (1, "a single class")])
+def test_few_classes_and_a_single_one_are_told(dmlkit, arrays, classes: int, told: str):
+    folder, points, labels = arrays
+    for name, values in (("q", points[labels < classes]), ("l", labels[labels < classes])):
+        np.save(folder / f"{name}.npy", values)
+    gallery = ("--gallery", folder / "x.npy", "--gallery-labels", folder / "y.npy", "--metric", "map@r")
+    words = ("eval", "--embeddings", folder / "q.npy", "--labels", folder / "l.npy", *gallery)
+    assert f"note: {told}" in dmlkit(*words).out
+    report = json.loads(dmlkit(*words, "--json").out)
+    assert (report["intervals"]["map@r"] is None) == (classes == 1) and any(told in note for note in report["notes"])
 
 
 def test_compare_evaluates_again_when_the_weights_or_the_question_changed(dmlkit, two_runs):

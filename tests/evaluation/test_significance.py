@@ -6,62 +6,7 @@ import torch
 from scipy import stats
 
 from dmlkit.evaluation.breakdown import class_scores, confusions
-from dmlkit.evaluation.significance import (
-    bootstrap_intervals,
-    paired_comparison,
-    paired_runs,
-    runs_to_separate,
-    t_interval,
-)
-
-
-def test_bootstrap_of_a_share_is_the_normal_interval():
-    values = (torch.rand(4000, generator=torch.Generator().manual_seed(0)) < 0.3).double()
-    interval = bootstrap_intervals({"recall@1": values})["recall@1"]
-    margin = 1.96 * float(values.std(correction=0)) / 4000**0.5
-    assert interval.mean == pytest.approx(float(values.mean()))
-    assert interval.low == pytest.approx(interval.mean - margin, abs=0.1 * margin)
-    assert interval.high == pytest.approx(interval.mean + margin, abs=0.1 * margin)
-
-
-def test_bootstrap_covers_the_truth_nineteen_times_in_twenty():
-    rng = np.random.default_rng(0)
-    columns = {str(i): torch.from_numpy(rng.beta(2, 5, 200)) for i in range(400)}
-    intervals = bootstrap_intervals(columns).values()
-    covered = np.mean([interval.low <= 2 / 7 <= interval.high for interval in intervals])
-    assert 0.91 < covered < 0.98
-
-
-def test_paired_permutation_against_all_exchanges():
-    rng = np.random.default_rng(1)
-    first, second = rng.random(10), rng.random(10) + 0.2
-    exact = stats.permutation_test(
-        (second, first), lambda a, b: np.mean(a - b), permutation_type="samples", alternative="two-sided"
-    ).pvalue
-    ours = paired_comparison(torch.from_numpy(first), torch.from_numpy(second))
-    assert ours.difference == pytest.approx(np.mean(second - first))
-    assert ours.p_value == pytest.approx(exact, abs=0.01)
-    assert ours.low < ours.difference < ours.high
-
-
-def test_p_values_are_uniform_without_a_difference():
-    rng = np.random.default_rng(2)
-    p = [paired_comparison(*torch.from_numpy(rng.standard_normal((2, 30)))).p_value for _ in range(100)]
-    assert stats.kstest(p, "uniform").pvalue > 0.01
-
-
-def test_equal_models_and_zero_one_values():
-    same = torch.rand(50)
-    result = paired_comparison(same, same)
-    assert (result.difference, result.low, result.high, result.p_value) == (0, 0, 0, 1)
-    first, second = torch.zeros(40), torch.cat([torch.ones(10), torch.zeros(30)])
-    # of the 10 queries that changed all went one way: 2 of 2^10 exchanges are as extreme
-    assert paired_comparison(first, second).p_value == pytest.approx(2 / 1024, abs=0.0015)
-
-
-def test_different_queries_are_refused():
-    with pytest.raises(ValueError, match="same queries"):
-        paired_comparison(torch.zeros(3), torch.zeros(4))
+from dmlkit.evaluation.significance import holm, paired_runs, runs_to_separate, t_interval
 
 
 def test_t_interval_against_scipy():
@@ -117,3 +62,29 @@ def test_runs_to_separate_is_the_first_size_whose_interval_leaves_zero():
         assert (low > 0) == (n == needed)
     assert runs_to_separate([0.5], [0.6]) is None
     assert runs_to_separate([0.5, 0.6], [0.6, 0.5]) is None
+
+
+def holm_by_definition(p_values: list[float], level: float) -> set[int]:
+    """Holm 1979: the smallest p is held against level / n, the next against level / (n - 1) ... until one fails."""
+    rejected: set[int] = set()
+    for step, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        if p_values[index] > level / (len(p_values) - step):
+            break
+        rejected.add(index)
+    return rejected
+
+
+def test_holm_rejects_what_its_definition_does():
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        p_values = (rng.random(int(rng.integers(1, 9))) ** 3).round(3).tolist()
+        corrected = holm(p_values)
+        for level in (0.01, 0.05, 0.2):
+            assert {i for i, p in enumerate(corrected) if p <= level} == holm_by_definition(p_values, level)
+        assert all(before <= after <= 1 for before, after in zip(p_values, corrected, strict=True))
+
+
+def test_holm_of_a_published_example():
+    """R's p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.05), "holm"), and ties."""
+    assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
+    assert holm([0.5, 0.5]) == [1.0, 1.0] and holm([]) == []

@@ -14,6 +14,7 @@ from dmlkit.files.arrays import read_array, read_arrays
 
 NAMES = ("recall@1", "map@r")
 VALUES = np.linspace(0, 1, 6)
+TYPES = dict.fromkeys(NAMES, np.float64)
 
 
 def header(path: Path, shape: tuple[int, ...]) -> None:
@@ -79,8 +80,13 @@ def save(path: Path, *, names: tuple[str, ...] = NAMES, values: np.ndarray = VAL
 
 def test_arrays_of_queries_are_read(tmp_path: Path):
     save(tmp_path / "x.npz")
-    found = read_arrays(tmp_path / "x.npz", NAMES, 6)
+    found = read_arrays(tmp_path / "x.npz", TYPES, 6)
     assert list(found) == list(NAMES) and all(np.array_equal(values, VALUES) for values in found.values())
+    types = {"map@r": np.float64, "class": np.int64}
+    np.savez(tmp_path / "y.npz", **{"map@r": VALUES, "class": np.arange(6)})
+    assert read_arrays(tmp_path / "y.npz", types, 6)["class"].tolist() == list(range(6))
+    np.savez(tmp_path / "y.npz", **{"map@r": VALUES, "class": VALUES})
+    assert "class is float64 (6,), expected int64 (6,)" in refused(read_arrays, tmp_path / "y.npz", types, 6)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ def test_arrays_of_queries_are_read(tmp_path: Path):
 )
 def test_what_are_no_arrays_of_queries_is_told_t6(write, told: str, tmp_path: Path):
     write(tmp_path / "x.npz")
-    assert told in refused(read_arrays, tmp_path / "x.npz", NAMES, 6)
+    assert told in refused(read_arrays, tmp_path / "x.npz", TYPES, 6)
 
 
 def test_a_zip_is_measured_before_it_is_inflated_s8(tmp_path: Path):
@@ -116,6 +122,6 @@ def test_a_zip_is_measured_before_it_is_inflated_s8(tmp_path: Path):
                     file.write(bytes(8_000_000))
     assert path.stat().st_size < 200_000
     tracemalloc.start()
-    assert "64,000,128 bytes for 6 numbers" in refused(read_arrays, path, NAMES, 6)
+    assert "64,000,128 bytes for 6 numbers" in refused(read_arrays, path, TYPES, 6)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()

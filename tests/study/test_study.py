@@ -32,7 +32,8 @@ from dmlkit.study.file import read_study
 from dmlkit.study.plot import plot_study
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.results import StudyResults, SweptAxis, VariantResults
+from dmlkit.study.results import StudyResults, SweptAxis
+from dmlkit.study.variant_results import VariantResults
 from dmlkit.study.workers import _begin as begin_worker
 from tests.conftest import ROOT, TINY_RECIPE
 from tests.processes import WARM, Forked, command_line, held_command_line, hold_at_step, wait_until
@@ -118,11 +119,65 @@ def test_figures_intervals_and_verdict_against_scipy(whole: Path):
     change = results["variants"]["large"]["difference"]["recall@1"]
     assert {key: judged[key] for key in change} == change
     wanted = "holds" if change["low"] > 0 else "does not hold" if change["high"] < 0 else "not separable at this size"
-    assert judged["verdict"] == wanted and wanted in text
+    means = [results["variants"][name]["summary"]["recall@1"]["mean"] for name in NAMES]
+    floors = [results["variants"][name]["untrained"]["recall@1"] for name in NAMES]
+    below = [name for name, mean, floor in zip(NAMES, means, floors, strict=True) if mean < floor]
+    assert judged["not_trained"] == below[::-1]  # the better one first
+    assert judged["verdict"] == ("not trained" if judged["not_trained"] else wanted) and judged["verdict"] in text
+    assert judged["corrected_p_value"] == judged["p_value"] and judged["at_edge"] == []
     assert text.startswith("# A larger margin is better\n\nFrom: A paper, Table 9.")
     assert (whole / "results.png").read_bytes().startswith(b"\x89PNG")
     seconds = [json.loads(path.read_text())["seconds"] for path in whole.rglob("summary.json")]
     assert results["cost"]["models"] == 4 and results["cost"]["seconds"] == pytest.approx(sum(seconds), abs=0.1)
+
+
+def test_the_last_epoch_and_the_untrained_network_are_told_beside(dmlkit, whole: Path):
+    variants, text = results_of(whole)["variants"], (whole / "results.md").read_text()
+    for name in NAMES:
+        for seed in SEEDS:
+            last = json.loads((whole / "runs" / name / f"seed-{seed}" / "summary.json").read_text())["last"]["test"]
+            assert variants[name]["last"][str(seed)] == {metric: last[metric] for metric in METRICS}
+        found = dmlkit("eval", whole / "runs" / name / "seed-0", "--untrained", "--json", "--device", "cpu")
+        metrics = json.loads(found.out)["metrics"]
+        assert variants[name]["untrained"] == {metric: metrics[metric] for metric in METRICS}
+        mean = np.mean([run["recall@1"] for run in variants[name]["last"].values()])
+        assert f"| {mean:.4f} ± " in text and f"| {metrics['recall@1']:.4f} |" in text
+    assert len(list((whole / "untrained").glob("*.json"))) == 1  # both begin with one network
+
+
+@pytest.mark.parametrize("text", ["", "{}"])
+def test_a_damaged_score_of_the_untrained_network_is_made_again(dmlkit, whole: Path, tmp_path: Path, caplog, text: str):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out, copy_function=shutil.copy2)
+    (stored,) = (out / "untrained").glob("*.json")
+    stored.write_text(text)
+    assert dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu").code == 0
+    assert results_of(out)["variants"] == results_of(whole)["variants"] and "scored again" in caplog.text
+
+
+EDITS: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("variants.large.summary", lambda it: it["variants"]["large"]["summary"]["recall@1"].update(mean=0.9)),
+    ("variants.small.summary", lambda it: it["variants"]["small"]["summary"]["ndcg@3"].update(low=None)),
+    ("variants.small.summary", lambda it: it["variants"]["small"]["runs"]["0"].update({"recall@1": 0.99})),
+    ("variants.small.summary", lambda it: it["variants"]["small"].update(runs={})),
+    ("variants.large.difference", lambda it: it["variants"]["large"]["difference"]["recall@1"].update(p_value=1e-4)),
+    ("the verdict on 'large' and 'small'", lambda it: it["verdicts"][0].update(verdict="equal by construction")),
+    ("the verdict on 'large' and 'small'", lambda it: it["verdicts"][0].update(corrected_p_value=1e-4)),
+    ("the verdict on 'large' and 'small'", lambda it: it["verdicts"][0].update(at_edge=["large"])),
+]
+
+
+@pytest.mark.parametrize(("what", "edit"), EDITS)
+def test_results_edited_by_hand_are_told_and_written_again(dmlkit, whole: Path, tmp_path: Path, what: str, edit):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out, copy_function=shutil.copy2)
+    before = results_of(out)
+    edited(out / "results.json", edit)
+    result = dmlkit("report", out, "-o", tmp_path / "r.md")
+    assert result.code == 2 and result.err.count("\n") == 1 and not (tmp_path / "r.md").exists()
+    assert f"{out / 'results.json'}: {what} does not follow from the figures of its runs" in result.err
+    assert dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu").code == 0
+    assert {**results_of(out), "command": ""} == {**before, "command": ""}
 
 
 def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(dmlkit, whole: Path, tmp_path: Path):
@@ -485,11 +540,14 @@ def test_tuning_takes_the_best_on_validation_classes(dmlkit, tmp_path: Path):
             scores[choice] = summary["best"]["validation"]["map@r"]
         best = max(scores, key=scores.__getitem__)
         tuned = results_of(out)["variants"][name]["tuned"]
-        assert tuned == {"chosen": best, "validation": scores}
+        edge = {"optimizer.lr": "highest" if best == "lr=0.003" else "lowest"}
+        assert tuned == {"chosen": best, "validation": scores, "edge": edge}
         assert {path.parent.name for path in variant.glob("*/seed-1")} == {best}
         runs = results_of(out)["variants"][name]["runs"]
         assert runs["0"]["recall@1"] == figure(out, f"{name}/{best}/seed-0", "recall@1")
-    assert f"{scores[best]:.4f}" in (out / "results.md").read_text()
+    text = (out / "results.md").read_text()
+    assert f"{scores[best]:.4f}" in text and "tuned at the edge: large" in text
+    assert results_of(out)["verdicts"][0]["at_edge"] == ["large", "small"]
 
 
 @pytest.mark.slow
@@ -504,9 +562,15 @@ def test_the_reality_check_is_one_of_the_protocols(dmlkit, tmp_path: Path):
     (repeat,) = json.loads((alone / "results.json").read_text())["repeats"]
     figures = results_of(out)["variants"]["small"]["runs"]["3"]
     assert figures == {f"{kind} {name}": value for kind, part in repeat.items() for name, value in part.items()}
+    folds = [json.loads(path.read_text()) for path in (out / "runs" / "small" / "seed-3").rglob("summary.json")]
+    last = results_of(out)["variants"]["small"]["last"]["3"]
+    assert last["separated map@r"] == pytest.approx(np.mean([fold["last"]["test"]["map@r"] for fold in folds]))
+    assert not any(name.startswith("concatenated") for name in last)
+    floor = results_of(out)["variants"]["small"]["untrained"]
+    assert floor["separated map@r"] == floor["concatenated map@r"] and len(floor) == len(figures)
     summary = results_of(out)["variants"]["small"]["summary"]["separated map@r"]
     assert (summary["low"], summary["high"]) == (None, None)
-    assert results_of(out)["verdicts"][0]["verdict"] == "not separable at this size"
+    assert results_of(out)["verdicts"][0]["verdict"] in ("not separable at this size", "not trained")
     assert results_of(out)["cost"]["models"] == 8
 
 

@@ -13,7 +13,7 @@ import timm
 import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.evaluation.significance import paired_comparison
+from dmlkit.evaluation.resampling import paired_comparison
 from dmlkit.evaluation.untouched import told_gain
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
@@ -101,7 +101,7 @@ def test_the_difference_is_that_of_the_queries(dmlkit, recipe: Path, tmp_path: P
     untouched = summary_of(run).untouched
     assert untouched and set(untouched.difference) == set(NAMES)
     for name, found in untouched.difference.items():
-        expected = paired_comparison(torch.from_numpy(before[name]), torch.from_numpy(tuned[name]))
+        expected = paired_comparison(*(torch.from_numpy(one) for one in (before[name], tuned[name], tuned["class"])))
         assert found.model_dump() == expected.as_dict()
         assert found.difference == pytest.approx((tuned[name] - before[name]).mean())
 

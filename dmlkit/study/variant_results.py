@@ -1,0 +1,106 @@
+"""What the runs of one variant come to, as documents within ``results.json``."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from dmlkit.evaluation.significance import paired_runs
+from dmlkit.run_folder.documents import Metrics
+from dmlkit.study.config import Candidate
+from dmlkit.study.looks import paired_figures
+from dmlkit.study.protocol import MeanInterval
+
+End = Literal["lowest", "highest"]
+
+
+class Difference(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """How runs of a variant differ from those of another with the same seeds, by Student's paired t-test."""
+
+    difference: float
+    """Mean of this variant's minus the other's."""
+    low: float | None
+    """Of the 95 % interval; null where a single pair has none."""
+    high: float | None
+    """As ``low``."""
+    p_value: float
+    """How probable a difference this far from 0 is where there is none."""
+
+
+class Tuned(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """What a variant was tuned by."""
+
+    chosen: str
+    """The label of the choice."""
+    validation: dict[str, float]
+    """Scores on validation classes, by label; the mean over the seeds that choose."""
+    edge: dict[str, End] = {}
+    """Keys of which the chosen value is the lowest or highest tried: a better one may lie beyond."""
+
+
+class VariantResults(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The figures of a variant."""
+
+    tuned: Tuned | None
+    """Null where there was nothing to choose."""
+    runs: dict[int, Metrics]
+    """Figures on test classes, by seed, of the checkpoint that was best on validation classes."""
+    last: dict[int, Metrics] = {}
+    """Those after all epochs; without what the best checkpoints alone were scored for."""
+    untrained: Metrics | None = None
+    """Those of the variant's backbone before training, without its head; null where they are not known."""
+    summary: dict[str, MeanInterval]
+    """Over seeds, by metric, of ``runs``."""
+    difference: dict[str, Difference] | None
+    """From the reference, by metric; null for the reference itself, and where they share no seed."""
+
+    def is_below_untrained(self, metric: str) -> bool:
+        """Whether training did not get to what its backbone could do before; not where that is unknown."""
+        floor = None if self.untrained is None else self.untrained.get(metric)
+        return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
+
+
+def over_seeds(
+    runs: Mapping[int, Metrics], reference: Mapping[int, Metrics] | None, metrics: Sequence[str]
+) -> tuple[dict[str, MeanInterval], dict[str, Difference] | None]:
+    """By metric, a variant's mean over seeds, and its difference to another reference of which it shares seeds.
+
+    Args:
+        runs: figures by seed.
+        reference: likewise, of the variant that the others are compared with; None for itself.
+        metrics: which.
+    """
+    summary = {name: MeanInterval.of([run[name] for run in runs.values()]) for name in metrics}
+    if reference is None:
+        return summary, None
+    pairs = {name: paired_figures(reference, runs, name) for name in metrics}
+    changes = {name: paired_runs(*figures).as_dict() for name, figures in pairs.items() if figures[0]}
+    return summary, {name: Difference.model_validate(one) for name, one in changes.items()} or None
+
+
+def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
+    """The tuned keys of which the chosen value is the lowest or the highest of those tried beside its other values.
+
+    Only numbers have an order.
+
+    Args:
+        candidates: of a variant, all that were tried.
+        chosen: one of them.
+    """
+    tried = [dict(_leaves("", candidate.recipe.model_dump(mode="json"))) for candidate in candidates]
+    best = tried[candidates.index(chosen)]
+    edges: dict[str, End] = {}
+    for key, value in best.items():
+        beside = [one.get(key) for one in tried if {**one, key: value} == best]
+        numbers = [one for one in beside if isinstance(one, int | float) and not isinstance(one, bool)]
+        if len(numbers) == len(beside) and len(set(numbers)) > 1 and value in (min(numbers), max(numbers)):
+            edges[key] = "lowest" if value == min(numbers) else "highest"
+    return edges
+
+
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The values of nested keys, by their dotted names."""
+    if not isinstance(value, dict):
+        return [(key, value)]
+    return [leaf for name, below in value.items() for leaf in _leaves(f"{key}.{name}".lstrip("."), below)]

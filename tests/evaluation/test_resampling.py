@@ -1,0 +1,154 @@
+"""Intervals and p-values over classes and queries, against loops over classes, closed forms, SciPy and the truth."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dmlkit.evaluation.resampling import bootstrap_intervals, effective_number, paired_comparison, told_few
+
+
+def test_bootstrap_of_a_share_is_the_normal_interval():
+    values = (torch.rand(4000, generator=torch.Generator().manual_seed(0)) < 0.3).double()
+    interval = bootstrap_intervals({"recall@1": values}, None)["recall@1"]
+    margin = 1.96 * float(values.std(correction=0)) / 4000**0.5
+    assert interval.mean == pytest.approx(float(values.mean()))
+    assert interval.low == pytest.approx(interval.mean - margin, abs=0.1 * margin)
+    assert interval.high == pytest.approx(interval.mean + margin, abs=0.1 * margin)
+
+
+def test_bootstrap_covers_the_truth_nineteen_times_in_twenty():
+    rng = np.random.default_rng(0)
+    columns = {str(i): torch.from_numpy(rng.beta(2, 5, 200)) for i in range(400)}
+    intervals = bootstrap_intervals(columns, None).values()
+    covered = np.mean([interval.low <= 2 / 7 <= interval.high for interval in intervals])
+    assert 0.91 < covered < 0.98
+
+
+def test_paired_permutation_against_all_exchanges():
+    rng = np.random.default_rng(1)
+    first, second = rng.random(10), rng.random(10) + 0.2
+    exact = stats.permutation_test(
+        (second, first), lambda a, b: np.mean(a - b), permutation_type="samples", alternative="two-sided"
+    ).pvalue
+    ours = paired_comparison(torch.from_numpy(first), torch.from_numpy(second), None)
+    assert ours.difference == pytest.approx(np.mean(second - first))
+    assert ours.p_value == pytest.approx(exact, abs=0.01)
+    assert ours.low < ours.difference < ours.high
+
+
+def test_p_values_are_uniform_without_a_difference():
+    rng = np.random.default_rng(2)
+    p = [paired_comparison(*torch.from_numpy(rng.standard_normal((2, 30))).unbind(), None).p_value for _ in range(100)]
+    assert stats.kstest(p, "uniform").pvalue > 0.01
+
+
+def test_equal_models_and_zero_one_values():
+    same = torch.rand(50)
+    result = paired_comparison(same, same, None)
+    assert (result.difference, result.low, result.high, result.p_value) == (0, 0, 0, 1)
+    first, second = torch.zeros(40), torch.cat([torch.ones(10), torch.zeros(30)])
+    # of the 10 queries that changed all went one way: 2 of 2^10 exchanges are as extreme
+    assert paired_comparison(first, second, None).p_value == pytest.approx(2 / 1024, abs=0.0015)
+
+
+def test_different_queries_are_refused():
+    with pytest.raises(ValueError, match="same queries"):
+        paired_comparison(torch.zeros(3), torch.zeros(4), None)
+
+
+def of_classes(rng: np.random.Generator, sizes: np.ndarray, mean: float = 0.6) -> tuple[np.ndarray, np.ndarray]:
+    """Hits of queries whose classes are hard or easy, and the classes, in no order."""
+    classes = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    share = rng.beta(10 * mean, 10 * (1 - mean), len(sizes))
+    return (rng.random(len(classes)) < share[classes]).astype(float), classes
+
+
+def test_over_classes_the_interval_is_that_of_a_loop_that_draws_classes():
+    rng = np.random.default_rng(6)
+    values, classes = of_classes(rng, rng.integers(3, 40, 60))
+    own = [values[classes == c] for c in range(60)]
+    means = [np.concatenate([own[c] for c in rng.integers(60, size=60)]).mean() for _ in range(4000)]
+    found = bootstrap_intervals({"x": torch.from_numpy(values)}, torch.from_numpy(classes))["x"]
+    assert found.mean == pytest.approx(values.mean())
+    sizes = np.bincount(classes)
+    count = sizes.sum() ** 2 / (sizes**2).sum()
+    assert effective_number(torch.from_numpy(sizes).double()) == pytest.approx(count)
+    wider = stats.t.ppf(0.975, count - 1) / stats.norm.ppf(0.975) * (count / (count - 1)) ** 0.5
+    spread = np.quantile(means, [0.025, 0.975]) - values.mean()
+    assert (found.low, found.high) == pytest.approx(values.mean() + wider * spread, abs=0.1 * wider * spread[1])
+
+
+def test_over_many_classes_it_is_the_cluster_robust_interval():
+    """Liang & Zeger 1986: the variance of a mean is the sum over classes of squared sums of residuals, over Q^2."""
+    rng = np.random.default_rng(7)
+    values, classes = of_classes(rng, rng.integers(5, 15, 400))
+    residuals = values - values.mean()
+    variance = sum(residuals[classes == c].sum() ** 2 for c in range(400)) / len(values) ** 2
+    found = bootstrap_intervals({"x": torch.from_numpy(values)}, torch.from_numpy(classes))["x"]
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * variance**0.5, rel=0.06)
+    alone = bootstrap_intervals({"x": torch.from_numpy(values)}, None)["x"]
+    assert found.high - found.low > 1.3 * (alone.high - alone.low)
+
+
+@pytest.mark.parametrize("sizes", [np.full(8, 25), np.full(41, 20), 2 + 200 // np.arange(1, 42)], ids=len)
+def test_over_classes_the_interval_holds_the_truth_nineteen_times_in_twenty(sizes: np.ndarray):
+    rng = np.random.default_rng(8)
+    by_class, by_query = [], []
+    for repetition in range(200):
+        values, classes = (torch.from_numpy(one) for one in of_classes(rng, sizes))
+        by_class.append(bootstrap_intervals({"x": values}, classes)["x"])
+        by_query += [bootstrap_intervals({"x": values}, None)["x"]] if repetition < 50 else []
+    held = [np.mean([one.low <= 0.6 <= one.high for one in found]) for found in (by_class, by_query)]
+    assert 0.9 <= held[0] < 1  # 0.95 +- 0.03 by chance alone
+    assert held[1] < 0.85
+
+
+def test_exchanges_of_classes_against_all_exchanges():
+    rng = np.random.default_rng(9)
+    classes = np.repeat(np.arange(10), rng.integers(2, 9, 10))
+    first, second = rng.random((2, len(classes))) + np.array([[0.0], [0.1]])
+    sums = np.bincount(classes, second - first)
+    exact = stats.permutation_test(
+        (sums, np.zeros(10)), lambda a, b: np.sum(a - b), permutation_type="samples", alternative="two-sided"
+    ).pvalue
+    ours = paired_comparison(*(torch.from_numpy(one) for one in (first, second, classes)))
+    assert ours.p_value == pytest.approx(exact, abs=0.01) and ours.difference == pytest.approx((second - first).mean())
+
+
+def test_what_is_drawn_does_not_depend_on_the_numbers_of_the_classes():
+    first, second = torch.rand(2, 60, generator=torch.Generator().manual_seed(0))
+    classes = torch.arange(60) % 12
+    other = torch.randperm(12, generator=torch.Generator().manual_seed(1))[classes]
+    assert paired_comparison(first, second, classes) == paired_comparison(first, second, other)
+
+
+def test_classes_of_one_query_are_queries():
+    first, second = torch.rand(2, 50, generator=torch.Generator().manual_seed(0))
+    assert paired_comparison(first, second, torch.arange(50)) == paired_comparison(first, second, None)
+
+
+def test_p_values_over_classes_are_uniform_where_models_differ_by_chance_in_each_class():
+    rng, classes, p = np.random.default_rng(10), np.arange(300) % 30, {"classes": [], "queries": []}
+    for _ in range(100):
+        first, second = (torch.from_numpy(rng.normal(size=300) + rng.normal(size=30)[classes]) for _ in range(2))
+        p["classes"].append(paired_comparison(first, second, torch.from_numpy(classes)).p_value)
+        p["queries"].append(paired_comparison(first, second, None).p_value)
+    assert stats.kstest(p["classes"], "uniform").pvalue > 0.01
+    assert np.mean(np.array(p["queries"]) < 0.05) > 0.3
+
+
+def test_a_single_class_has_no_interval():
+    first, second = torch.zeros(9), torch.ones(9)
+    found = paired_comparison(first, second, torch.full((9,), 3))
+    assert (found.difference, found.p_value, found.ends) == (1, 1, None)
+    assert found.as_dict() == {"difference": 1, "low": None, "high": None, "p_value": 1}
+    assert bootstrap_intervals({"x": second}, torch.zeros(9, dtype=torch.int64))["x"].ends is None
+    assert "a single class" in str(told_few(1)) and bootstrap_intervals({}, None) == {}
+
+
+def test_a_p_value_over_few_classes_is_not_below_what_is_told():
+    for count in (2, 4, 9):
+        classes = torch.arange(10 * count) % count
+        p_value = paired_comparison(torch.zeros(10 * count), torch.ones(10 * count), classes).p_value
+        assert p_value == pytest.approx(2 / 2**count, abs=0.02) and f"below {2 / 2**count:.3g}" in str(told_few(count))

@@ -1,0 +1,143 @@
+"""Verdicts: against SciPy, by hand, and against a truth that is planted."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dmlkit.study.config import Expectation
+from dmlkit.study.file import read_study
+from dmlkit.study.looks import compare_at_looks
+from dmlkit.study.protocol import MeanInterval
+from dmlkit.study.report import verdict_text
+from dmlkit.study.variant_results import Tuned, VariantResults, edges_of
+from dmlkit.study.verdicts import JudgedStatement, are_equal, judge
+from tests.conftest import TINY_RECIPE
+
+
+def variant(values: Mapping[int, float] | list[float], **others: Any) -> VariantResults:
+    figures = dict(enumerate(values)) if isinstance(values, list) else dict(values)
+    runs = {seed: {"map@r": value} for seed, value in figures.items()}
+    summary = {"map@r": MeanInterval.of(list(figures.values()))}
+    return VariantResults.model_validate(
+        {"tuned": None, "difference": None, **others, "runs": runs, "summary": summary}
+    )
+
+
+def statement(better: str = "method", than: str = "base") -> Expectation:
+    return Expectation(better=better, than=than, metric="map@r")
+
+
+def one(**variants: VariantResults) -> JudgedStatement:
+    (judged,) = judge([statement()], variants, len(BASE), 0)
+    return judged
+
+
+BASE = [0.50, 0.52, 0.49, 0.51, 0.50]
+
+
+def test_a_verdict_is_that_of_scipy_on_the_seeds_that_both_have():
+    base, method = variant(dict(zip(range(5), BASE, strict=True))), variant({1: 0.56, 2: 0.55, 4: 0.53, 7: 0.9})
+    judged = one(base=base, method=method)
+    expected = stats.ttest_rel([0.56, 0.55, 0.53], [0.52, 0.49, 0.50])
+    assert judged.p_value == pytest.approx(expected.pvalue) == judged.corrected_p_value
+    assert judged.low == pytest.approx(expected.confidence_interval(0.95).low)
+    assert (judged.verdict, judged.corrected_verdict) == ("holds", "holds")
+    apart = {"base": base, "method": variant({9: 1})}
+    assert judge([statement()], {"base": base}, 5, 0) == () == judge([statement()], apart, 5, 0)
+
+
+def test_looking_again_as_seeds_are_added_takes_more():
+    better = [value + gain for value, gain in zip(BASE, (5e-3, 2e-2, 6e-3, 1e-2, 4e-3), strict=True)]
+    variants = {"base": variant(BASE), "method": variant(better)}
+    once, often = (judge([statement()], variants, len(BASE), more)[0] for more in (0, 8))
+    expected = compare_at_looks(BASE, better, 5, 13)
+    assert (often.low, often.p_value) == pytest.approx((expected.low, expected.p_value))
+    assert (once.verdict, often.verdict) == ("holds", "not separable at this size")
+
+
+def test_the_correction_takes_back_what_one_of_many_statements_says():
+    rng = np.random.default_rng(3)
+    gains = (5e-3, 2e-2, 6e-3, 1e-2, 4e-3)
+    better = [value + gain for value, gain in zip(BASE, gains, strict=True)]
+    variants = {"base": variant(BASE), "method": variant(better)}
+    for index in range(7):
+        variants[f"same{index}"] = variant((np.array(BASE) + rng.normal(0, 0.01, 5)).tolist())
+    alone = judge([statement()], variants, len(BASE), 0)
+    assert alone[0].verdict == alone[0].corrected_verdict == "holds" and 0.01 < alone[0].p_value < 0.05
+    many = judge([statement(), *(statement(f"same{index}") for index in range(7))], variants, len(BASE), 0)
+    assert (many[0].verdict, many[0].corrected_verdict) == ("holds", "not separable at this size")
+    assert many[0].corrected_p_value == pytest.approx(8 * many[0].p_value)
+    assert verdict_text(many[0], variants) == "holds, but not after Holm's correction"
+
+
+@pytest.mark.parametrize("gain", [0.05, -0.05])
+def test_a_variant_below_its_network_before_training_is_not_trained_never_worse(gain: float):
+    base = variant(BASE, untrained={"map@r": 0.3})
+    method = variant([value + gain for value in BASE], untrained={"map@r": 0.6})
+    judged = one(base=base, method=method)
+    assert (judged.verdict, judged.not_trained, judged.runs_to_separate) == ("not trained", ("method",), None)
+    assert one(base=method, method=base).not_trained == ("base",)
+    told = verdict_text(judged, {"base": base, "method": method})
+    assert told == "not trained; below the network before training: method (0.6000)"
+    assert one(base=base, method=variant(BASE, untrained={"recall@1": 0.9})).not_trained == ()
+
+
+def test_equal_figures_on_all_seeds_are_equal_by_construction():
+    close = [value + (-1) ** index * 4e-7 for index, value in enumerate(BASE)]
+    judged = one(base=variant(BASE), method=variant(close))
+    assert (judged.verdict, judged.runs_to_separate, judged.corrected_p_value) == ("equal by construction", None, 1)
+    assert one(base=variant(BASE), method=variant([*BASE[:4], BASE[4] + 3e-6])).verdict != "equal by construction"
+    last = {seed: {"map@r": 0.1 * seed} for seed in range(5)}
+    assert (
+        one(base=variant(BASE, last=last), method=variant(BASE, last={**last, 0: {"map@r": 0.7}})).verdict
+        != judged.verdict
+    )
+    assert not are_equal({0: {"map@r": 0.5}}, {1: {"map@r": 0.5}})
+
+
+def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
+    low, high = (Tuned(chosen="lr=1", validation={}, edge={"optimizer.lr": end}) for end in ("lowest", "highest"))
+    variants = {"base": variant(BASE, tuned=low), "method": variant([value + 0.1 for value in BASE], tuned=high)}
+    judged = one(**variants)
+    assert (judged.verdict, judged.at_edge) == ("holds", ("method", "base"))
+    assert verdict_text(judged, variants) == (
+        "holds; tuned at the edge: method (optimizer.lr the highest tried), base (optimizer.lr the lowest tried)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tune", "edges"),
+    [
+        ("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", ["lowest", None, "highest"]),
+        ("{optimizer.lr: [4e-3, 1e-3, 2e-3]}", ["highest", "lowest", None]),
+        ("{optimizer.lr: [1e-3, 2e-3]}", ["lowest", "highest"]),
+        ("{optimizer.lr: [1e-3]}", [None]),
+        ("{sampler.batch_size: [4, 8, 12]}", ["lowest", None, "highest"]),
+        ("{training.compile: [false, true]}", [None, None]),
+    ],
+)
+def test_a_value_lies_at_the_edge_of_the_numbers_that_were_tried(tmp_path: Path, tune: str, edges: list[str | None]):
+    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
+    text = f"claim: x\nrecipe: tiny.yaml\nseeds: [0]\ntune: {tune}\nvariants: {{a: {{}}, b: {{embedding_dim: 5}}}}\n"
+    (tmp_path / "study.yaml").write_text(text)
+    candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
+    (key,) = [part.strip() for part in tune.strip("{}").split(":")[:1]]
+    for candidate, edge in zip(candidates, edges, strict=True):
+        assert edges_of(candidates, candidate) == ({} if edge is None else {key: edge})
+
+
+def test_an_edge_is_one_beside_the_chosen_values_of_the_other_keys(tmp_path: Path):
+    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
+    tune = "{optimizer.lr: [1e-3, 2e-3, 4e-3], embedding_dim: [4, 8]}"
+    text = f"claim: x\nrecipe: tiny.yaml\nseeds: [0]\ntune: {tune}\nvariants: {{a: {{}}, b: {{loss.margin: 0.3}}}}\n"
+    (tmp_path / "study.yaml").write_text(text)
+    candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
+    assert [edges_of(candidates, one) for one in candidates[2:4]] == [
+        {"embedding_dim": "lowest"},
+        {"embedding_dim": "highest"},
+    ]
+    assert edges_of(candidates, candidates[0]) == {"optimizer.lr": "lowest", "embedding_dim": "lowest"}
