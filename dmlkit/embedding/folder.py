@@ -18,7 +18,6 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import RunFolder
 
 BLOCK = 65_536  # rows handled at once: 128 MB at 512 dimensions
-KEPT_BYTES = 2**28  # embeddings that may stay in memory once read: half of what a search adds to faiss is reading again
 
 
 class EmbeddingFolder:
@@ -70,7 +69,7 @@ class EmbeddingFolder:
 
     def _give_back(self) -> None:
         """Else what was read counts as memory of the process."""
-        if self.points.nbytes > KEPT_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+        if hasattr(mmap, "MADV_DONTNEED"):
             mapped: Any = self.points.base
             mapped.madvise(mmap.MADV_DONTNEED)
 

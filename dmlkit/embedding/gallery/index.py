@@ -23,7 +23,7 @@ FEWEST = 256  # images: LanceDB learns as many codes a coordinate pair
 QUERIES = 1000  # images that the recall is measured on
 NEAREST = 10  # of each
 MOST_CANDIDATES = 64  # a neighbour
-MORE = 1.5  # times as many candidates; each costs as much as finding it
+MORE = 1.25  # times as many candidates; each costs as much as finding it
 FIRST_PROBES = 1
 SURE = 1.645  # standard errors: one-sided 95 %
 
