@@ -1,7 +1,7 @@
 """Embeddings that are searched: folders and galleries beside FAISS and plain LanceDB.
 
 Points are unit vectors in random clusters; queries are drawn likewise. Medians, peers in turn in one process; what is
-on disk is in its cache. `plain LanceDB` is its own search of 26 candidates, and their order by the exact similarity.
+on disk is in its cache. `plain LanceDB` is its own search of 18 candidates, and their order by the exact similarity.
 
     python benchmarks/gallery.py [SHARE]
 

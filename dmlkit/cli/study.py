@@ -107,7 +107,8 @@ def study(
 def tell(results: "StudyResults", output: Path, console: "Console") -> None:
     """Write the results for people too, and show them."""
     from dmlkit.cli.console import print_table, say
-    from dmlkit.study.report import figure_rows, missing_lines, verdict_lines, write_section
+    from dmlkit.study.report import missing_lines, write_section
+    from dmlkit.study.tables import figure_rows, verdict_lines
 
     written = write_section(results, output)
     say(console, results.claim)

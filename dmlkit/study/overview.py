@@ -13,8 +13,9 @@ from dmlkit.study.derived import check_derived
 from dmlkit.study.duration import spoken_time
 from dmlkit.study.plot import plot_study
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.report import EXPLANATION, counted_verdicts, study_section, verdict_rows, write_text
+from dmlkit.study.report import EXPLANATION, counted_verdicts, study_section, write_text
 from dmlkit.study.results import StudyResults
+from dmlkit.study.tables import verdict_rows
 
 BEGINNING = "<!-- Written by: dmlkit report"  # tells the document again
 

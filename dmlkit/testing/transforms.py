@@ -1,5 +1,7 @@
 """The contract of transforms."""
 
+import pickle
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,21 @@ def augmentation_follows_the_draw_alone(config: TransformConfig) -> None:
     expect(differs == config.augments, f"augments is {config.augments}, another draw differs: {differs}")
 
 
+def other_processes_can_have_it(config: TransformConfig) -> None:
+    """It can be sent to the processes that load images, which macOS and Windows start anew: the same pixels there."""
+    image = torch.arange(3 * 40 * 60).view(3, 40, 60).remainder(256).to(torch.uint8)
+    for transform in (config.training(), config.evaluation()):
+        try:
+            sent = pickle.loads(pickle.dumps(transform))
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise AssertionError(f"cannot be sent to another process: {error}") from error
+        pixels: list[Tensor] = []
+        for one in (transform, sent):
+            torch.manual_seed(0)
+            pixels.append(one(image))
+        expect(torch.equal(*pixels), "another process makes other pixels")
+
+
 def _pixels(images: TransformedImages, draw: tuple[int, int]) -> Tensor:
     image = images[draw][0]
     if not isinstance(image, Tensor):
@@ -61,4 +78,5 @@ TRANSFORM: tuple[Promise, ...] = (
     images_become_squares,
     a_flat_image_keeps_its_colour,
     augmentation_follows_the_draw_alone,
+    other_processes_can_have_it,
 )

@@ -12,7 +12,7 @@ from dmlkit.study.config import Expectation
 from dmlkit.study.file import read_study
 from dmlkit.study.looks import compare_at_looks
 from dmlkit.study.protocol import MeanInterval
-from dmlkit.study.report import verdict_text
+from dmlkit.study.tables import verdict_text
 from dmlkit.study.variant_results import Tuned, VariantResults, edges_of
 from dmlkit.study.verdicts import JudgedStatement, are_equal, judge
 from tests.conftest import TINY_RECIPE
@@ -115,7 +115,6 @@ def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
         ("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", ["lowest", None, "highest"]),
         ("{optimizer.lr: [4e-3, 1e-3, 2e-3]}", ["highest", "lowest", None]),
         ("{optimizer.lr: [1e-3, 2e-3]}", ["lowest", "highest"]),
-        ("{optimizer.lr: [1e-3]}", [None]),
         ("{sampler.batch_size: [4, 8, 12]}", ["lowest", None, "highest"]),
         ("{training.compile: [false, true]}", [None, None]),
     ],
