@@ -9,8 +9,8 @@ from typer.main import get_command
 from dmlkit.cli.app import app
 from tests.conftest import TINY_RECIPE
 
-STUDY = "claim: A claim\nrecipe: r.yaml\nseeds: [0, 1]\noverrides: {training.epochs: 2, training.workers: 0}\n"
-STUDY += "grid: {loss.margin: [0.1, 0.2, 0.3]}\ntune: {optimizer.lr: [0.003]}\n"
+STUDY = "claim: A claim\nrecipe: r.yaml\nseeds: [0, 1]\ngrid: {loss.margin: [0.1, 0.2, 0.3]}\n"
+STUDY += "overrides: {training.epochs: 2, training.workers: 0, optimizer.lr: 0.003}\n"
 
 
 @pytest.fixture(scope="module")

@@ -263,17 +263,17 @@ def test_folders_of_one_name_have_evaluations_of_their_own_w17(here: Path, comma
 
 
 def test_a_legend_leaves_no_class_out_w19(here: Path, command: Command, monkeypatch: pytest.MonkeyPatch):
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
     made: list[Legend] = []
-    legend = Axes.legend
+    legend = Figure.legend
 
-    def noted(axes: Axes, *arguments: Any, **options: Any) -> Legend:
-        made.append(legend(axes, *arguments, **options))
+    def noted(figure: Figure, *arguments: Any, **options: Any) -> Legend:
+        made.append(legend(figure, *arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(Axes, "legend", noted)
+    monkeypatch.setattr(Figure, "legend", noted)
     Path("photos/cat").rename("photos/_x")
     assert command("train", "photos.yaml", "-o", "new")[0] == 0
     assert command("plot", "new", "-o", "p.png", "--split", "all")[0] == 0
