@@ -92,5 +92,6 @@ def _is_overview(path: Path) -> bool:
 
 def _counts(studies: Sequence[StudyResults]) -> str:
     models, seconds = sum(results.cost.models for results in studies), sum(results.cost.seconds for results in studies)
-    worked = f"{len(studies)} studies, {models} models, {spoken_time(seconds)} of training and validation."
+    named = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
+    worked = f"{named}, {models} models, {spoken_time(seconds)} of training and validation."
     return f"{worked}\n{counted_verdicts(studies)}"

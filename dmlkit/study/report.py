@@ -74,7 +74,9 @@ def counted_verdicts(studies: Sequence[StudyResults]) -> str:
         told.append(f"{counts['equal by construction']} are equal by construction")
     text = f"Of {len(judged)} statements {', '.join(told[:-1])}, and {told[-1]}."
     lost = sum(one.corrected_verdict not in (None, one.verdict) for one in judged)
-    return f"{text} Of those decided {lost} do not stand Holm's correction." if lost else text
+    return (
+        f"{text} Of those decided {lost} {'does' if lost == 1 else 'do'} not stand Holm's correction." if lost else text
+    )
 
 
 def missing_lines(results: StudyResults) -> list[str]:

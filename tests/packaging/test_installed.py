@@ -42,7 +42,6 @@ def test_train_eval_embed_and_export(run: Callable[..., subprocess.CompletedProc
     assert "map@r" in evaluated
     run("dmlkit", "embed", "runs/demo", "--split", "test")
     run("dmlkit", "export", "runs/demo/embeddings/test", "--format", "faiss")
-    run("dmlkit", "export", "runs/demo", "--format", "safetensors")
 
 
 def test_what_an_extra_brings_is_asked_for_by_its_name(run: Callable[..., subprocess.CompletedProcess[str]]):
