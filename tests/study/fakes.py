@@ -97,3 +97,18 @@ def train_by(
     trained = Trained(tell, before)
     monkeypatch.setattr(study_run, "run_once", trained)
     return trained
+
+
+def rate_of(recipe: Recipe) -> float:
+    """The learning rate, which every optimizer has."""
+    return recipe.model_dump()["optimizer"]["lr"]
+
+
+def margin_of(recipe: Recipe) -> float:
+    """Of a loss that has a margin."""
+    return recipe.model_dump()["loss"]["margin"]
+
+
+def scale_of(recipe: Recipe) -> float:
+    """Of a loss that has a scale."""
+    return recipe.model_dump()["loss"]["scale"]

@@ -9,7 +9,7 @@ import pytest
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.file import read_study
 from dmlkit.study.plan import Plan
-from tests.study.fakes import STUDY, Told, write_study
+from tests.study.fakes import STUDY, Told, margin_of, rate_of, scale_of, write_study
 
 TUNED = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-3, 2e-3, 4e-3]}\nvariants:")
 
@@ -35,7 +35,7 @@ def peak(best: float) -> Callable[[Recipe], tuple[float, float]]:
     """Scores that are best at one learning rate."""
 
     def tell(recipe: Recipe) -> tuple[float, float]:
-        rate = recipe.optimizer.lr  # pyright: ignore
+        rate = rate_of(recipe)
         return -abs(np.log(rate / best)), 0.5 + 0.01 * recipe.seed
 
     return tell
@@ -54,7 +54,7 @@ def test_tuning_seeds_choose_by_their_mean_and_their_runs_are_not_trained_twice(
     scores = {1e-3: {0: 0.9, 1: 0.1, 7: 0.1}, 2e-3: {0: 0.5, 1: 0.5, 7: 0.5}, 4e-3: {0: 0.1, 1: 0.6, 7: 0.4}}
 
     def tell(recipe: Recipe) -> Told:
-        return scores[recipe.optimizer.lr].get(recipe.seed, 0.0), 0.7  # pyright: ignore
+        return scores[rate_of(recipe)].get(recipe.seed, 0.0), 0.7
 
     text = TUNED.replace("seeds: [0, 1]", "seeds: [0, 1, 2]\ntune_seeds: [0, 1, 7]")
     plan = plan_of(tmp_path, text)
@@ -93,14 +93,14 @@ def test_a_choice_at_the_edge_extends_the_grid(
     assert rounds[-1] == [f"small/{chosen}/seed-1", f"large/{chosen}/seed-1"]
     for variant in plan.as_tried().variants:
         assert [one.values["optimizer.lr"] for one in variant.candidates] == tried
-        assert [one.recipe.optimizer.lr for one in variant.candidates] == tried  # pyright: ignore
+        assert [rate_of(one.recipe) for one in variant.candidates] == tried
         assert len(plan.choices()[variant.name].scores) == len(tried)
     assert plan.num_runs == sum(map(len, rounds))
 
 
 def test_several_keys_are_tuned_by_their_combinations_and_extended_one_at_a_time(tmp_path: Path):
     def tell(recipe: Recipe) -> Told:
-        scale = -abs(np.log(recipe.loss.scale / 16))  # pyright: ignore
+        scale = -abs(np.log(scale_of(recipe) / 16))
         return peak(8e-3)(recipe)[0] + scale, 0.5
 
     text = TUNED.replace("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", "{optimizer.lr: [1e-3, 2e-3], loss.scale: [16, 32]}")
@@ -117,7 +117,7 @@ def test_several_keys_are_tuned_by_their_combinations_and_extended_one_at_a_time
 
 def test_each_variant_extends_by_itself_and_as_often_at_most(tmp_path: Path):
     def tell(recipe: Recipe) -> Told:
-        return peak(1.0 if recipe.loss.margin == 0.3 else 2e-3)(recipe)  # pyright: ignore
+        return peak(1.0 if margin_of(recipe) == 0.3 else 2e-3)(recipe)
 
     plan = plan_of(tmp_path, TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1]\ntune:"))
     rounds = end(plan, tell)
@@ -126,7 +126,7 @@ def test_each_variant_extends_by_itself_and_as_often_at_most(tmp_path: Path):
 
 def test_a_candidate_that_fails_is_not_chosen_and_ends_the_grid(tmp_path: Path):
     def tell(recipe: Recipe) -> Told:
-        return "diverged" if recipe.optimizer.lr > 4e-3 else peak(1.0)(recipe)  # pyright: ignore
+        return "diverged" if rate_of(recipe) > 4e-3 else peak(1.0)(recipe)
 
     plan = plan_of(tmp_path, TUNED.replace("tune:", "extend: 3\ntune:"))
     rounds = end(plan, tell)
@@ -146,13 +146,13 @@ def test_a_value_that_no_recipe_takes_ends_the_grid(tmp_path: Path, caplog: pyte
 
 def test_with_every_candidate_failed_a_variant_has_no_choice(tmp_path: Path):
     plan = plan_of(tmp_path, TUNED)
-    rounds = end(plan, lambda recipe: "no" if recipe.loss.margin == 0.3 else (0.5, 0.5))  # pyright: ignore
+    rounds = end(plan, lambda recipe: "no" if margin_of(recipe) == 0.3 else (0.5, 0.5))
     assert rounds[1] == ["small/lr=0.001/seed-1"] and list(plan.choices()) == ["small"]
 
 
 def noisy(shift: float) -> Callable[[Recipe], tuple[float, float]]:
     def tell(recipe: Recipe) -> tuple[float, float]:
-        is_large = recipe.loss.margin == 0.3  # pyright: ignore
+        is_large = margin_of(recipe) == 0.3
         return 0.5, 0.5 + shift * is_large + 0.02 * np.random.default_rng([recipe.seed, is_large]).normal()
 
     return tell
@@ -173,7 +173,7 @@ def test_only_the_variants_of_such_a_statement_get_more_seeds(tmp_path: Path):
     )
 
     def tell(recipe: Recipe) -> Told:
-        return (0.5, 9.0 + 0.01 * recipe.seed) if recipe.loss.margin == 0.9 else noisy(0.0)(recipe)  # pyright: ignore
+        return (0.5, 9.0 + 0.01 * recipe.seed) if margin_of(recipe) == 0.9 else noisy(0.0)(recipe)
 
     plan = plan_of(tmp_path, text + "- {better: far, than: small, metric: map@r}\n")
     assert end(plan, tell)[1:] == [[f"{name}/seed-{seed}" for name in ("small", "large")] for seed in (3, 4)]

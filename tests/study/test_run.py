@@ -10,7 +10,7 @@ import pytest
 from dmlkit.distributed import stopping
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study import run as study_run
-from tests.study.fakes import STUDY, Told, train_by, write_study
+from tests.study.fakes import STUDY, Told, margin_of, rate_of, train_by, write_study
 from tests.study.test_plan import TUNED, noisy, peak
 
 THREE = STUDY.replace("[0, 1]", "[0, 1, 2]")
@@ -22,7 +22,7 @@ class Killed(BaseException):
 
 
 def figures(recipe: Recipe) -> Told:
-    is_large = recipe.loss.margin == 0.3  # pyright: ignore
+    is_large = margin_of(recipe) == 0.3
     return 0.5, 0.6 + 0.1 * is_large + 0.01 * recipe.seed * (1 + is_large)
 
 
@@ -132,7 +132,7 @@ def test_killed_at_any_run_a_study_that_extends_its_grid_comes_to_the_same(
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def tell(recipe: Recipe) -> Told:
-        is_broken = recipe.seed == 1 and recipe.loss.margin == 0.3  # pyright: ignore
+        is_broken = recipe.seed == 1 and margin_of(recipe) == 0.3
         return "the loss is not finite" if is_broken else figures(recipe)
 
     path, out = write_study(tmp_path, THREE), tmp_path / "out"
@@ -154,7 +154,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(dmlkit, tmp_path: Path, m
 
 def test_a_value_that_cannot_be_trained_is_not_chosen(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def tell(recipe: Recipe) -> Told:
-        return "not finite" if recipe.optimizer.lr == 4e-3 else peak(1.0)(recipe)  # pyright: ignore
+        return "not finite" if rate_of(recipe) == 4e-3 else peak(1.0)(recipe)
 
     train_by(monkeypatch, tell)
     result = study(dmlkit, write_study(tmp_path, TUNED))
