@@ -138,9 +138,13 @@ def train_at_once(
                 "a process of the study died, perhaps for lack of memory; go on with the same command, or with fewer "
                 "--jobs"
             ) from None
-        except UserError:
+        except Exception:
             _cancel(pending)
             stop.close()
+            while not all(future.done() for future in pending):
+                wait(pending, LOOK)
+                while not events.empty():  # a pipe holds 64 KB: who writes to a full one would wait for ever
+                    events.get()
             raise
         except KeyboardInterrupt:  # Ctrl-C came twice
             for process in active_children():

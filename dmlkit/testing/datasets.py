@@ -1,6 +1,8 @@
 """The contract of datasets."""
 
+import pickle
 from itertools import combinations
+from multiprocessing.reduction import ForkingPickler
 
 import torch
 
@@ -96,10 +98,26 @@ def building_again_gives_the_same(config: DatasetConfig) -> None:
         expect(torch.equal(again.sample(0), dataset.sample(0)), f"{split}: another sample 0")
 
 
+def other_processes_can_have_it(config: DatasetConfig) -> None:
+    """Sent to processes that load images it is the same there, and stays the same here.
+
+    macOS and Windows start such processes anew, and its tensors move to shared memory then.
+    """
+    for split, dataset in splits_of(config).items():
+        rows = range(len(dataset))
+        before = [dataset.paths[row] for row in rows], [dataset.key(row) for row in rows]
+        for where, one in (("there", pickle.loads(ForkingPickler.dumps(dataset))), ("here", dataset)):
+            after = [one.paths[row] for row in rows], [one.key(row) for row in rows]
+            expect(after == before, f"{split}: other paths or keys {where} once it was sent")
+            expect(torch.equal(one.labels, dataset.labels), f"{split}: other labels {where}")
+            expect(torch.equal(one.sample(0), dataset.sample(0)), f"{split}: another sample 0 {where}")
+
+
 DATASET: tuple[Promise, ...] = (
     labels_names_and_paths_fit_together,
     splits_share_no_class,
     samples_are_of_one_kind_and_stay_the_same,
     building_again_gives_the_same,
+    other_processes_can_have_it,
     a_line_of_help_says_what_it_is,
 )

@@ -66,7 +66,7 @@ def test_files(promise: Promise, name: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"validation_fraction": 0.0}, {"split": "reality_check", "fold": 1}],
+    [{}, {"validation_fraction": 0.0}, {"split": "reality_check", "fold": 1}, {"tail": 2.0, "images_per_class": 4}],
     ids=lambda options: str(options),
 )
 @pytest.mark.parametrize("promise", DATASET, ids=lambda promise: promise.__name__)

@@ -22,7 +22,9 @@ from typer.main import get_command
 from dmlkit import __version__
 from dmlkit.cli.app import app
 from dmlkit.distributed import stopping
+from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import stop_signals
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study import run as study_run
 from dmlkit.study import workers
@@ -509,6 +511,26 @@ def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(dmlkit, tmp_
     assert all(re.search(rf"large/seed-{seed} failed: .*finite", result.out) for seed in SEEDS), result.out
     assert finished(out).keys() == {f"runs/small/seed-{seed}/summary.json" for seed in SEEDS}
     assert results_of(out)["missing"] == {"large": [0, 1]} and results_of(out)["verdicts"] == []
+
+
+def break_or_talk(run: workers.Run, protocol: str) -> None:
+    """In place of training: a defect of dmlkit, or more to tell than a pipe holds."""
+    if run.name == "broken":
+        raise IndexError("a defect")
+    (worker,) = workers._workers
+    for _ in range(3000):
+        worker.events.put((run.name, "step", {"loss": 0.0, "images": 60}))
+
+
+@pytest.mark.timeout(120)
+def test_a_defect_in_a_run_beside_one_that_tells_much_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "get_context", lambda _: WARM)
+    monkeypatch.setattr(workers, "_train", break_or_talk)
+    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
+    runs = [workers.Run(name, recipe, tmp_path) for name in ("broken", "talks")]
+    fabric = start_fabric("cpu")
+    with pytest.raises(IndexError, match="a defect"):
+        workers.train_at_once(runs, "official", 2, fabric, lambda _: False, lambda *_: None)
 
 
 def test_a_signal_that_comes_in_a_run_is_known_to_its_study():

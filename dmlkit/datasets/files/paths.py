@@ -32,7 +32,9 @@ class PickedPaths(Sequence[str]):
 
     def __init__(self, names: Any, rows: np.ndarray | None = None, *, prefix: str = "") -> None:
         self.names, self.prefix = names, prefix
-        self.rows = np.arange(len(names)) if rows is None else rows
+        # A copy: a tensor that is sent to another process moves to shared memory, and an array over it would stay
+        # behind with memory that was freed.
+        self.rows = np.arange(len(names)) if rows is None else np.array(rows)
 
     def __len__(self) -> int:
         return len(self.rows)
