@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
 from dmlkit.evaluation.significance import paired_runs
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.config import Candidate
+from dmlkit.study.edge import grid_of
 from dmlkit.study.looks import paired_figures
 from dmlkit.study.protocol import MeanInterval
 
@@ -88,19 +89,10 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
         candidates: of a variant, all that were tried.
         chosen: one of them.
     """
-    tried = [dict(_leaves("", candidate.recipe.model_dump(mode="json"))) for candidate in candidates]
-    best = tried[candidates.index(chosen)]
     edges: dict[str, End] = {}
-    for key, value in best.items():
-        beside = [one.get(key) for one in tried if {**one, key: value} == best]
-        numbers = [one for one in beside if isinstance(one, int | float) and not isinstance(one, bool)]
-        if len(numbers) == len(beside) and len(set(numbers)) > 1 and value in (min(numbers), max(numbers)):
-            edges[key] = "lowest" if value == min(numbers) else "highest"
+    for key, value in chosen.values.items():
+        beside = [one.values[key] for one in candidates if {**one.values, key: value} == chosen.values]
+        line = grid_of(beside)
+        if len(line) > 1 and value in (line[0], line[-1]):
+            edges[key] = "lowest" if value == line[0] else "highest"
     return edges
-
-
-def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """The values of nested keys, by their dotted names."""
-    if not isinstance(value, dict):
-        return [(key, value)]
-    return [leaf for name, below in value.items() for leaf in _leaves(f"{key}.{name}".lstrip("."), below)]

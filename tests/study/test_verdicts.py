@@ -129,6 +129,22 @@ def test_a_value_lies_at_the_edge_of_the_numbers_that_were_tried(tmp_path: Path,
         assert edges_of(candidates, candidate) == ({} if edge is None else {key: edge})
 
 
+def test_a_key_in_a_list_has_edges_too(tmp_path: Path):
+    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
+    (tmp_path / "study.yaml").write_text("""\
+claim: x
+recipe: tiny.yaml
+seeds: [0]
+overrides:
+  sampler: {name: paired, classes_per_batch: 2, images_per_class: 2}
+  regularizers: [{name: graph_consistency}]
+tune: {regularizers.0.weight: [0.1, 0.2]}
+variants: {a: {}, b: {embedding_dim: 5}}
+""")
+    candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
+    assert [edges_of(candidates, one)["regularizers.0.weight"] for one in candidates] == ["lowest", "highest"]
+
+
 def test_an_edge_is_one_beside_the_chosen_values_of_the_other_keys(tmp_path: Path):
     (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
     tune = "{optimizer.lr: [1e-3, 2e-3, 4e-3], embedding_dim: [4, 8]}"
