@@ -59,7 +59,7 @@ def test_a_kill_anywhere_costs_no_file(
     expected = contents(whole)
     steps = in_child(command, words, copied(ground, tmp_path / "counted"), None)
     assert steps > 0
-    for step in range(1, steps + 1, 1 if FULL else max(1, steps // 3)):
+    for step in range(1, steps + 1, 1 if FULL else max(1, steps // 2)):
         folder = copied(ground, tmp_path / f"killed-{step}")
         assert in_child(command, words, folder, step) == -1
         with chdir(folder):
