@@ -52,8 +52,8 @@ class ReportPage:
             return cls(path, block=text)
         if len(begins) != 1 or len(ends) != 1 or begins > ends:
             raise UserError(
-                f"--output {path}: got {len(begins)} and {len(ends)} such lines, expected one that begins with "
-                f"'{BEGINNING}' and below it one '{END}': the report is written between them"
+                f"--output {path}: expected one line that begins with '{BEGINNING}' and below it one '{END}', between "
+                f"which the report is written; got {len(begins)} and {len(ends)} of them"
             )
         (begin, _), (_, end) = *begins, *ends
         return cls(path, text[:begin], text[begin:end], text[end:])
