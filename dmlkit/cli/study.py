@@ -156,7 +156,23 @@ def report(
     folders: Annotated[
         list[Path], typer.Argument(metavar="STUDY...", help="Folders that study wrote.", show_default=False)
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Markdown file to write.", show_default=False)],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Markdown file to write; of one that is there, only the block that report wrote.",
+            show_default=False,
+        ),
+    ],
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only statements of this paper, as the studies' files name it under expect.",
+            show_default=False,
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Write the results of studies as one document: claims, figures, verdicts and commands."""
@@ -165,5 +181,7 @@ def report(
     from dmlkit.cli.console import say
     from dmlkit.study.overview import report as write_report
 
-    write_report(folders, output)
-    say(Console(), f"wrote {output} and the plots in {output.parent / output.stem}")
+    console = Console()
+    for folder in write_report(folders, output, paper=paper):
+        say(console, f"note: {folder} has no statement of {paper}; nothing of it is told")
+    say(console, f"wrote {output} and the plots in {output.parent / output.stem}")

@@ -29,6 +29,8 @@ class Expectation(BaseModel, frozen=True, extra="forbid", strict=True, use_attri
     """The variant that it is compared with."""
     metric: str
     """Of which more is better."""
+    paper: str | None = None
+    """That says so, in a word, for ``dmlkit report --paper``."""
 
 
 class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True, use_attribute_docstrings=True):
@@ -201,7 +203,7 @@ class Study:
             "extend": config.extend,
             "more_seeds": config.more_seeds,
             "reference": self.reference,
-            "expect": [expectation.model_dump() for expectation in config.expect],
+            "expect": [expectation.model_dump(exclude_none=True) for expectation in config.expect],
             "variants": {
                 variant.name: {
                     candidate.label: candidate.recipe.model_dump(mode="json", exclude={"seed"})

@@ -14,6 +14,7 @@ from dmlkit.study.variant_results import Difference, over_seeds
 from dmlkit.study.verdicts import judge
 
 ROUNDING = 1e-6  # of figures derived again, perhaps by another SciPy
+STATED = set(Expectation.model_fields)  # of a judged statement, what the study's file says
 
 
 def check_derived(results: StudyResults, path: Path) -> None:
@@ -34,7 +35,7 @@ def check_derived(results: StudyResults, path: Path) -> None:
             raise _edited(path, f"variants.{name}.summary", results)
         if not _is_close(_plain(variant.difference), _plain(difference)):
             raise _edited(path, f"variants.{name}.difference", results)
-    expectations = [Expectation(better=one.better, than=one.than, metric=one.metric) for one in results.verdicts]
+    expectations = [Expectation.model_validate(one.model_dump(include=STATED)) for one in results.verdicts]
     derived_verdicts = judge(expectations, results.variants, len(results.seeds), results.more_seeds)
     if len(derived_verdicts) < len(expectations):
         raise _edited(path, "verdicts", results)

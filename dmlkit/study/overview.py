@@ -1,65 +1,84 @@
 """The results of several studies as one document, such as docs/results.md. Nothing is typed by hand."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import printable
-from dmlkit.files.outputs import check_output, head_of, is_our_picture, writing
+from dmlkit.files.outputs import check_output, is_our_picture, writing
 from dmlkit.study.derived import check_derived
 from dmlkit.study.duration import spoken_time
+from dmlkit.study.page import ReportPage
+from dmlkit.study.papers import of_paper, paper_paragraphs
 from dmlkit.study.plot import plot_study
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.report import EXPLANATION, counted_verdicts, study_section, write_text
+from dmlkit.study.report import EXPLANATION, counted_verdicts, study_section
 from dmlkit.study.results import StudyResults
-from dmlkit.study.tables import verdict_rows
-
-BEGINNING = "<!-- Written by: dmlkit report"  # tells the document again
+from dmlkit.study.tables import shared_rows, verdict_rows
 
 
-def report(folders: Sequence[Path], output: Path) -> None:
+def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:
     """Write the results of studies as one document, and their plots beside it in a folder of its name.
+
+    Of a document that is there the block is replaced that a report wrote before; the text around it stays.
 
     Args:
         folders: of studies, in the order in which they are told.
         output: the document, ``.md``.
+        paper: tell the statements of this paper alone, and the variants that they name.
+
+    Returns:
+        The folders of which nothing is told: they have no statement of the paper.
 
     Raises:
-        UserError: a folder holds no finished study, two have the same name, or the output is somebody else's.
+        UserError: a folder holds no finished study, two have the same name, no statement is of the paper, or the output
+            is somebody else's.
     """
     if output.suffix != ".md":
         raise UserError(f"--output {output}: expected a name that ends in .md; plots go into a folder beside it")
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"report: two studies have the same name: {', '.join(names)}")
-    check_output(output, _is_overview)
-    shown = output.read_text("utf-8") if output.is_file() else ""
+    page = ReportPage.at(output)
+    studies = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
+    if paper is not None:
+        studies = of_paper(studies, paper)
     plots = output.parent / output.stem
-    pictures = [plots / f"{name}.png" for name in names]
-    for picture in pictures:
-        check_output(picture, lambda path: is_our_picture(path) or f"({plots.name}/{path.name})" in shown)
-    studies = [read_results(folder) for folder in folders]
+    pictures = {name: plots / f"{name}.png" for name in studies}
+    for picture in pictures.values():
+        check_output(picture, lambda path: is_our_picture(path) or f"({plots.name}/{path.name})" in page.text)
     plots.mkdir(parents=True, exist_ok=True)
-    for results, picture in zip(studies, pictures, strict=True):
+    for name, picture in pictures.items():
         with writing(picture), atomic_write(picture) as partial:
-            plot_study(results, partial)
+            plot_study(studies[name], partial)
+    shown = {name: f"{plots.name}/{picture.name}" for name, picture in pictures.items()}
+    words = [*map(str, folders), *([] if paper is None else ["--paper", paper]), "-o", str(output)]
+    if paper is None:
+        page.write(shlex.join(words), "What of the papers' claims holds", overview_paragraphs(studies, shown))
+    else:
+        page.write(shlex.join(words), f"What holds of {paper}", paper_paragraphs(studies, shown))
+    return [folder for name, folder in zip(names, folders, strict=True) if name not in studies]
+
+
+def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
+    """All claims of studies, then each study.
+
+    Args:
+        studies: by name.
+        plots: where the picture of each is, from the document.
+    """
     rows = [["claim", "statement", "figure", "difference", "verdict"]]
-    for results in studies:
+    for results in studies.values():
         claim = results.claim
         for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
             rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
             claim = ""  # once is enough
-    words = printable(shlex.join([*map(str, folders), "-o", str(output)])).replace(">", "&gt;")
-    sections = [
-        study_section(results, f"{plots.name}/{name}.png", heading="##")
-        for name, results in zip(names, studies, strict=True)
-    ]
-    head = [f"{BEGINNING} {words} -->", "# What of the papers' claims holds", _counts(studies), EXPLANATION]
-    head.append(as_markdown(rows))
-    write_text(output, "\n\n".join([*head, *sections]))
+    shared = shared_rows(studies)
+    tables = [as_markdown(table) for table in (shared, rows) if table]
+    sections = [study_section(results, plots[name], heading="##") for name, results in studies.items()]
+    return [_counts(list(studies.values())), EXPLANATION, *tables, *sections]
 
 
 def read_results(folder: Path) -> StudyResults:
@@ -84,10 +103,6 @@ def _check_whole(results: StudyResults, path: Path) -> None:
     whole = named <= set(variants) and all(metrics <= set(some) for some in figures if some is not None)
     if not whole or (results.axis and len(results.axis.values) != len(variants)):
         raise UserError(f"{path}: speaks of variants or figures that it does not hold; go on with: {results.command}")
-
-
-def _is_overview(path: Path) -> bool:
-    return head_of(path).startswith(BEGINNING.encode())
 
 
 def _counts(studies: Sequence[StudyResults]) -> str:

@@ -18,7 +18,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 
 FAILURES = "failures.json"
-REWORDED = ("claim", "paper", "table")  # keys that no figure depends on
+REWORDED = ("claim", "paper", "table")  # keys that no figure depends on; nor on the paper of a statement
 
 
 class RecordedStudy(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -119,6 +119,8 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command:
     begun = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
     if path.exists():
         stored, new = (one.study.model_dump(mode="json") for one in (StudyRecord.read(path), begun))
+        for statement in (*stored["expect"], *new["expect"]):
+            statement.pop("paper", None)
         same = {name: stored[name] for name in REWORDED} | {"seeds": new["seeds"][: len(stored["seeds"])]}
         same["extend"] = min(new["extend"], stored["extend"])  # it may grow: what was tried stays tried
         for recipes in stored["variants"].values():

@@ -49,8 +49,12 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
         budget = "with the same number of trials" if len(trials) == 1 else "free to try as many values"
         text = f"Tuned with {seeds} on validation classes, every variant {budget}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
-    paragraphs += [_setting(results), f"    {printable(results.command)}"]
-    return "\n\n".join(paragraphs)
+    return "\n\n".join([*paragraphs, *repeat_paragraphs(results)])
+
+
+def repeat_paragraphs(results: StudyResults) -> list[str]:
+    """How a study was run, and the command that repeats it."""
+    return [_setting(results), f"    {printable(results.command)}"]
 
 
 def write_section(results: StudyResults, folder: Path) -> Path:

@@ -8,6 +8,8 @@ from dmlkit.study.results import StudyResults
 from dmlkit.study.variant_results import Difference, VariantResults
 from dmlkit.study.verdicts import JudgedStatement
 
+Statement = tuple[str, str, str]  # which variant is better, than which, by which figure
+
 
 def verdict_rows(results: StudyResults) -> Rows:
     """One row a statement of the claim."""
@@ -16,16 +18,58 @@ def verdict_rows(results: StudyResults) -> Rows:
         metric = judged.metric
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
         p_value = _p(judged) if judged.corrected_p_value is None else f"{_p(judged)} ({judged.corrected_p_value:.4f})"
-        statement, text = f"{judged.better} better than {judged.than}", verdict_text(judged, results.variants)
-        rows.append([statement, metric, ours, f"{judged.difference:+.4f}", _interval(judged), p_value, text])
+        text = verdict_text(judged, results.variants)
+        rows.append([_said(judged), metric, ours, f"{judged.difference:+.4f}", _interval(judged), p_value, text])
+    return rows
+
+
+def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
+    """One row a statement and study, by the studies' names; those of one statement together, which is told once."""
+    found: dict[Statement, Rows] = {}
+    head: list[str] = []
+    for name, results in studies.items():
+        first, *rows = verdict_rows(results)
+        head = [first[0], "study", *first[1:]]
+        for judged, (_, *row) in zip(results.verdicts, rows, strict=True):
+            told = found.setdefault(_statement(judged), [])
+            told.append(["" if told else _said(judged), name, *row])
+    return [head, *(row for rows in found.values() for row in rows)]
+
+
+def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
+    """One row a statement that several studies judge, one column a study, by its name; none where there is no such."""
+    found: dict[Statement, dict[str, JudgedStatement]] = {}
+    for name, results in studies.items():
+        for judged in results.verdicts:
+            found.setdefault(_statement(judged), {})[name] = judged
+    shared = [judged for judged in found.values() if len(judged) > 1]
+    if not shared:
+        return []
+    rows = [["statement", "figure", *studies]]
+    for judged in shared:
+        cells = [f"{judged[name].difference:+.4f}, {_word(judged[name])}" if name in judged else "" for name in studies]
+        first = next(iter(judged.values()))
+        rows.append([_said(first), first.metric, *cells])
+    return rows
+
+
+def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
+    """One row a variant, study and figure that a statement is about: what lies beside it, and what was chosen."""
+    rows = [["variant", "study", "figure", "best", "last", "untrained", "chosen"]]
+    for variant in dict.fromkeys(name for results in studies.values() for name in results.variants):
+        for study, results in studies.items():
+            stated = [judged.metric for judged in results.verdicts if variant in (judged.better, judged.than)]
+            for metric in dict.fromkeys(stated):
+                one = results.variants[variant]
+                chosen = "; ".join(filter(None, (one.tuned.chosen, _ends(one)))) if one.tuned else ""
+                figures = (_mean(one.summary[metric]), _last(one, metric), _untrained(one, metric))
+                rows.append([variant, study, metric, *figures, chosen])
     return rows
 
 
 def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
     """A verdict with what a reader must know of it."""
-    parts: list[str] = [judged.verdict]
-    if judged.corrected_verdict not in (None, judged.verdict):
-        parts[0] += ", but not after Holm's correction"
+    parts = [_word(judged)]
     if judged.verdict == "not separable at this size" and judged.runs_to_separate:
         parts.append(f"about {judged.runs_to_separate} seeds would do")
     if judged.not_trained:
@@ -98,6 +142,19 @@ def protocol_rows(results: ProtocolResults) -> Rows:
             values = [f"{repeat[kind][metric]:.4f}" for repeat in results.repeats]
             rows.append([kind, metric, f"{summary.mean:.4f}", margin, *values])
     return rows
+
+
+def _statement(judged: JudgedStatement) -> Statement:
+    return judged.better, judged.than, judged.metric
+
+
+def _said(judged: JudgedStatement) -> str:
+    return f"{judged.better} better than {judged.than}"
+
+
+def _word(judged: JudgedStatement) -> str:
+    is_lost = judged.corrected_verdict not in (None, judged.verdict)
+    return f"{judged.verdict}, but not after Holm's correction" if is_lost else judged.verdict
 
 
 def _mean(summary: MeanInterval) -> str:

@@ -25,6 +25,8 @@ class JudgedStatement(BaseModel, frozen=True, extra="forbid", use_attribute_docs
     """The variant that it is compared with."""
     metric: str
     """Of which more is better."""
+    paper: str | None = None
+    """That says so, in a word."""
     difference: float
     """As in `Difference`, and so are ``low``, ``high`` and ``p_value``."""
     low: float | None

@@ -35,6 +35,7 @@ TINY_PHOTOS = [
 ]
 
 
+NAMES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
 OF_IMAGES = ("backbone", "transform", "training.workers")
 
 
@@ -124,7 +125,7 @@ def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(Path(path).exists() for path in LEFT_BEHIND[name])
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("name", [*NAMES, *(f"papers/{path.stem}" for path in (ROOT / "docs/papers").glob("*.md"))])
 def test_every_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dmlkit.recipe.plugin.load_file", Path)  # plug-ins stay out of this process
     text = page(name).replace("\\\n", " ")

@@ -6,31 +6,52 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.study.overview import BEGINNING, report
+from dmlkit.study.overview import report
+from dmlkit.study.page import BEGINNING, END
 from tests.conftest import ROOT
 
-PAGES = [
-    page
-    for page in sorted((ROOT / "docs").glob("*.md"))
-    if page.read_text("utf-8").startswith(f"{BEGINNING} docs/studies/")
-]
+FIRST = f"{BEGINNING} docs/studies/"  # of a block whose studies lie here
+PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if f"\n{FIRST}" in f"\n{page.read_text('utf-8')}"]
+PAPERS = sorted((ROOT / "docs" / "papers").glob("*.md"))
+
+
+def words_of(page: Path) -> tuple[list[str], str | None]:
+    """The studies and the paper that a page was written from."""
+    (line,) = (line for line in page.read_text("utf-8").splitlines() if line.startswith(FIRST))
+    *words, option, output = shlex.split(line.removeprefix(BEGINNING).removesuffix("-->"))
+    assert option == "-o" and ROOT / output == page
+    if "--paper" not in words:
+        return words, None
+    *folders, option, paper = words
+    assert option == "--paper"
+    return folders, paper
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_is_what_its_studies_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    text = page.read_text("utf-8")
-    words = shlex.split(text.splitlines()[0].removeprefix(BEGINNING).removesuffix("-->"))
-    *folders, option, output = words
-    assert option == "-o" and ROOT / output == page
+    folders, paper = words_of(page)
     for folder in folders:
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    text, written = page.read_text("utf-8"), tmp_path / page.relative_to(ROOT)
+    written.parent.mkdir(parents=True, exist_ok=True)
+    before, after = text.partition(FIRST)[0], text.partition(END)[2]
+    written.write_text(f"{before}{FIRST} -->\n{END}{after}", "utf-8")
     monkeypatch.chdir(tmp_path)
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    report([Path(folder) for folder in folders], Path(output))
-    assert (tmp_path / output).read_text("utf-8") == text
-    for folder in folders:
-        assert (page.parent / page.stem / f"{Path(folder).name}.png").is_file()
+    report([Path(folder) for folder in folders], page.relative_to(ROOT), paper=paper)
+    assert written.read_text("utf-8") == text, "write it again: make papers"
+    pictures = sorted((written.parent / written.stem).glob("*.png"))
+    assert pictures
+    for picture in pictures:
+        assert (page.parent / page.stem / picture.name).is_file() and f"({page.stem}/{picture.name})" in text
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "papers.md", *PAPERS], ids=lambda page: page.stem)
+def test_the_pages_of_papers_tell_of_every_study(page: Path):
+    folders, paper = words_of(page)
+    assert folders == sorted(f"docs/studies/{path.name}" for path in (ROOT / "docs" / "studies").iterdir())
+    assert paper == (page.stem if page in PAPERS else None)
+    assert page.stem == "papers" or f"](papers/{page.name})" in (ROOT / "docs" / "papers.md").read_text("utf-8")
 
 
 def test_there_are_such_pages():
-    assert PAGES
+    assert len(PAPERS) == 5 and {*PAPERS, ROOT / "docs" / "papers.md"} < set(PAGES)

@@ -1,0 +1,135 @@
+"""What studies say of one paper, against their results.json; and statements that several studies judge."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from dmlkit.recipe.schema import Recipe
+from dmlkit.study.page import END
+from dmlkit.study.results import StudyResults
+from tests.study.fakes import STUDY, margin_of, train_by, write_study
+
+STATEMENTS = """\
+- {better: large, than: small, metric: map@r, paper: margins}
+- {better: huge, than: small, metric: map@r, paper: margins}
+- {better: huge, than: middle, metric: map@r, paper: other}
+- {better: middle, than: small, metric: map@r}
+"""
+MARGINS = {"small": 0.1, "middle": 0.2, "large": 0.3, "huge": 0.4}
+VARIANTS = "".join(f"  {name}: {{loss.margin: {margin}}}\n" for name, margin in MARGINS.items())
+FOUR = f"{STUDY.partition('variants:')[0].replace('[0, 1]', '[0, 1, 2]')}variants:\n{VARIANTS}expect:\n{STATEMENTS}"
+NOISE = (0.003, -0.002, 0.004)
+
+
+@pytest.fixture
+def grounds(dmlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two studies of the same statements: a larger margin gains in the one, and loses in the other."""
+    folders: list[Path] = []
+    for name, gain in (("photos", 0.5), ("glyphs", -0.5)):
+
+        def tell(recipe: Recipe, gain: float = gain) -> tuple[float, float]:
+            return 0.5, 0.7 + gain * margin_of(recipe) + NOISE[recipe.seed] * margin_of(recipe)
+
+        train_by(monkeypatch, tell)
+        folders.append(tmp_path / name)
+        path = write_study(tmp_path, FOUR.replace("A larger margin", f"On {name} a larger margin"))
+        assert dmlkit("study", path, "-o", folders[-1], "--device", "cpu").code == 0
+    return folders
+
+
+def rows_of(text: str, head: str) -> list[list[str]]:
+    """The rows of the table that begins with a column."""
+    lines = text[text.index(f"| {head} |") :].partition("\n\n")[0].splitlines()
+    return [line[2:-2].split(" | ") for line in lines[2:]]
+
+
+def test_a_page_has_the_statements_of_its_paper_alone_corrected_for_the_whole_study(dmlkit, grounds, tmp_path: Path):
+    page = tmp_path / "margins.md"
+    page.write_text(f"# Margins\n\n<!-- Written by: dmlkit report -->\n{END}\n\nBelow.\n")
+    result = dmlkit("report", *grounds, "--paper", "margins", "-o", page)
+    assert result.code == 0 and result.out.count("\n") == 1, result.err
+    text = page.read_text()
+    assert text.startswith("# Margins\n\n<!-- Written by: ") and text.endswith(f"{END}\n\nBelow.\n")
+    statements = rows_of(text, "statement")
+    assert [(row[0], row[1]) for row in statements] == [
+        ("large better than small", "photos"),
+        ("", "glyphs"),
+        ("huge better than small", "photos"),
+        ("", "glyphs"),
+    ]
+    for row, (better, folder) in zip(
+        statements, ((name, one) for name in ("large", "huge") for one in grounds), strict=True
+    ):
+        results = json.loads((folder / "results.json").read_text())
+        (judged,) = (one for one in results["verdicts"] if (one["better"], one["than"]) == (better, "small"))
+        values = {name: [run["map@r"] for run in results["variants"][name]["runs"].values()] for name in MARGINS}
+        p_value = stats.ttest_rel(values[better], values["small"]).pvalue
+        assert judged["p_value"] == pytest.approx(p_value) and judged["corrected_p_value"] > 1.9 * p_value
+        assert row[4] == f"{judged['difference']:+.4f}" and judged["verdict"] in row[7]
+        assert row[6] == f"{p_value:.4f} ({judged['corrected_p_value']:.4f})"
+    assert {row[0] for row in rows_of(text, "variant")} == {"small", "large", "huge"} and "middle" not in text
+    for name, study, figure, best, last, untrained, chosen in rows_of(text, "variant"):
+        variant = StudyResults.read(tmp_path / study / "results.json").variants[name]
+        assert figure == "map@r" and chosen == "" and best == last  # the fakes' best epoch is the last
+        assert best.startswith(f"{variant.summary['map@r'].mean:.4f} ± ")
+        assert variant.untrained and untrained == f"{variant.untrained['map@r']:.4f}"
+    for folder in grounds:
+        claim = f"On {folder.name} a larger margin is better"
+        assert f"**{folder.name}**: {claim}." in text and f"](margins/{folder.name}.png)" in text
+        assert f"    {json.loads((folder / 'study.json').read_text())['command']}\n" in text
+        assert (tmp_path / "margins" / f"{folder.name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_summary_has_the_statements_of_several_studies_side_by_side(dmlkit, grounds, tmp_path: Path):
+    page = tmp_path / "all.md"
+    assert dmlkit("report", *grounds, "-o", page).code == 0
+    text = page.read_text()
+    results = [StudyResults.read(folder / "results.json") for folder in grounds]
+    rows = rows_of(text, "statement")
+    assert text.index("| statement | figure | photos | glyphs |") < text.index("| claim | statement")
+    assert len(rows) == 4
+    for row, *judged in zip(rows, *(one.verdicts for one in results), strict=True):
+        assert row[0] == f"{judged[0].better} better than {judged[0].than}" and row[1] == "map@r"
+        for cell, one in zip(row[2:], judged, strict=True):
+            assert cell.startswith(f"{one.difference:+.4f}, {one.verdict}")
+            assert ("Holm's" in cell) == (one.verdict != one.corrected_verdict)
+    assert dmlkit("report", grounds[0], "-o", tmp_path / "one.md").code == 0
+    assert "| statement | figure | photos |" not in (tmp_path / "one.md").read_text()
+
+
+def test_a_study_without_the_paper_is_told_and_a_paper_that_none_has_is_one_line(dmlkit, grounds, tmp_path: Path):
+    older = tmp_path / "older"
+    shutil.copytree(grounds[0], older)
+    data = json.loads((older / "results.json").read_text())
+    for judged in data["verdicts"]:
+        del judged["paper"]
+    (older / "results.json").write_text(json.dumps(data))
+    page = tmp_path / "page.md"
+    result = dmlkit("report", grounds[0], older, "--paper", "other", "-o", page)
+    assert result.code == 0 and f"note: {older} has no statement of other; nothing of it is told\n" in result.out
+    assert "**older**" not in page.read_text() and not (tmp_path / "page" / "older.png").exists()
+    before = page.read_bytes()
+    refused = dmlkit("report", *grounds, "--paper", "margin", "-o", page)
+    assert refused.code == 2 and refused.err.count("\n") == 1 and "expected one of margins, other" in refused.err
+    refused = dmlkit("report", older, "--paper", "margins", "-o", page)
+    assert refused.code == 2 and "add e.g. paper: mpa to a statement under expect" in refused.err
+    assert page.read_bytes() == before
+
+
+def test_a_statement_may_get_another_paper_in_a_study_that_is_finished(
+    dmlkit, grounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trained = train_by(monkeypatch, lambda _: "nothing is trained again")
+    path = write_study(tmp_path, FOUR.replace("paper: margins", "paper: new").replace(", paper: other", ""))
+    result = dmlkit("study", path, "-o", grounds[1], "--device", "cpu")
+    assert result.code == 0 and trained.folders == [], result.err
+    verdicts = StudyResults.read(grounds[1] / "results.json").verdicts
+    assert [judged.paper for judged in verdicts] == ["new", "new", None, None]
+    path.write_text(FOUR.replace("better: huge, than: middle", "better: huge, than: large"))
+    refused = dmlkit("study", path, "-o", grounds[1], "--device", "cpu")
+    assert refused.code == 2 and "expect" in refused.err
