@@ -14,9 +14,8 @@ DIGITS = 6  # of a value beyond the edge: 0.001 / 3 is 0.000333333, in the name 
 
 
 def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Candidate) -> list[Mapping[str, Any]]:
-    """The tuned values one step beyond the edge, for each key of which the best value lies at one.
-
-    A value lies at the edge if nothing further out was tried beside the best values of the other keys.
+    """The tuned values one step on from the best ones, for each key and direction in which nothing was tried beside the
+    best values of the other keys: the next value of the key that was tried at all, or one beyond them.
 
     Args:
         own: a variant's candidates by the study's file, which are its grid.
@@ -25,14 +24,14 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
     """
     found: list[Mapping[str, Any]] = []
     for key, value in best.values.items():
-        grid = grid_of([one.values[key] for one in own])
+        grid, known = (grid_of([one.values[key] for one in candidates]) for candidates in (own, tried))
         line = [one.values[key] for one in tried if {**one.values, key: value} == best.values]
-        for ascending in (grid, grid[::-1]) if len(grid) > 1 else ():
-            sign = 1 if ascending is grid else -1
-            if sign * value >= sign * ascending[-1] and sign * value >= max(sign * one for one in line):
-                further = next_value(ascending, value)
-                if further is not None:
-                    found.append({**best.values, key: further})
+        for sign, ascending in ((1, grid), (-1, grid[::-1])) if len(grid) > 1 else ():
+            if all(sign * one <= sign * value for one in line):
+                further = [one for one in known if sign * one > sign * value]
+                step = min(further, key=lambda one: abs(one - value)) if further else next_value(ascending, value)
+                if step is not None:
+                    found.append({**best.values, key: step})
     return found
 
 

@@ -67,7 +67,11 @@ def test_of_several_keys_each_has_an_edge_of_its_own():
     assert beyond_edge(own, own, corner) == [{"lr": 8e-3, "scale": 16}, {"lr": 4e-3, "scale": 32}]
     further = candidates(lr=[8e-3], scale=[16])
     assert beyond_edge(own, [*own, *further], corner) == [{"lr": 4e-3, "scale": 32}]
-    assert beyond_edge(own, [*own, *further], further[0]) == [{"lr": 0.016, "scale": 16}, {"lr": 8e-3, "scale": 32}]
+    assert beyond_edge(own, [*own, *further], further[0]) == [
+        {"lr": 0.016, "scale": 16},
+        {"lr": 8e-3, "scale": 32},
+        {"lr": 8e-3, "scale": 8},  # within the grid, but not beside this learning rate
+    ]
 
 
 def test_a_candidate_with_other_values_is_the_recipe_that_says_so():

@@ -110,6 +110,7 @@ def test_several_keys_are_tuned_by_their_combinations_and_extended_one_at_a_time
         "lr=0.004,scale=16",
         "lr=0.008,scale=16",
         "lr=0.016,scale=16",  # which was worse, so the other key is next
+        "lr=0.008,scale=32",  # within the grid, and not tried beside this learning rate
         "lr=0.008,scale=8",
     ]
     assert plan.chosen["small"].label == "lr=0.008,scale=16"
