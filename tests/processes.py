@@ -5,6 +5,7 @@ What a test waits for it waits for itself, with `wait_until`, and not for a time
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from multiprocessing import forkserver, get_context
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import NamedTemporaryFile
+from threading import Timer
 from typing import Any
 
 from dmlkit.distributed.stopping import StopRequest
@@ -121,6 +123,12 @@ def hold_at_step(step: int, marks: str) -> None:
 def held_command_line(step: int, marks: str, *words: str) -> None:
     """``dmlkit``, which waits at a step of training for what stops or ends it."""
     hold_at_step(step, marks)
+    command_line(*words)
+
+
+def killed_command_line(step: int, seconds: float, *words: str) -> None:
+    """``dmlkit``, ended as by kill -9 some seconds after a step of training, in whatever it does then."""
+    at_step(step, lambda _: Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start())
     command_line(*words)
 
 

@@ -104,11 +104,12 @@ def print_experiment(recipe: "Recipe", console: "Console") -> None:
 
     experiment = assemble(recipe)
     validation = experiment.validation
+    together = f"each of {recipe.training.accumulate} " if recipe.training.accumulate > 1 else ""
     sizes = {
         "training": size_of(experiment.train),
         "validation": size_of(validation) if validation else "none",
-        "steps": f"{len(experiment.sampler)} an epoch, {recipe.training.epochs} epochs, "
-        f"batches of {experiment.sampler.batch_size} images",
+        "steps": f"{experiment.steps} an epoch, {recipe.training.epochs} epochs, "
+        f"{together}batches of {experiment.sampler.batch_size} images",
         "model": parameters_of(experiment.model),
         "loss": parameters_of(experiment.objective),
     }

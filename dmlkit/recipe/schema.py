@@ -35,6 +35,8 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_at
     """Passes over the training images."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """``bf16`` and ``fp16`` are mixed: weights and losses stay in float32."""
+    accumulate: PositiveInt = 1
+    """Batches whose mean gradient makes a step of the optimizer; each has a loss of its own, so no pair is of two."""
     clip_grad_norm: PositiveFloat | None = None
     """Longest gradient of all weights together; null does not clip."""
     clip_grad_value: PositiveFloat | None = None
@@ -164,10 +166,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
 
     def _proxies_without_riemannian_optimizer(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         if self.manifold.proxies == "points" and not self.optimizer.name.startswith("riemannian"):
-            yield (
-                ("manifold", "proxies"),
-                f"points need a Riemannian optimizer to stay on the manifold, got optimizer {self.optimizer.name}",
-            )
+            text = f"points need a Riemannian optimizer to stay on the manifold, got optimizer {self.optimizer.name}"
+            yield ("manifold", "proxies"), text
 
     def _selection_by_unknown_metric(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         names = [name for metric in self.metrics for name in metric.names()]

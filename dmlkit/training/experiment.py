@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,11 @@ class Experiment:
     validation: Dataset | None
     average: WeightAverage | None = None
 
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer in an epoch; the last one may be of fewer batches than the others."""
+        return ceil(len(self.sampler) / self.recipe.training.accumulate)
+
     def averaged(self) -> AbstractContextManager[None]:
         """While the block runs the model has the weights that it is judged by: their average, where one is kept."""
         return self.average.in_place() if self.average else nullcontext()
@@ -95,6 +101,9 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             raise UserError("dataset: 1 class to train on; expected at least 2, to tell apart")
     with faults_of(recipe, "sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes, train.groups)
+    if recipe.training.accumulate > len(sampler):
+        told = f"got {recipe.training.accumulate}, expected at most the {len(sampler)} batches of an epoch"
+        raise UserError(recipe.fault(("training", "accumulate"), told))
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
         backbone = recipe.backbone.build(train.num_features)

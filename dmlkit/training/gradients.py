@@ -1,4 +1,4 @@
-"""Gradients between the backward pass and the optimizer's step: averaged over ranks, clipped; and the step."""
+"""Gradients between the backward passes and the optimizer's step: averaged over batches and ranks, clipped."""
 
 from typing import Any
 
@@ -10,19 +10,35 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dmlkit.training.experiment import Experiment
 
 
-def take_step(fabric: Fabric, experiment: Experiment, optimizer: Any) -> None:
-    """From the gradients of a batch to the next weights, and their average where one is kept.
+def take_step(fabric: Fabric, experiment: Experiment, optimizer: Any, batches: int, rates: list[float]) -> None:
+    """From the gradients of some batches to the next weights, and their average where one is kept; no gradient stays.
 
     Args:
         fabric: the ranks.
-        experiment: with gradients.
+        experiment: with the sum of the batches' gradients.
         optimizer: the experiment's, as the fabric set it up.
+        batches: how many, at least 1.
+        rates: learning rates of the optimizer's groups.
     """
+    for group, rate in zip(experiment.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    average_over_batches(experiment, batches)
     average_gradients(fabric, experiment)
     clip_gradients(fabric, experiment, optimizer)
     optimizer.step()
+    optimizer.zero_grad()
     if experiment.average:
         experiment.average.update()
+
+
+def average_over_batches(experiment: Experiment, batches: int) -> None:
+    """Make the sum of the batches' gradients their mean; how many there are is known once the last has been read."""
+    if batches == 1:
+        return
+    for group in experiment.optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.div_(batches)
 
 
 def average_gradients(fabric: Fabric, experiment: Experiment) -> None:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
@@ -121,6 +122,7 @@ def fit(
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
     pin_memory = fabric.device.type == "cuda"
     loader = TimedBatches(make_loader(data.training, batches, workers=settings.workers, pin_memory=pin_memory))
+    may_skip = recipe.dataset.on_bad_image == "skip"
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
 
     state = restore(experiment, run, fabric) if resume else State()
@@ -135,38 +137,39 @@ def fit(
             if experiment.model.backbone.set_epoch(state.epoch) or model is None:
                 # data-parallel training waits for a gradient of all that needed one when it was set up
                 model = fabric.setup_module(data.model)
-            batches.epoch, batches.start = state.epoch, state.step
+            batches.epoch, batches.start = state.epoch, state.step * settings.accumulate
             objective.loss.set_epoch(state.epoch)
-            pending: list[Tensor] = []  # losses not looked at yet
+            losses: list[Tensor] = []  # of the step under way
+            pending: list[Tensor] = []  # of steps, not looked at yet
             images_seen = images_pending = 0
-            for batch in loader:
+            for number, batch in enumerate(loader, batches.start + 1):
                 refuse_faults(batch.faults, recipe.dataset.on_bad_image)
                 state.note_skipped(batch.faults)
-                factor = recipe.schedule.factor(state.epoch + state.step / len(experiment.sampler), settings.epochs)
-                for group, rate in zip(experiment.optimizer.param_groups, base_rates, strict=True):
-                    group["lr"] = rate * factor
-                counts = gather_counts(fabric, len(batch.labels), differ=recipe.dataset.on_bad_image == "skip")
-                if all(counts):  # a rank without an image has no gradient to average: all leave the step out
-                    embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)), counts)
-                    labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)
-                    loss = compute_loss(experiment, embeddings, labels, state, run)
-                    optimizer.zero_grad()
-                    fabric.backward(loss)
-                    take_step(fabric, experiment, optimizer)
-                    pending.append(loss.detach())
+                counts = gather_counts(fabric, len(batch.labels), differ=may_skip)
+                is_last = number % settings.accumulate == 0 or number == len(experiment.sampler)  # of its step
+                if all(counts):  # a rank without an image has no gradient to average: all leave the batch out
+                    with fabric.no_backward_sync(model, enabled=not is_last and not may_skip):
+                        embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)), counts)
+                        labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)
+                        loss = compute_loss(experiment, embeddings, labels, state, run)
+                        fabric.backward(loss)
+                    losses.append(loss.detach())
                     images_pending += len(labels)
+                if not is_last:
+                    continue
+                if losses:
+                    factor = recipe.schedule.factor(state.epoch + state.step / experiment.steps, settings.epochs)
+                    take_step(fabric, experiment, optimizer, len(losses), [rate * factor for rate in base_rates])
+                    pending.append(torch.stack(losses).mean())
+                    losses.clear()
                 state.step += 1
-                if len(pending) >= check_every or state.step == len(experiment.sampler):
+                if len(pending) >= check_every or state.step == experiment.steps:
                     last_loss = check_losses(pending, state, run)
                     images_seen += images_pending
-                    progress.step(
-                        epoch=state.epoch,
-                        progress=state.step / len(experiment.sampler),
-                        loss=last_loss,
-                        images=images_pending,
-                    )
+                    share = state.step / experiment.steps
+                    progress.step(epoch=state.epoch, progress=share, loss=last_loss, images=images_pending)
                     images_pending = 0
-                    if stop_requested(fabric) and state.step < len(experiment.sampler):
+                    if stop_requested(fabric) and state.step < experiment.steps:
                         state.seconds += time.perf_counter() - started
                         save(experiment, run, fabric, state)
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
@@ -186,7 +189,7 @@ def finish_epoch(
     experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, state: State, pace: Pace
 ) -> EpochRow:
     """Validate, note the epoch, and keep the checkpoint if it is the best so far."""
-    settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, len(experiment.sampler)
+    settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, experiment.steps
     epoch, loss = state.epoch + 1, state.loss_sum / steps
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
     metrics: dict[str, float] | None = None

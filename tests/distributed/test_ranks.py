@@ -50,6 +50,11 @@ def test_two_ranks_of_a_backbone_that_trains_in_part_equal_one(runs: Path, name:
 
 
 @pytest.mark.slow
+def test_two_ranks_that_step_after_several_batches_equal_one(runs: Path):
+    assert_same_weights(runs / "two" / "accumulated", runs / "one" / "accumulated")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
 )
@@ -90,7 +95,8 @@ def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp
 
 
 @pytest.mark.slow
-def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path):
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path, accumulate: int):
     random = np.random.default_rng(0)
     for label in ("ant", "bee", "cat", "dog"):
         (tmp_path / "photos" / label).mkdir(parents=True)
@@ -102,10 +108,11 @@ def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path):
     dataset = f"{{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0, on_bad_image: skip}}"
     text = RECIPE.format(loss="proxy_anchor").splitlines()
     recipe.write_text("\n".join([f"dataset: {dataset}", *text[1:]]).replace("lr: 0.00001", "lr: 0.001"))
+    steps = f"training.accumulate={accumulate}"
 
     def train(ranks: int, batch_size: int, output: Path):
         sampler = f"sampler={{name: random, batch_size: {batch_size}}}"
-        words = ("train", str(recipe), "--device", "cpu", "--set", sampler, "--output", str(output))
+        words = ("train", str(recipe), "--device", "cpu", "--set", sampler, "--set", steps, "--output", str(output))
         assert "1 images could not be read" in start_ranks(ranks, command_line, *words)[0]
 
     train(1, 4, tmp_path / "one")

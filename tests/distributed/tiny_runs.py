@@ -32,8 +32,16 @@ metrics: [{{name: map_at_r}}]
 
 OPTIONS = {"proxy_gml": "proxy_gml, ratio: 0.5, scale: 20.0"}  # its own keep few of 9 classes, and little gradient
 SHARDED = ("training.shard_proxies=true",)
-# Everything that a number of ranks could spoil: momentum of shared-out proxies, a norm over all of them, a schedule.
-RESUMED = (*SHARDED, "optimizer.lr=0.0001", "training.clip_grad_norm=0.5", "schedule={name: cosine}")
+ACCUMULATED = ("training.accumulate=4",)
+# Everything that a number of ranks could spoil: momentum of shared-out proxies, a norm over all of them, a schedule,
+# steps of several batches.
+RESUMED = (
+    *SHARDED,
+    "optimizer.lr=0.0001",
+    "training.clip_grad_norm=0.5",
+    "training.accumulate=2",
+    "schedule={name: cosine}",
+)
 TUNED = {
     "none": "backbone.tuning={name: none}",
     "last blocks": "backbone.tuning={name: last_blocks, blocks: 2}",
@@ -69,6 +77,7 @@ def train_all(output: Path, *continued: Path) -> None:
             train(recipe_of(name, SHARDED), output / f"{name} sharded", fabric=fabric)
     for name, override in TUNED.items():
         train(recipe_of("proxy_anchor", (override,)), output / name, fabric=fabric)
+    train(recipe_of("proxy_isa", (*ACCUMULATED, "loss.delay=0.5")), output / "accumulated", fabric=fabric)
     train(recipe_of("mpa", RESUMED), output / "unbroken", fabric=fabric)
     with suppress(TrainingStoppedError):
         train(recipe_of("mpa", RESUMED), output / "stopped", fabric=fabric, progress=Stopper())

@@ -1,7 +1,9 @@
 """The average of the weights: that of a naive loop, through an interruption, and what a run is judged by."""
 
+import signal
 from importlib import import_module
 from pathlib import Path
+from random import randrange, uniform
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from dmlkit.losses import ProxyAnchor
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import TINY_RECIPE
+from tests.conftest import END, TINY_RECIPE
+from tests.processes import Forked, killed_command_line, start
 
 DECAY = 0.8
 AVERAGED = TINY_RECIPE.replace("epochs: 3", f"epochs: 3, ema: {DECAY}")
@@ -54,6 +57,16 @@ def test_the_average_is_that_of_a_naive_loop(dmlkit, recipe: Path, tmp_path: Pat
         torch.testing.assert_close(saved[name], tensor, msg=name, rtol=1e-4, atol=1e-5)
 
 
+def assert_same_bits(whole: Path, cut: Path, told: str = ""):
+    """Of the average, of where the last step left the weights, and of the loss."""
+    first, second = (RunFolder(run).load_checkpoint("last") for run in (whole, cut))
+    for part in ("model", "latest", "objective"):
+        assert first[part] and first[part].keys() == second[part].keys()
+        for name, tensor in first[part].items():
+            assert torch.equal(tensor, second[part][name]), (name, told)
+    assert any(not torch.equal(first["model"][name], weight) for name, weight in first["latest"].items())
+
+
 def test_an_interrupted_average_ends_with_the_same_bits(
     dmlkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -71,12 +84,25 @@ def test_an_interrupted_average_ends_with_the_same_bits(
         assert dmlkit("train", recipe, "-o", cut, "--device", "cpu").code == 70
     assert len(RunFolder(cut).read_metrics()) == 1
     assert dmlkit("train", recipe, "-o", cut, "--device", "cpu", "--resume").code == 0
-    first, second = (RunFolder(run).load_checkpoint("last") for run in (whole, cut))
-    for part in ("model", "latest", "objective"):
-        assert first[part] and first[part].keys() == second[part].keys()
-        for name, tensor in first[part].items():
-            assert torch.equal(tensor, second[part][name]), name
-    assert any(not torch.equal(first["model"][name], weight) for name, weight in first["latest"].items())
+    assert_same_bits(whole, cut)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_average_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path: Path, accumulate: int):
+    recipe, cut = tmp_path / "averaged.yaml", tmp_path / "cut"
+    recipe.write_text(AVERAGED.replace("epochs: 3", f"epochs: 12, accumulate: {accumulate}"))
+    words = [*map(str, ("train", recipe, "--device", "cpu", "--resume", "-o"))]
+    whole = start(*words, tmp_path / "whole")
+    assert whole.wait(END) == 0, whole.communicate()[0]
+    moments = [(randrange(4, 8), uniform(0, 0.05)) for _ in range(2)]  # not before the first checkpoint
+    for step, seconds in moments:
+        killed = Forked(killed_command_line, step, seconds, *words, str(cut))
+        assert killed.wait(END) == -signal.SIGKILL, killed.communicate()[0]
+    assert 0 < RunFolder(cut).load_checkpoint("last")["epoch"] < 12
+    resumed = start(*words, cut)
+    assert resumed.wait(END) == 0, resumed.communicate()[0]
+    assert_same_bits(tmp_path / "whole", cut, f"killed {moments} after which step and how many seconds")
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

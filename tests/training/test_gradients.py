@@ -1,0 +1,190 @@
+"""Steps of several batches: those of a naive loop, through an interruption, and over batches that cannot be read."""
+
+import signal
+from contextlib import nullcontext
+from math import cos, pi
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import dmlkit as library
+from dmlkit.losses import ProxyAnchor
+from dmlkit.model import build_model
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import END, TINY_RECIPE
+from tests.processes import Forked, held_command_line, start, wait_until
+from tests.training.test_average import assert_same_bits
+
+BATCHES = 5
+MORE = TINY_RECIPE.replace("images_per_class: 6", "images_per_class: 14")  # 5 batches of 8 an epoch
+CLIP, DECAY = 2.0, 0.8
+OPTIONS = f"accumulate: 2, clip_grad_norm: {CLIP}, ema: {DECAY}"
+ACCUMULATED = MORE.replace("epochs: 3", f"epochs: 3, {OPTIONS}") + "schedule: {name: cosine}\n"
+
+
+def naive(precision: str) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
+    """Weights with their averages, and of each epoch the mean loss of its steps; and the rate of each step."""
+    recipe = parse_recipe(ACCUMULATED, "r.yaml")
+    train = recipe.dataset.build("train")
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe)
+    loss = ProxyAnchor(model.manifold, len(train.class_names))
+    optimizer = torch.optim.AdamW(
+        [{"params": model.parameters()}, {"params": [loss.proxies], "lr": 0.03}], lr=0.003, weight_decay=1e-4
+    )
+    averages = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    mixed = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+    sampler = recipe.sampler.build(train.labels, recipe.seed)
+    told: list[float] = []
+    rates: list[float] = []
+    for epoch in range(3):
+        batches = list(sampler.batches(epoch))
+        assert len(batches) == BATCHES
+        steps: list[float] = []
+        for step, group in enumerate((batches[:2], batches[2:4], batches[4:])):  # the last has one batch
+            rate = 0.003 * (1 + cos(pi * (epoch + step / 3) / 3)) / 2
+            rates.append(rate)
+            losses: list[torch.Tensor] = []
+            for batch in group:
+                with mixed:
+                    embeddings = model(torch.stack([train.sample(index) for index in batch]))
+                losses.append(loss(embeddings.float(), train.labels[batch]))
+            mean = sum(losses[1:], losses[0]) / len(losses)
+            optimizer.zero_grad()
+            mean.backward()
+            optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = rate, 10 * rate
+            torch.nn.utils.clip_grad_norm_([*model.parameters(), loss.proxies], CLIP)
+            optimizer.step()
+            for name, weight in model.named_parameters():
+                averages[name] = DECAY * averages[name] + (1 - DECAY) * weight.detach()
+            steps.append(mean.item())
+        told.append(sum(steps) / 3)
+    return {**model.state_dict(), **averages, "proxies": loss.proxies.detach()}, told, rates
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_steps_of_several_batches_are_those_of_a_naive_loop(dmlkit, tmp_path: Path, precision: str):
+    recipe, run = tmp_path / "accumulated.yaml", tmp_path / "run"
+    recipe.write_text(ACCUMULATED)
+    sets = ("--set", f"training.precision={precision}", "--device", "cpu")
+    assert dmlkit("train", recipe, "-o", run, *sets).code == 0
+    saved = RunFolder(run).load_checkpoint("last")
+    found = {**saved["model"], "proxies": saved["objective"]["loss.proxies"]}
+    expected, losses, rates = naive(precision)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, msg=name, rtol=1e-4, atol=1e-5)
+    rows = RunFolder(run).read_metrics()
+    assert [row.loss for row in rows] == pytest.approx(losses, rel=1e-5)
+    assert [row.lr for row in rows] == pytest.approx(rates[2::3])
+
+
+def test_a_step_of_all_batches_of_an_epoch_differs_from_one_each(tmp_path: Path):
+    """The option has an effect, on the weights and on how often the optimizer has counted."""
+    steps: list[float] = []
+    for accumulate in (1, BATCHES):
+        recipe = parse_recipe(MORE.replace("epochs: 3", f"epochs: 2, accumulate: {accumulate}"), "r.yaml")
+        library.train(recipe, tmp_path / str(accumulate), device="cpu")
+        saved = RunFolder(tmp_path / str(accumulate)).load_checkpoint("last")
+        steps.append(float(saved["optimizer"]["state"][0]["step"]))
+    assert steps == [2 * BATCHES, 2]
+
+
+@pytest.mark.parametrize(("loss", "is_mean_over_images"), [("norm_softmax", True), ("proxy_anchor", False)])
+def test_two_small_batches_are_one_large_one_only_where_a_loss_is_a_mean_over_images(
+    tmp_path: Path, loss: str, is_mean_over_images: bool
+):
+    text = MORE.replace("proxy_anchor", loss).replace("width: 4", "width: 4, freeze_batchnorm_statistics: true")
+    text = text.replace("optimizer: {name: adamw, lr: 0.003", "optimizer: {name: riemannian_sgd, lr: 0.01")
+    halved = text.replace("batch_size: 8", "batch_size: 4").replace("epochs: 3", "epochs: 3, accumulate: 2")
+    found: list[dict[str, torch.Tensor]] = []
+    for name, recipe in (("large", text), ("small", halved)):
+        library.train(parse_recipe(recipe, "r.yaml"), tmp_path / name, device="cpu")
+        found.append(RunFolder(tmp_path / name).load_checkpoint("last")["model"])
+    large, small = (torch.cat([weight.flatten() for weight in model.values()]) for model in found)
+    apart = ((small - large).norm() / large.norm()).item()
+    assert apart < 1e-5 if is_mean_over_images else apart > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_interrupted_between_two_steps_ends_with_the_same_bits(number: signal.Signals, tmp_path: Path):
+    recipe, marks, cut = tmp_path / "accumulated.yaml", tmp_path / "marks", tmp_path / "cut"
+    recipe.write_text(ACCUMULATED.replace("name: proxy_anchor", "name: proxy_isa, delay: 0.5"))
+    marks.mkdir()
+    words = ("train", recipe, "--device", "cpu", "-o")
+    whole = start(*words, tmp_path / "whole")
+    assert whole.wait(END) == 0, whole.communicate()[0]
+    second = 6  # step of the second epoch: an epoch has 3, and its end counts too
+    process = Forked(held_command_line, second, str(marks), *map(str, words), str(cut))
+    wait_until(lambda: any(marks.iterdir()), process)
+    process.send_signal(number)
+    output = process.communicate()[0]
+    assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130), output
+    stopped = RunFolder(cut).load_checkpoint("last")
+    assert (stopped["epoch"], stopped["step"]) == ((1, 0) if number == signal.SIGKILL else (1, 2))
+    resumed = start(*words, cut, "--resume")
+    assert resumed.wait(END) == 0, resumed.communicate()[0]
+    assert_same_bits(tmp_path / "whole", cut)
+
+
+def test_batches_that_cannot_be_read_are_left_out_of_the_mean(tmp_path: Path):
+    random, photos = np.random.default_rng(0), tmp_path / "photos"
+    for label in ("ant", "bee", "cat", "dog"):  # the last two are test classes
+        (photos / label).mkdir(parents=True)
+        for number in range(4):
+            pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(photos / label / f"{number}.png")
+    broken = {photos / "ant" / "0.png", photos / "ant" / "1.png", photos / "bee" / "2.png"}
+    for path in broken:
+        path.write_bytes(b"broken")
+    text = "\n".join(line for line in TINY_RECIPE.splitlines() if not line.startswith("dataset"))
+    text = text.replace("batch_size: 8", "batch_size: 1").replace("epochs: 3", "epochs: 4, accumulate: 2")
+    dataset = f"{{name: folder, root: {photos}, validation_fraction: 0, on_bad_image: skip}}"
+    recipe = parse_recipe(f"{text}\ndataset: {dataset}", "r.yaml")
+    library.train(recipe, tmp_path / "run", device="cpu")
+    found = RunFolder(tmp_path / "run").load_checkpoint("last")["model"]
+
+    train = recipe.dataset.build("train")
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe)
+    loss = ProxyAnchor(model.manifold, 2)
+    optimizer = torch.optim.AdamW(
+        [{"params": model.parameters()}, {"params": [loss.proxies], "lr": 0.03}], lr=0.003, weight_decay=1e-4
+    )
+    lost: list[int] = []
+    for epoch in range(4):
+        order = [index for batch in recipe.sampler.build(train.labels, recipe.seed).batches(epoch) for index in batch]
+        for first in range(0, 8, 2):
+            group = [index for index in order[first : first + 2] if photos / train.key(index) not in broken]
+            lost.append(2 - len(group))
+            if group:
+                optimizer.zero_grad()
+                losses = [loss(model(train.sample(index)[None]), train.labels[[index]]) for index in group]
+                torch.stack(losses).mean().backward()
+                optimizer.step()
+    assert set(lost) == {0, 1, 2}
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, msg=name, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("0", "got 0, expected greater than 0"),
+        ("two", "got 'two', expected a valid integer"),
+        ("1.5", "got 1.5"),
+        ("6", "got 6, expected at most the 5 batches of an epoch"),
+    ],
+)
+def test_a_wrong_number_of_batches_is_one_line(dmlkit, tmp_path: Path, value: str, told: str):
+    recipe = tmp_path / "more.yaml"
+    recipe.write_text(MORE)
+    result = dmlkit("train", recipe, "-o", tmp_path / "run", "--set", f"training.accumulate={value}")
+    assert result.code == 2 and result.err.count("\n") == 1
+    assert result.err.startswith(f"error: --set training.accumulate={value}: training.accumulate: {told}")
+    assert not (tmp_path / "run").exists()
