@@ -45,11 +45,10 @@ test-browser: setup  ## Install Playwright, look for chromium, and run the tests
 docs: setup  ## Build the documentation site into site/; broken links and references fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-papers: setup  ## Write the figures of docs/papers and of docs/photos_claims.md anew, from docs/studies
+papers: setup  ## Write the figures of docs/papers anew, from docs/studies
 	$(BIN)/python -m dmlkit report docs/studies/* -o docs/papers.md
 	for paper in proxy_gml proxy_isa cgml grouplet mpa; do \
 	  $(BIN)/python -m dmlkit report docs/studies/* --paper $$paper -o docs/papers/$$paper.md || exit 1; done
-	$(BIN)/python -m dmlkit report docs/studies/photos_claims -o docs/photos_claims.md
 
 fuzz: setup  ## Mutated recipes, damaged files and random command lines by the thousand: about 20 minutes on 2 cores
 	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz --numprocesses auto --maxprocesses 8
