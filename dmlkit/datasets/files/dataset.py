@@ -96,7 +96,7 @@ class ClassSubset(Dataset):
         super().__init__(
             labels[self.indices],
             [dataset.class_names[label] for label in classes],
-            PickedPaths(dataset.paths, self.indices.numpy()),
+            PickedPaths(dataset.paths, self.indices.numpy().copy()),  # torch moves what it sends to other processes
             query=query,
             gallery=gallery,
             super_classes=None if super_classes is None else super_classes[list(classes)],

@@ -20,7 +20,7 @@ class Relabelled(Dataset):
         super().__init__(
             labels,
             dataset.class_names,
-            PickedPaths(dataset.paths, rows.numpy()),
+            PickedPaths(dataset.paths, rows.numpy().copy()),  # as in `ClassSubset`
             super_classes=dataset.super_classes,
             groups=None if dataset.groups is None else dataset.groups[rows],
         )
