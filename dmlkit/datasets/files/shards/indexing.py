@@ -87,7 +87,7 @@ def _tell_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
     if changed:
         more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         logging.getLogger("dmlkit").warning(
-            f"{file}: {', '.join(changed[:MOST_NAMED])}{more} have changed or are gone since; it is written anew"
+            f"{file}: changed or gone since it was written: {', '.join(changed[:MOST_NAMED])}{more}; it is written anew"
         )
 
 
