@@ -120,3 +120,33 @@ def cache(
     if manifest.skipped:
         say(console, f"{len(manifest.skipped)} images could not be read; {output / 'manifest.json'} lists them")
     say(console, f"use it with --set dataset.cache={output}")
+
+
+@app.command(epilog="Example:  dmlkit data shards photos -o shards/photos")
+def shards(
+    target: Annotated[Path, typer.Argument(metavar="RECIPE|ROOT|TABLE", help="What to write.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", show_default=False)],
+    images_per_shard: Annotated[int, typer.Option(min=1, help="Images in a tar file.")] = 10_000,
+    dataset: Annotated[
+        str | None, typer.Option(help="What the folder ROOT holds; by default it is recognised.", show_default=False)
+    ] = None,
+    overrides: Set = None,
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Write a dataset as tar files, for disks on which opening millions of files takes too long."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.progress import image_progress
+    from dmlkit.loading.shard_writer import ShardWriter
+    from dmlkit.loading.target import dataset_at
+
+    writer = ShardWriter(dataset_at(target, dataset, overrides or []), images_per_shard)
+    console = Console()
+    with image_progress(console, "writing images", len(writer)) as advance:
+        manifest = writer.write(output, advance)
+    size = sum((output / shard).stat().st_size for shard in manifest.shards)
+    files = counted(len(manifest.shards), "shard", "shards")
+    say(console, f"{len(writer)} images in {files}, {size / 1e9:.2f} GB, in {output}")
+    say(console, f"use it with dataset: {{name: shards, root: {output}}}")

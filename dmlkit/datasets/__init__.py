@@ -9,6 +9,7 @@ from dmlkit.datasets.cub200 import Cub200Config
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.datasets.inshop import InShopConfig
+from dmlkit.datasets.shards import ShardsConfig
 from dmlkit.datasets.sop import SopConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.datasets.vectors import VectorsConfig
@@ -20,6 +21,7 @@ __all__ = [
     "FolderConfig",
     "GlyphsConfig",
     "InShopConfig",
+    "ShardsConfig",
     "SopConfig",
     "TableConfig",
     "VectorsConfig",

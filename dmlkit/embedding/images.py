@@ -34,7 +34,7 @@ def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Datas
     """What to embed, and whether its labels mean anything: a folder of images, or a split of the recipe's dataset.
 
     Args:
-        images: the folder; of a recipe whose samples are vectors, the file that holds them.
+        images: the folder, of image files or shards; of a recipe whose samples are vectors, the file that holds them.
         split: of the dataset, without ``images``.
         recipe: for its dataset.
 
@@ -46,9 +46,14 @@ def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Datas
     if recipe.dataset.sample == "vector":
         return _vectors(images), False
     from dmlkit.datasets.folder import image_files
+    from dmlkit.datasets.shards import ShardsConfig, holds_shards
 
     if not images.is_dir():
         raise UserError(f"{images}: no such folder; expected a folder with images")
+    if holds_shards(images):
+        listing = ShardsConfig(root=str(images)).listing()
+        raise_faults(listing.faults)
+        return listing.everything(), True
     paths = image_files(images)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     if not paths:

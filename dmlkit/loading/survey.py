@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.datasets.files.image import FORMATS, decoding
+from dmlkit.datasets.files.image import decoding, opened
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
+from dmlkit.datasets.files.tar.member import content_in_shard
 from dmlkit.errors import UserError
 
 SAMPLE = 200  # images whose headers are read: their median side is within a few percent of that of all
@@ -82,7 +82,8 @@ def _measure(listing: Listing, advance: Callable[[int], None]) -> tuple[tuple[in
     sample = sorted({int(index) for index in np.linspace(0, len(images) - 1, SAMPLE).round()})
     for index in sample:
         try:
-            with decoding(images.paths[index]), Image.open(images.paths[index], formats=FORMATS) as image:
+            path = images.paths[index]
+            with decoding(path), opened(path, content_in_shard(path)) as image:
                 box = images.box(index)
                 width, height = image.size if box is None else (box[2] - box[0], box[3] - box[1])
                 sides.append(round(min(width, height)))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.shards import holds_shards
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import read_recipe
@@ -23,8 +24,9 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
         raise UserError("--set changes a recipe; give one instead of a folder")
     published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     if dataset is not None:
-        if dataset not in (*published, "folder"):
-            raise UserError(f"--dataset: got {dataset!r}, expected {', '.join([*sorted(published), 'folder'])}")
+        known = [*sorted(published), "folder", "shards"]
+        if dataset not in known:
+            raise UserError(f"--dataset: got {dataset!r}, expected {', '.join(known)}")
         return DatasetConfig.variants[dataset](root=str(target), validation_fraction=0.0)
     if target.suffix.lower() in (".csv", ".parquet"):
         return TableConfig(file=str(target), validation_fraction=0.0)
@@ -36,5 +38,6 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
         lines = [line for benchmark in published.values() for line in benchmark.instructions(target)]
         raise UserError("\n".join([f"{target}: no such folder", *lines]))
     signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
-    name = next((name for sign, name in signs.items() if (target / sign).exists()), "folder")
+    other = "shards" if holds_shards(target) else "folder"
+    name = next((name for sign, name in signs.items() if (target / sign).exists()), other)
     return DatasetConfig.variants[name](root=str(target), validation_fraction=0.0)

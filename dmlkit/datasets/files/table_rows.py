@@ -96,15 +96,19 @@ class TableRows:
         self._refuse(rows_where(compute.is_null(column)), "no label")
         encoded = column.dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
-        numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
-        order = sorted(range(len(names)), key=lambda index: (int(names[index]) if numeric else 0, names[index]))
+        order = self._order(names)
         position = np.empty(len(names) + 1, dtype=np.int64)
         position[order] = np.arange(len(names))
         position[-1] = 0  # of rows without a label, which are left out
         labels = position[compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)]
+        return labels, [names[index] for index in order]
+
+    def _order(self, names: list[str]) -> list[int]:
+        """Which name is the first, the second, ...: numbers are sorted as numbers."""
+        numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
         if numeric and names:
             self._note_gaps({int(name) for name in names})
-        return labels, [names[index] for index in order]
+        return sorted(range(len(names)), key=lambda index: (int(names[index]) if numeric else 0, names[index]))
 
     def _note_gaps(self, numbers: set[int]) -> None:
         smallest, largest = min(numbers), max(numbers)

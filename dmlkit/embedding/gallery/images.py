@@ -13,6 +13,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import Box, decoding, read_image
 from dmlkit.datasets.files.listing import ListedImages
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.datasets.files.tar.member import file_content
 from dmlkit.errors import UserError
 
 UNKNOWN = "unknown"
@@ -36,7 +37,7 @@ class LabelledImage:
             BadImageError: the file cannot be read.
         """
         with decoding(self.path):
-            digest = hashlib.sha256(Path(self.path).read_bytes())
+            digest = hashlib.sha256(file_content(self.path))
         if self.box is not None:
             digest.update(repr(tuple(map(float, self.box))).encode())
         return digest.hexdigest()[:ID_LENGTH]
@@ -87,7 +88,12 @@ def images_of(source: Path, label: str | None) -> list[LabelledImage]:
 
 def _of_folder(source: Path) -> list[LabelledImage]:
     from dmlkit.datasets.folder import image_files, is_split
+    from dmlkit.datasets.shards import holds_shards
 
+    if holds_shards(source):
+        raise UserError(
+            f"{source}: holds shards; a gallery takes image files, or a table whose paths are SHARD.tar/KEY.jpg"
+        )
     paths = image_files(source.absolute())
     if not paths:
         raise UserError(f"{source}: no images found in this folder or below it")

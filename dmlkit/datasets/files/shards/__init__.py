@@ -1,0 +1,1 @@
+"""Shards, tar files in WebDataset's layout: their index, and images and labels by it."""

@@ -1,0 +1,1 @@
+"""Images in tar files: where each lies, and its bytes without unpacking."""

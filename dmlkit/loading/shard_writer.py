@@ -1,0 +1,180 @@
+"""Write a dataset as shards: its image files as they are, in tar files of WebDataset's layout."""
+
+import hashlib
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.image import EXTENSIONS
+from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
+from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.datasets.files.shards.manifest import MANIFEST, ShardManifest
+from dmlkit.datasets.files.tar.index_file import BOX
+from dmlkit.datasets.files.tar.member import file_content
+from dmlkit.datasets.shards import ShardsConfig
+from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write, is_partial
+from dmlkit.files.lock import LOCK, sole_writer
+from dmlkit.files.outputs import writing
+from dmlkit.loading.cache import stamp
+
+
+class ShardWriter:
+    """The images of a dataset on their way into shards.
+
+    Args:
+        config: the dataset.
+        images_per_shard: the last shard of a split has fewer.
+
+    Raises:
+        UserError: it has no image files, or faults.
+    """
+
+    def __init__(self, config: DatasetConfig, images_per_shard: int) -> None:
+        listing = config.listing()
+        if listing is None or listing.sample != "image":
+            raise UserError(f"dataset {config.name}: has no image files; shards hold image files")
+        raise_faults([*listing.faults, *listing.overlaps()])
+        self.listing, self.images_per_shard = listing, images_per_shard
+        images = listing.everything()
+        assert isinstance(images, ListedImages)
+        self.images = images
+        self.names = member_names(listing)
+        self.alone = _alone(listing.groups)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def write(self, output: Path, advance: Callable[[int], None]) -> ShardManifest:
+        """Write the shards, those that are not there yet, and their index.
+
+        Args:
+            output: a folder: new, empty, or of a writing of the same that was stopped.
+            advance: told of the images done.
+
+        Raises:
+            UserError: the folder holds something else, or an image or shard cannot be read or written.
+        """
+        rows_of = dict(self._shards())
+        manifest = ShardManifest(
+            source=self._source(),
+            classes=tuple(self.listing.class_names),
+            shards={shard: len(rows) for shard, rows in rows_of.items()},
+        )
+        _check_output(output, manifest)
+        with sole_writer(output, what="dmlkit data shards"):
+            _check_output(output, manifest)  # again: another process may have written meanwhile
+            manifest.write(output / MANIFEST)  # first: whatever a kill leaves is known as dmlkit's
+            for shard, rows in rows_of.items():
+                if not (output / shard).exists():
+                    (output / shard).parent.mkdir(exist_ok=True)
+                    self._write_shard(output / shard, rows)
+                advance(len(rows))
+        ShardsConfig(root=str(output)).listing()  # writes the index
+        return manifest
+
+    def _shards(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The name and the rows of each shard, in the order of the listing."""
+        for number, split in enumerate(LISTED_SPLITS):
+            rows = (self.listing.splits == number).nonzero()[0]
+            for shard, start in enumerate(range(0, len(rows), self.images_per_shard)):
+                yield f"{split}/{shard:06}.tar", rows[start : start + self.images_per_shard]
+
+    def _write_shard(self, path: Path, rows: np.ndarray) -> None:
+        with writing(path, tarfile.TarError), atomic_write(path) as partial, tarfile.open(partial, "w") as tar:
+            for row in map(int, rows):
+                key, extension = self.names[row]
+                source = self.images.paths[row]
+                try:
+                    content = file_content(source)
+                except OSError as error:
+                    raise UserError(f"{source}: cannot read this image: {error.strerror or error}") from error
+                _add(tar, key + extension, content)
+                _add(tar, f"{key}.json", json.dumps(self._fields(row), ensure_ascii=False).encode())
+
+    def _fields(self, row: int) -> dict[str, Any]:
+        """What an image's .json says, by the names of a table's columns."""
+        listing, label = self.listing, int(self.listing.labels[row])
+        fields: dict[str, Any] = {"label": listing.class_names[label]}
+        for name, mask in (("query", listing.query), ("gallery", listing.gallery)):
+            if mask is not None:
+                fields[name] = bool(mask[row])
+        if listing.super_classes is not None:
+            fields["super_class"] = listing.super_class_names[int(listing.super_classes[label])]
+        if listing.groups is not None and not self.alone[row]:
+            fields["group"] = int(listing.groups[row])
+        return fields | dict(zip(BOX, self.images.box(row) or (), strict=False))
+
+    def _source(self) -> str:
+        """A hash of all that shards are made of: another one needs other shards."""
+        source = hashlib.sha256()
+        for row in range(len(self)):
+            told = [self.images.key(row), self._fields(row), *stamp(self.images.paths[row])]
+            source.update(json.dumps(told).encode() + b"\0")
+        return source.hexdigest()
+
+
+def member_names(listing: Listing) -> list[tuple[str, str]]:
+    """The key and the extension of each image in its shard, from the name of its file; all keys differ.
+
+    A dot would end a key before its time, as WebDataset has it: ``hawk.2.jpg`` becomes ``hawk_2`` and ``.jpg``.
+
+    Raises:
+        UserError: a name has no extension of an image.
+    """
+    taken: set[str] = set()
+    found: list[tuple[str, str]] = []
+    for row in range(len(listing.labels)):
+        path = PurePosixPath(os.path.normpath(listing.names[row]).replace(os.sep, "/"))
+        if path.suffix.lower() not in EXTENSIONS:
+            raise UserError(
+                f"{listing.root / path}: in shards an image is known by its extension; expected "
+                f"{', '.join(sorted(EXTENSIONS))}"
+            )
+        plain = key = str(path.with_name(path.stem.replace(".", "_")))
+        number = 1
+        while key in taken:  # hawk.jpg beside hawk.png, or two boxes of one image
+            number += 1
+            key = f"{plain}-{number}"
+        taken.add(key)
+        found.append((key, path.suffix))
+    return found
+
+
+def _alone(groups: np.ndarray | None) -> np.ndarray:
+    """(N,) bool, the images whose group has no other."""
+    if groups is None:
+        return np.zeros(0, dtype=bool)
+    _, places, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    return counts[places] == 1
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # without times and owners: the same images give the same bytes
+    member.size = len(content)
+    tar.addfile(member, BytesIO(content))
+
+
+def _check_output(output: Path, manifest: ShardManifest) -> None:
+    """Make sure that a folder holds nothing but shards of the same images.
+
+    Raises:
+        UserError: it does.
+    """
+    if not output.exists():
+        return
+    if (output / MANIFEST).exists():
+        if ShardManifest.read(output / MANIFEST) != manifest:
+            raise UserError(
+                f"{output}: holds shards of other images, of these before they changed, or of another "
+                "--images-per-shard; choose another -o"
+            )
+    elif not output.is_dir() or any(path.name != LOCK and not is_partial(path) for path in output.iterdir()):
+        raise UserError(f"{output}: is there already and holds no shards of dmlkit's; choose another -o")
