@@ -10,6 +10,7 @@ import pytest
 from pyarrow import csv
 
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.loading.shard_writer import ShardWriter
 from dmlkit.testing.datasets import DATASET
 from dmlkit.testing.promise import Promise, hold
 from tests.datasets import trees
@@ -30,6 +31,13 @@ def in_a_table(root: Path) -> Path:
     return root / "table.csv"
 
 
+def in_shards(root: Path) -> Path:
+    in_folders(root / "photos")
+    config = DatasetConfig.variants["folder"](root=str(root / "photos"), validation_fraction=0.0)
+    ShardWriter(config, 5).write(root / "shards", lambda _: None)
+    return root / "shards"
+
+
 def in_arrays(root: Path) -> Path:
     numbers = np.random.default_rng(0)
     np.save(root / "labels.npy", np.arange(12) // 2)
@@ -43,6 +51,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "sop": trees.sop,
     "inshop": trees.inshop,
     "folder": in_folders,
+    "shards": in_shards,
     "table": in_a_table,
     "vectors": in_arrays,
 }
