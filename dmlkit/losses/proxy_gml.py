@@ -16,7 +16,7 @@ from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.computed_classes import computed_once
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.sampling import require_all
-from dmlkit.losses.proxies.similarity import automatic_block_size, largest
+from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd, largest
 from dmlkit.losses.proxies.softmax import others_and_own
 from dmlkit.manifolds.base import Manifold
 
@@ -163,7 +163,7 @@ class ProxyGML(ProxyLoss):
             embeddings=sums,
             proxies=vectors,
             labels=torch.zeros(len(sums), dtype=torch.int64, device=sums.device),
-            measure=_inner_products,
+            measure=by_autograd(_inner_products),
             parameters=(),
             block_size=automatic_block_size(sums, vectors),
             total=len(vectors),
@@ -180,7 +180,7 @@ class ProxyGML(ProxyLoss):
         best = classes.embeddings.new_empty(rows, 0)
         if not count:
             return best.new_full((rows, 1, 1), torch.inf)
-        for block, _ in classes.blocks():  # (B, N, w)
+        for block in classes.blocks():  # (B, N, w)
             similarity = block.similarity
             if self.positive_mask:
                 similarity = similarity.masked_fill(block.own[:, None], -torch.inf)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
+from dmlkit.losses.proxies.similarity import by_autograd
 from dmlkit.manifolds.base import Manifold
 
 CenterPooling = Literal["softmax", "max", "mean"]
@@ -76,7 +77,7 @@ def mean_center_distance(manifold: Manifold, classes: Classes) -> Tensor:
     def nothing(_: Tensor, proxies: Tensor) -> Tensor:
         return proxies.new_empty(0)
 
-    within = replace(classes, embeddings=classes.proxies.new_empty(0), measure=nothing)
+    within = replace(classes, embeddings=classes.proxies.new_empty(0), measure=by_autograd(nothing))
     return sum_over_classes(within, lambda block: center_distances(manifold, block))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses.proxies.gradient_sums import GradientSums, in_full_precision, refuse_gradient_of_gradient
-from dmlkit.losses.proxies.similarity import Measure
+from dmlkit.losses.proxies.similarity import Measure, PullBack
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,13 @@ class Classes:
         """How many classes occur in the batch, |P+|; a look at the labels would stall a GPU."""
         return self.embeddings.new_zeros(self.shard.num_classes).scatter_(0, self.all_labels, 1).sum()
 
-    def blocks(self, *, with_graph: bool = False) -> "Iterator[tuple[Block, tuple[Tensor, ...]]]":
-        """All blocks, each with the leaves of its graph: embeddings, its proxies, parameters."""
-        rows = self.embeddings.detach().requires_grad_(with_graph)
+    def blocks(self, *, with_graph: bool = False) -> "Iterator[Block]":
+        """All blocks; with a graph that begins with their similarities and proxies, and the parameters."""
         for first in range(0, len(self.proxies), self.block_size):
             proxies = self.proxies[first : first + self.block_size].detach().requires_grad_(with_graph)
             with torch.set_grad_enabled(with_graph):
-                similarity = self.measure(rows, proxies)
-            yield Block(similarity, first, self, proxies), (rows, proxies, *self.parameters)
+                similarity, pull_back = self.measure(self.embeddings, proxies, self.parameters)
+            yield Block(similarity.requires_grad_(with_graph), first, self, proxies, pull_back)
 
 
 @dataclass
@@ -52,6 +51,7 @@ class Block:
     first: int  # position of the first class
     classes: Classes
     proxies: Tensor  # (w, d) or (w, K, d)
+    pull_back: PullBack
 
     @cached_property
     def column(self) -> Tensor:
@@ -72,7 +72,7 @@ class Block:
 def sum_over_classes(classes: Classes, terms: Callable[[Block], Tensor]) -> Tensor:
     """The sum of the terms (w,) of all blocks, or of their sums; those of a block depend on it alone."""
     if not torch.is_grad_enabled():
-        return classes.shard.sum(torch.stack([terms(block).sum() for block, _ in classes.blocks()]).sum())
+        return classes.shard.sum(torch.stack([terms(block).sum() for block in classes.blocks()]).sum())
     return _SumOverClasses.apply(classes, terms, classes.embeddings, classes.proxies, *classes.parameters)
 
 
@@ -95,10 +95,10 @@ class _SumOverClasses(torch.autograd.Function):
 
 
 def _value_and_gradients(classes: Classes, terms: Callable[[Block], Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    gradients, value = GradientSums(classes.proxies, classes.shard), classes.embeddings.new_zeros(())
+    value = classes.embeddings.new_zeros(())
+    gradients = GradientSums(classes.embeddings, classes.proxies, classes.parameters, classes.shard)
     with in_full_precision(value):
-        for block, leaves in classes.blocks(with_graph=True):
-            total = terms(block).sum()
-            gradients.add(block.first, torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
+        for block in classes.blocks(with_graph=True):
+            gradients.add(block, total := terms(block).sum())
             value += total.detach()
     return classes.shard.sum(value), gradients.over_ranks()

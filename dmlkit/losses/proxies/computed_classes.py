@@ -4,28 +4,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 import torch
-from torch import Tensor
 
 from dmlkit.losses.proxies.classes import Block, Classes
-
-BlockAndLeaves = tuple[Block, tuple[Tensor, ...]]
-"""With the tensors that its graph begins with."""
 
 
 @dataclass(frozen=True)
 class ComputedClasses(Classes):
     """Classes whose blocks are there already, for any walks without graph and one with it."""
 
-    ready: list[BlockAndLeaves] = field(default_factory=list[BlockAndLeaves])
+    ready: list[Block] = field(default_factory=list[Block])
 
-    def blocks(self, *, with_graph: bool = False) -> Iterator[BlockAndLeaves]:
-        if not self.ready:
-            yield from super().blocks(with_graph=with_graph)
-        waiting = self.ready[::-1]
-        if with_graph:  # a second such walk computes them anew
-            self.ready.clear()
-        while waiting:  # each is freed once it is taken
-            yield waiting.pop()
+    def blocks(self, *, with_graph: bool = False) -> Iterator[Block]:
+        if not with_graph:
+            yield from self.ready or super().blocks()
+        elif not self.ready:  # a second such walk computes them anew
+            yield from super().blocks(with_graph=True)
+        while with_graph and self.ready:  # the last first, which is still in the cache; each is freed once it is taken
+            yield self.ready.pop()
 
 
 def computed_once(classes: Classes) -> Classes:

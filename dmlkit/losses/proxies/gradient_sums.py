@@ -2,48 +2,76 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.losses.proxies.similarity import PullBack
+
+
+class TracedBlock(Protocol):
+    """What the gradients of a block of classes begin with."""
+
+    similarity: Tensor
+    first: int  # position of the first class
+    proxies: Tensor
+    pull_back: PullBack
 
 
 class GradientSums:
     """Gradients of all blocks together: (B, D) for embeddings, (n, ...) for proxies, and one for each parameter.
 
     Args:
+        embeddings: (B, D).
         proxies: (n, ...) of all blocks.
+        parameters: that the loss depends on besides.
         shard: where the other classes are.
     """
 
-    def __init__(self, proxies: Tensor, shard: ClassShard) -> None:
-        self.like, self.shard = proxies, shard
-        self.proxies = torch.empty(0)
-        self.shared: list[Tensor] = []  # of embeddings and parameters, which every block adds to
+    def __init__(self, embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor], shard: ClassShard) -> None:
+        self.like, self.shard = (embeddings, *parameters), shard
+        self.of_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format)  # rows, written once
+        self.of_shared: list[Tensor] = []  # of embeddings and parameters, which every block adds to
 
-    def add(self, first: int, gradients: Sequence[Tensor]) -> None:
-        """Add those of embeddings, proxies and parameters, of the block that begins with class ``first``."""
-        embeddings, proxies, *parameters = gradients
-        if len(proxies) == len(self.like):
-            self.proxies = proxies
+    def add(self, block: TracedBlock, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """Add the gradients of ``outputs``, computed from a block, times their own: 1 of a scalar if not given."""
+        rows = self.of_proxies[block.first : block.first + len(block.proxies)]
+        if outputs is block.similarity:  # autograd would give back what it gets, and take 50 us
+            of_similarity, of_proxies, *of_parameters = gradient, None
         else:
-            self.proxies = self.proxies if len(self.proxies) else torch.empty_like(self.like)  # rows are written once
-            self.proxies[first : first + len(proxies)] = proxies
-        new = [embeddings, *parameters]
-        self.shared = [old.add_(more) for old, more in zip(self.shared, new, strict=True)] if self.shared else new
+            leaves = block.similarity, block.proxies, *self.like[1:]
+            found = torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)
+            of_similarity, of_proxies, *of_parameters = cast(Sequence[Tensor | None], found)
+        if of_similarity is None:
+            new = [torch.zeros_like(given) for given in self.like]
+            rows.zero_()
+        else:
+            new = [*block.pull_back(of_similarity, rows)]
+        for at, more in enumerate(of_parameters, start=1):
+            new[at] = new[at] if more is None else new[at] + more
+        if of_proxies is not None:
+            rows += of_proxies
+        self.of_shared = (
+            [old.add_(more) for old, more in zip(self.of_shared, new, strict=True)] if self.of_shared else new
+        )
 
     def over_ranks(self) -> tuple[Tensor, ...]:
         """The sums; those of embeddings and parameters, to which every rank's classes contribute, over all ranks."""
-        embeddings, *parameters = (self.shard.sum(total.contiguous()) for total in self.shared)
-        return embeddings, self.proxies, *parameters
+        embeddings, *parameters = (self.shard.sum(total) for total in self.of_shared)
+        return embeddings, self.of_proxies, *parameters
 
 
 @contextmanager
 def in_full_precision(like: Tensor) -> Generator[None]:
     """With gradient and without autocast, inside which a backward pass may be called."""
-    with torch.enable_grad(), torch.autocast(like.device.type, enabled=False):
-        yield
+    with torch.enable_grad():
+        if like.is_cpu and not torch.is_autocast_enabled("cpu"):  # entering it takes 10 us
+            yield
+            return
+        with torch.autocast(like.device.type, enabled=False):
+            yield
 
 
 def refuse_gradient_of_gradient() -> None:

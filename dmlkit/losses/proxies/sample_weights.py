@@ -29,7 +29,7 @@ def own_and_below(classes: Classes, threshold: Tensor) -> tuple[Tensor, Tensor]:
     """The similarity of each row to its class (B,), and how many other rows lie below each class's threshold (n,)."""
     own = classes.embeddings.new_zeros(len(classes.embeddings), 1)
     below: list[Tensor] = []
-    for block, _ in classes.blocks():
+    for block in classes.blocks():
         own = torch.where(block.inside, block.similarity.gather(1, block.column), own)
         is_below = block.similarity < threshold[block.first : block.first + block.similarity.shape[1]]
         below.append((is_below & ~block.own).sum(0))

@@ -55,7 +55,7 @@ def classes_of(
         selection.total,
         all_labels=labels,
         shard=selection.shard,
-        keep=not block_size and may_wait(embeddings, proxies),
+        keep=not block_size and may_wait(measure, embeddings, proxies),
         chosen=selection.chosen,
     )
 

@@ -1,6 +1,10 @@
 """How alike a batch is to the proxies of some classes, and how many classes to take at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -8,47 +12,113 @@ from torch import Tensor
 
 from dmlkit.manifolds import Sphere
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.unit import cosines
+from dmlkit.manifolds.numerics.unit import Cosines
 
-Measure = Callable[[Tensor, Tensor], Tensor]
-"""Of embeddings (B, D) and the proxies of w classes (w, ...): similarities (B, w) or (B, K, w), differentiable."""
+PullBack = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""Of the gradient of similarities: the gradients of embeddings and parameters. That of the proxies is written to the
+second argument."""
 
-# Measured at B=180, C=11 318, d=512: blocks of 2^20 floats stay in the cache of a CPU (93 ms a step against 129 ms
-# in one piece); a GPU wants large products.
-BLOCK_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
-KEPT_NUMBERS = 2**26  # similarities and proxies that may wait for the backward pass: 256 MiB of float32
+
+class Traced(NamedTuple):
+    """Similarities without a graph, and the way back through them."""
+
+    similarity: Tensor  # (B, w), or (B, K, w) of K proxies a class
+    pull_back: PullBack
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How alike embeddings (B, D) are to the proxies of w classes (w, ...), given the parameters that it depends on."""
+
+    trace: Callable[[Tensor, Tensor, Sequence[Tensor]], Traced]
+    has_graph: bool = False  # of single proxies, too; it holds several tensors as large as the similarities
+
+    def __call__(self, embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
+        return self.trace(embeddings, proxies, parameters)
+
+
+# A few large blocks: at B=180, C=11 318, d=512 a step of the softmax takes 1.17x its three products in one block of
+# 2^23, 1.23x in blocks of 2^20; at C=100 000 1.19x against 1.58x. Larger ones only take memory.
+BLOCK_NUMBERS = {"cpu": 2**23, "cuda": 2**26}
+KEPT_NUMBERS = 2**26  # similarities and proxies that may always wait for the backward pass: 256 MiB of float32
 
 
 def similarity_to(manifold: Manifold, pool: Callable[[Tensor], Tensor] | None) -> Measure:
     """The relative similarity to proxies (w, d) as (B, w), to (w, K, d) as (B, K, w), or pooled to (B, w)."""
-
     # A subclass may mean another similarity.
     is_cosine = type(manifold) is Sphere and manifold.similarity_name == "cosine" and manifold.proxies == "features"
+    to_each = Measure(_cosines) if is_cosine else by_autograd(partial(_relative_similarity, manifold))
 
-    def to_each(embeddings: Tensor, proxies: Tensor) -> Tensor:
-        if is_cosine:
-            return cosines(embeddings, proxies)
-        return manifold.relative_similarity(embeddings, manifold.proxy_points(proxies))
-
-    def measure(embeddings: Tensor, proxies: Tensor) -> Tensor:
+    def trace(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
         if proxies.ndim == 2:
-            return to_each(embeddings, proxies)
-        by_class = to_each(embeddings, proxies.flatten(0, 1)).unflatten(1, proxies.shape[:2])  # (B, w, K)
-        by_proxy = by_class.transpose(1, 2).contiguous()  # what follows runs along the classes, not along few proxies
-        return by_proxy if pool is None else pool(by_proxy)
+            return to_each(embeddings, proxies, parameters)
+        each = to_each(embeddings, proxies.flatten(0, 1), parameters)
+        return _by_class(each, proxies.shape[:2], pool)
 
-    return measure
+    return Measure(trace, to_each.has_graph)
+
+
+def by_autograd(function: Callable[[Tensor, Tensor], Tensor]) -> Measure:
+    """Of a differentiable function of embeddings and proxies, and perhaps of parameters."""
+
+    def trace(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
+        learns = torch.is_grad_enabled()
+        leaves = *(given.detach().requires_grad_(learns) for given in (embeddings, proxies)), *parameters
+        similarity = function(*leaves[:2])
+
+        def pull_back(gradient: Tensor, out: Tensor) -> Sequence[Tensor]:
+            of_embeddings, of_proxies, *of_parameters = torch.autograd.grad(
+                similarity, leaves, gradient, allow_unused=True, materialize_grads=True
+            )
+            out.copy_(of_proxies)
+            return of_embeddings, *of_parameters
+
+        return Traced(similarity.detach(), pull_back)
+
+    return Measure(trace, has_graph=True)
+
+
+def _relative_similarity(manifold: Manifold, embeddings: Tensor, proxies: Tensor) -> Tensor:
+    return manifold.relative_similarity(embeddings, manifold.proxy_points(proxies))
+
+
+def _cosines(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
+    cosines = Cosines(embeddings, proxies)
+
+    def pull_back(gradient: Tensor, out: Tensor) -> Sequence[Tensor]:
+        return cosines.pull_back(gradient, out), *(torch.zeros_like(parameter) for parameter in parameters)
+
+    return Traced(cosines.values, pull_back)
+
+
+def _by_class(each: Traced, shape: Sequence[int], pool: Callable[[Tensor], Tensor] | None) -> Traced:
+    """Similarities (B, w K) as (B, K, w), so that what follows runs along the classes and not along few proxies."""
+    leaf = each.similarity.requires_grad_(torch.is_grad_enabled())
+    similarity = leaf.unflatten(1, shape).transpose(1, 2).contiguous()
+    similarity = similarity if pool is None else pool(similarity)
+
+    def pull_back(gradient: Tensor, out: Tensor) -> Sequence[Tensor]:
+        return each.pull_back(torch.autograd.grad(similarity, leaf, gradient)[0], out.flatten(0, 1))
+
+    return Traced(similarity.detach(), pull_back)
 
 
 def automatic_block_size(embeddings: Tensor, proxies: Tensor) -> int:
-    """How many classes to take at a time, so that neither similarities nor proxies leave the cache."""
+    """How many classes to take at a time: as few blocks as the limit allows, and of equal size."""
     per_class = proxies[0].numel() // proxies.shape[-1] * max(len(embeddings), proxies.shape[-1])
-    return max(64, BLOCK_NUMBERS.get(embeddings.device.type, 2**20) // per_class)
+    at_most = max(64, BLOCK_NUMBERS.get(embeddings.device.type, BLOCK_NUMBERS["cpu"]) // per_class)
+    return ceil(len(proxies) / ceil(len(proxies) / at_most))
 
 
-def may_wait(embeddings: Tensor, proxies: Tensor) -> bool:
-    """Whether similarities and proxies are small enough to be kept for the backward pass."""
-    return 2 * len(embeddings) * proxies[..., 0].numel() + proxies.numel() <= KEPT_NUMBERS
+def may_wait(measure: Measure, embeddings: Tensor, proxies: Tensor) -> bool:
+    """Whether similarities and their exponentials may be kept for the backward pass, or are computed twice.
+
+    They may where they are few, and without a graph where they take no more memory than the proxies and their gradient:
+    up to B = d. On the ball at B=180, C=100 000 a step would take 729 MiB instead of 289 and gain nothing.
+    """
+    kept = 2 * len(embeddings) * proxies[..., 0].numel()
+    has_graph = measure.has_graph or proxies.ndim > 2
+    return kept + proxies.numel() <= KEPT_NUMBERS or (not has_graph and kept <= 2 * proxies.numel())
 
 
 def log_one_plus_sum_exp(exponent: Tensor, where: Tensor) -> Tensor:

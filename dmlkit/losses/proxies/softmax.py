@@ -27,7 +27,7 @@ def others_and_own(classes: Classes, logits: Logits, scale: float = 1.0) -> tupl
     if torch.is_grad_enabled():
         return _OthersAndOwn.apply(classes, logits, scale, classes.embeddings, classes.proxies, *classes.parameters)
     sums = _RowSums(classes)
-    for block, _ in classes.blocks():
+    for block in classes.blocks():
         sums.add(_BlockSoftmax.of(block, logits(block), scale))
     return sums.over_ranks()
 
@@ -35,12 +35,11 @@ def others_and_own(classes: Classes, logits: Logits, scale: float = 1.0) -> tupl
 class _BlockSoftmax(NamedTuple):
     """What the softmax takes from a block."""
 
+    block: Block
     logits: Tensor  # (B, w), with its graph
     own: Tensor  # scaled logit of the own class (B, 1)
     exponentials: Tensor  # exp(scaled logit - shift), 0 for the own class (B, w)
     shift: Tensor  # (B, 1)
-    column: Tensor  # of the own class (B, 1)
-    inside: Tensor  # (B, 1)
 
     @classmethod
     def of(cls, block: Block, logits: Tensor, scale: float) -> "_BlockSoftmax":
@@ -48,11 +47,7 @@ class _BlockSoftmax(NamedTuple):
         own = exponent.gather(1, block.column)
         exponent.scatter_(1, block.column, own.masked_fill(block.inside, -torch.inf))
         shift = exponent.amax(1, keepdim=True).clamp_(min=torch.finfo(exponent.dtype).min)
-        return cls(logits, own, exponent.sub_(shift).exp_(), shift, block.column, block.inside)
-
-
-_Kept = tuple[_BlockSoftmax, int, tuple[Tensor, ...]]
-"""With the first class of the block, and the leaves of its graph."""
+        return cls(block, logits, own, exponent.sub_(shift).exp_(), shift)
 
 
 class _RowSums:
@@ -64,7 +59,7 @@ class _RowSums:
 
     def add(self, softmax: _BlockSoftmax) -> None:
         others = softmax.exponentials.sum(1, keepdim=True).log_().add_(softmax.shift)
-        own = torch.where(softmax.inside, softmax.own, -torch.inf)
+        own = torch.where(softmax.block.inside, softmax.own, -torch.inf)
         self.others, self.own = (
             (torch.logaddexp(self.others, others), torch.maximum(self.own, own)) if len(self.own) else (others, own)
         )
@@ -77,12 +72,12 @@ class _OthersAndOwn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, classes: Classes, logits: Logits, scale: float, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         ctx.arguments = classes, logits, scale
-        sums, kept = _RowSums(classes), list[_Kept]()
+        sums, kept = _RowSums(classes), list[_BlockSoftmax]()
         with in_full_precision(classes.proxies):
-            for softmax, first, leaves in _softmaxes(*ctx.arguments):
+            for softmax in _softmaxes(*ctx.arguments):
                 sums.add(softmax)
-                kept += [(softmax, first, leaves)] if classes.keep else []
-        ctx.kept = kept[::-1]
+                kept += [softmax] if classes.keep else []
+        ctx.kept = kept
         others, own = sums.over_ranks()
         ctx.save_for_backward(*tensors, others)
         return others, own
@@ -93,24 +88,22 @@ class _OthersAndOwn(torch.autograd.Function):
         grad_others, grad_own = (grad[:, None] for grad in grad_outputs)
         others = ctx.saved_tensors[-1].clamp(min=torch.finfo(grad_own.dtype).min)  # -inf where there is no other class
         classes, _, scale = ctx.arguments
-        gradients = GradientSums(classes.proxies, classes.shard)
+        gradients = GradientSums(classes.embeddings, classes.proxies, classes.parameters, classes.shard)
         with in_full_precision(grad_own):
-            for softmax, first, leaves in _popped(ctx.kept) if ctx.kept else _softmaxes(*ctx.arguments):
-                factor = scale * torch.exp(softmax.shift - others[:, None]) * grad_others
-                gradient = softmax.exponentials.mul_(factor)
-                own = torch.where(softmax.inside, scale * grad_own, gradient.gather(1, softmax.column))
-                gradient = gradient.scatter_(1, softmax.column, own)
-                options = {"allow_unused": True, "materialize_grads": True}
-                gradients.add(first, torch.autograd.grad(softmax.logits, leaves, gradient, **options))
+            for softmax in _popped(ctx.kept) if ctx.kept else _softmaxes(*ctx.arguments):
+                block, gradient = softmax.block, softmax.exponentials
+                gradient *= scale * torch.exp(softmax.shift - others[:, None]) * grad_others
+                own = torch.where(block.inside, scale * grad_own, gradient.gather(1, block.column))
+                gradients.add(block, softmax.logits, gradient.scatter_(1, block.column, own))
         return None, None, None, *gradients.over_ranks()
 
 
-def _softmaxes(classes: Classes, logits: Logits, scale: float) -> Iterator[_Kept]:
-    for block, leaves in classes.blocks(with_graph=True):
-        yield _BlockSoftmax.of(block, logits(block), scale), block.first, leaves
+def _softmaxes(classes: Classes, logits: Logits, scale: float) -> Iterator[_BlockSoftmax]:
+    for block in classes.blocks(with_graph=True):
+        yield _BlockSoftmax.of(block, logits(block), scale)
 
 
-def _popped(kept: list[_Kept]) -> Iterator[_Kept]:
-    """What was kept, freed block by block."""
+def _popped(kept: list[_BlockSoftmax]) -> Iterator[_BlockSoftmax]:
+    """What was kept, the last first, which is still in the cache; freed block by block."""
     while kept:
         yield kept.pop()

@@ -4,8 +4,15 @@ from torch import Tensor, nn
 
 from dmlkit.losses import MPA, ProxyAnchor, ProxyGML, ProxyISA, ProxyNCA, SoftTriple
 from dmlkit.losses.base import Loss
-from dmlkit.losses.proxies.similarity import KEPT_NUMBERS, largest, may_wait
-from dmlkit.manifolds import Sphere
+from dmlkit.losses.proxies.similarity import (
+    BLOCK_NUMBERS,
+    KEPT_NUMBERS,
+    automatic_block_size,
+    largest,
+    may_wait,
+    similarity_to,
+)
+from dmlkit.manifolds import Poincare, Sphere
 
 
 class WarmSphere(Sphere):
@@ -68,10 +75,21 @@ def test_similarities_are_kept_only_where_they_are_small():
     sphere = Sphere(8)
     points = torch.randn(12, 8)
     few, many = torch.empty(30, 8), torch.empty(1, 8).expand(KEPT_NUMBERS // 8, 8)
-    assert may_wait(points, few) and not may_wait(points, many)
+    cosine, distance = (similarity_to(manifold, None) for manifold in (sphere, Poincare(8)))
+    for measure in (cosine, distance):
+        assert may_wait(measure, points, few) and not may_wait(measure, points, many)
+    assert may_wait(cosine, points[:8], many)  # no more than the proxies and their gradient
+    assert not may_wait(distance, points[:8], many)  # a graph would wait, too
     labels = torch.zeros(12, dtype=torch.int64)
     assert ProxyAnchor(sphere, 30).classes(points, labels).keep
     assert not ProxyAnchor(sphere, 30, chunk_size=7).classes(points, labels).keep  # who asks for it wants little memory
+
+
+def test_blocks_are_as_few_as_the_limit_allows_and_of_equal_size():
+    limit = BLOCK_NUMBERS["cpu"] // 512
+    for classes, size in ((100, 100), (limit, limit), (limit + 1, limit // 2 + 1), (3 * limit - 1, limit)):
+        assert automatic_block_size(torch.empty(180, 512), torch.empty(1, 512).expand(classes, 512)) == size
+    assert automatic_block_size(torch.empty(1024, 8), torch.empty(1, 4, 8).expand(limit, 4, 8)) == limit // 8
 
 
 def test_gradients_of_the_gradient_are_refused():

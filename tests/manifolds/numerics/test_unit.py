@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.manifolds.numerics.unit import cosines, unit_vectors
+from dmlkit.manifolds.numerics.unit import Cosines, unit_vectors
 
 
 def features() -> torch.Tensor:
@@ -40,9 +40,12 @@ def test_cosines_and_their_gradients_are_those_with_normalized_vectors(length: f
     torch.manual_seed(0)
     x, vectors = (torch.randn(n, 5, dtype=torch.float64) for n in (4, 7))
     vectors[:3] *= length
-    x.requires_grad_(), vectors.requires_grad_()
     weights = torch.randn(4, 7, dtype=torch.float64)
-    found, expected = cosines(x, vectors), x @ normalize(vectors, dim=1, eps=1e-6).T
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad((of * weights).sum(), (x, vectors)) for of in (found, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+    cosines, of_vectors = Cosines(x, vectors), torch.empty_like(vectors)
+    values = cosines.values.clone()
+    of_x = cosines.pull_back(weights, of_vectors)
+    x.requires_grad_(), vectors.requires_grad_()
+    expected = x @ normalize(vectors, dim=1, eps=1e-6).T
+    torch.testing.assert_close(values, expected.detach())
+    gradients = torch.autograd.grad((expected * weights).sum(), (x, vectors))
+    torch.testing.assert_close((of_x, of_vectors), gradients, rtol=1e-9, atol=1e-9)
