@@ -6,7 +6,6 @@ from typing import Any, Literal
 import torch
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
-from torch.linalg import vecdot
 from torch.nn.utils.parametrize import is_parametrized
 
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, ManifoldConfig, Side
@@ -19,7 +18,7 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     make_learnable,
     right_angle_distance,
 )
-from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares
+from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares, squared_norms
 from dmlkit.manifolds.numerics.sheet import Sheet
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
@@ -142,8 +141,8 @@ class Lorentz(Manifold):
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
         x64, y64, curvature = x[..., 1:].double(), y[..., 1:].double(), self.curvature.double()
-        difference, rise = x64 - y64, self._height(vecdot(x64, x64)) - self._height(vecdot(y64, y64))
-        sinh_squared = (vecdot(difference, difference) - rise.square()).clamp(min=0) * (-curvature / 4)
+        difference, rise = x64 - y64, self._height(squared_norms(x64)) - self._height(squared_norms(y64))
+        sinh_squared = (squared_norms(difference) - rise.square()).clamp(min=0) * (-curvature / 4)
         return distance_from_sinh(sinh_squared, curvature).to(x.dtype)
 
     def unrelated_distance(self) -> Tensor:

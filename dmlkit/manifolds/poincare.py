@@ -7,7 +7,6 @@ import torch
 from geoopt.manifolds import Stereographic
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
-from torch.linalg import vecdot
 from torch.nn.utils.parametrize import is_parametrized
 
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, ManifoldConfig, Side
@@ -20,7 +19,7 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     make_learnable,
     right_angle_distance,
 )
-from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares
+from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares, squared_norms
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
@@ -141,9 +140,9 @@ class Poincare(Manifold):
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
         x64, y64, curvature = x.double(), y.double(), self.curvature.double()
-        shrink = (1 + curvature * vecdot(x64, x64)) * (1 + curvature * vecdot(y64, y64))
+        shrink = (1 + curvature * squared_norms(x64)) * (1 + curvature * squared_norms(y64))
         difference = x64 - y64
-        return distance_from_sinh(-curvature * vecdot(difference, difference) / shrink, curvature).to(x.dtype)
+        return distance_from_sinh(-curvature * squared_norms(difference) / shrink, curvature).to(x.dtype)
 
     def unrelated_distance(self) -> Tensor:
         return right_angle_distance(self.curvature, UNRELATED_RADIUS)

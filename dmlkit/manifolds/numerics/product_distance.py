@@ -33,6 +33,16 @@ def row_squares(x: Tensor) -> Tensor:
     return squares(x)
 
 
+def squared_norms(x: Tensor) -> Tensor:
+    """|x|^2 of points x (..., D): (...). One walk over them, where a sum of products takes two and writes one.
+
+    Example:
+        >>> squared_norms(torch.tensor([[3.0, 4.0]]))
+        tensor([25.])
+    """
+    return torch.linalg.vector_norm(x, dim=-1).square()
+
+
 class _RowSquares(torch.autograd.Function):
     """Autograd's own takes two more passes over (N, d) going back."""
 
