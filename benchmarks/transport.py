@@ -72,6 +72,9 @@ def measure(size: int) -> dict[str, tuple[float, int]]:
         "floor: gather k x k costs, softmax, scatter": floor,
         "exact": lambda leaf: Exact().plan(leaf, rows, cols),
         "quadratic": lambda leaf: Quadratic(regularization=EPS).plan(leaf, rows, cols),
+        "quadratic, eps=0.1: plans within the polytope": lambda leaf: Quadratic(regularization=0.1).plan(
+            leaf, rows, cols
+        ),
         "sinkhorn, implicit": lambda leaf: Sinkhorn().plan(leaf, rows, cols),
         "sinkhorn, unrolled": lambda leaf: Sinkhorn(gradient="unrolled").plan(leaf, rows, cols),
         "emd (POT)": lambda leaf: Emd().plan(leaf, rows, cols),
@@ -139,8 +142,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 16, 32])
     parser.add_argument("--qpth-python", help="an interpreter with torch, numpy < 2 and qpth")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "transport.md")
     arguments = parser.parse_args()
+    output = HERE / "results" / ("transport_qpth.md" if arguments.qpth_python else "transport.md")
     torch.set_num_threads(1)  # two threads wait for each other longer than these problems take; the peers keep theirs
     lines = [
         "# Transport solvers",
@@ -150,7 +153,9 @@ def main() -> None:
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
         f"cvxpylayers and qpth solve <c, x> + {EPS:g} |x|^2 with their default tolerances; presolved: k x k columns.",
-        "qpth runs on one thread: with two, torch 2.13 refuses the pivots that it passes to lu_solve.",
+        "qpth runs on one thread: with two, torch 2.13 refuses the pivots that it passes to lu_solve."
+        if arguments.qpth_python
+        else "qpth, which needs an interpreter of its own, is in transport_qpth.md.",
         "",
     ]
     for size in arguments.sizes:
@@ -160,8 +165,7 @@ def main() -> None:
         lines += speed_table(size, times)
     lines += agreement_table()
     print("\n".join(lines))
-    arguments.output.parent.mkdir(exist_ok=True)
-    arguments.output.write_text("\n".join(lines), encoding="utf-8")
+    output.write_text("\n".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

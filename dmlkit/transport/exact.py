@@ -1,16 +1,13 @@
 """Exact optimal transport: a vertex of the transport polytope, by enumeration or by shortest augmenting paths."""
 
-from functools import lru_cache
-from itertools import permutations
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.solvers.assignment import ENUMERATED_ROWS, assigned, best_assignment, is_small_assignment
 from dmlkit.transport.solvers.augmenting_paths import shortest_augmenting_paths
-
-ENUMERATED_ROWS = 6  # 720 permutations a problem; 7 rows would be 5 040, slower than augmenting paths
 
 
 class ExactConfig(TransportConfig, frozen=True):
@@ -44,29 +41,10 @@ class Exact(TransportSolver):
     def assignment(self, cost: Tensor, cols: Tensor) -> Tensor:
         if cost.shape[1] > ENUMERATED_ROWS:
             return super().assignment(cost, cols)
-        return _best_permutation(cost.double(), cols.double()).to(cost.dtype)
+        return assigned(best_assignment(cost.double(), cols.double()), cost)
 
     @torch.no_grad()
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-        is_small = cost.shape[1] <= ENUMERATED_ROWS
-        if is_small and torch.equal(rows, torch.ones_like(rows)) and torch.equal(cols, cols.round()):
-            return _best_permutation(cost, cols)
+        if is_small_assignment(rows, cols):
+            return assigned(best_assignment(cost, cols), cost)
         return shortest_augmenting_paths(cost, rows, cols)
-
-
-def _best_permutation(cost: Tensor, cols: Tensor) -> Tensor:
-    """Plans (G, n, m) with unit rows and whole columns: each column is repeated once per unit, then assigned."""
-    groups, n, _ = cost.shape
-    units = torch.arange(0.5, n, dtype=cost.dtype, device=cost.device).expand(groups, n).contiguous()
-    column = torch.searchsorted(cols.cumsum(1), units)  # (G, n): the column of each unit
-    unit_cost = cost.gather(2, column[:, None].expand(-1, n, -1))  # (G, n, n)
-    orders = _permutations(n).to(cost.device)  # (n!, n)
-    entries = (orders + n * torch.arange(n, device=cost.device)).flatten()
-    totals = unit_cost.flatten(1).index_select(1, entries).view(groups, -1, n).sum(2)  # (G, n!)
-    chosen = column.gather(1, orders[totals.argmin(1)])  # (G, n): the column of each row
-    return torch.zeros_like(cost).scatter_(2, chosen[:, :, None], 1)
-
-
-@lru_cache
-def _permutations(n: int) -> Tensor:
-    return torch.tensor(list(permutations(range(n))))

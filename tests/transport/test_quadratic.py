@@ -6,6 +6,9 @@ from torch import Tensor
 
 from dmlkit.transport import Cvxpy, Emd, Quadratic, QuadraticConfig
 from dmlkit.transport.base import TransportSolver
+from dmlkit.transport.solvers.assignment import best_assignment, is_quadratic_optimum
+from dmlkit.transport.solvers.implicit import with_implicit_gradient
+from dmlkit.transport.solvers.interior_point import interior_point
 
 
 def problem(seed: int, n: int, m: int, groups: int = 3, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,3 +132,27 @@ def test_bad_regularization_is_refused(eps: float):
     if eps != 0:
         with pytest.raises(ValueError, match="Cvxpy: regularization must not be negative, got"):
             Cvxpy(regularization=eps)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 6])
+def test_an_assignment_is_the_optimum_exactly_where_the_interior_point_method_ends_at_it(size: int):
+    generator = torch.Generator().manual_seed(size)
+    labels = torch.randint(5, (200, size), generator=generator)  # classes occur twice, and some not at all
+    cols = torch.zeros(200, 5, dtype=torch.float64).scatter_add_(1, labels, torch.ones(200, size, dtype=torch.float64))
+    rows = torch.ones(200, size, dtype=torch.float64)
+    cost = torch.rand(200, size, 5, generator=generator, dtype=torch.float64)
+    column = best_assignment(cost, cols)
+    shares: list[float] = []
+    for eps in (1e-3, 0.03, 0.3):
+        expected, support = interior_point(cost, rows, cols, eps)
+        is_vertex = (expected.amax(2) > 1 - 1e-9).all(1)
+        assert torch.equal(is_quadratic_optimum(cost, column, eps), is_vertex)
+        shares.append(is_vertex.double().mean().item())
+        leaf = cost.clone().requires_grad_()
+        plan = Quadratic(regularization=eps).plan(leaf, rows, cols)
+        torch.testing.assert_close(plan.detach(), expected, rtol=0, atol=1e-9)
+        weights = torch.randn(plan.shape, generator=generator, dtype=torch.float64)
+        wanted = with_implicit_gradient(leaf, rows, cols, expected, support.double() / (2 * eps))
+        gradients = [torch.autograd.grad((of * weights).sum(), leaf)[0] for of in (plan, wanted)]
+        torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
+    assert size == 1 or shares[0] > 0.8 > 0.3 > shares[2]  # both happen
