@@ -6,7 +6,9 @@ batches of 64, as many worker processes as cores. Passes alternate between them;
 not counted. The floor is Pillow's decoding alone, with all cores. Memory is the peak above what torch and the other
 imports hold already.
 
-Run: python benchmarks/data.py
+Run: python benchmarks/data.py [PHOTOS]
+
+PHOTOS is a folder with one folder per class, read by both in the same way as a table row of its own.
 """
 
 import json
@@ -29,6 +31,7 @@ from torchvision.datasets import ImageFolder
 
 from dmlkit.distributed.launch import keep_freed_memory
 from dmlkit.loading.batches import TrainingBatches, make_loader
+from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.cache_writer import images_to_cache, write_cache
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import Normalization
@@ -68,17 +71,17 @@ def recipe(root: Path, cache: Path | None) -> Recipe:
     )
 
 
-def image_folder(root: Path) -> Callable[[], int]:
+def image_folder(train: Path) -> Callable[[], int]:
     steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     steps.append(transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    images = ImageFolder(str(root / "train"), transforms.Compose(steps))
+    images = ImageFolder(str(train), transforms.Compose(steps))
     loader = DataLoader(images, BATCH, shuffle=True, drop_last=True, num_workers=WORKERS, persistent_workers=True)
     return lambda: sum(len(batch) for batch, _ in loader)
 
 
 def ours(root: Path, cache: Path | None = None, *, on_device: bool = False) -> Callable[[], int]:
     settings = recipe(root, cache)
-    dataset, transform = settings.dataset.build("train"), settings.transform
+    dataset, transform = images_of_split(settings.dataset, "train"), settings.transform
     batches = TrainingBatches(settings.sampler.build(dataset.labels, 0), 0)
     images = TransformedImages(dataset, transform, training=True, on_device=on_device)
     loader = make_loader(images, batches, workers=WORKERS, pin_memory=False)
@@ -88,13 +91,8 @@ def ours(root: Path, cache: Path | None = None, *, on_device: bool = False) -> C
     return lambda: sum(len(normalize(batch.inputs)) for batch in loader)
 
 
-def speeds(root: Path, cache: Path) -> list[list[str]]:
-    loaders = {
-        "torchvision ImageFolder + DataLoader": image_folder(root),
-        "dmlkit": ours(root),
-        "dmlkit, with its cache": ours(root, cache),
-        "dmlkit, with its cache and augment_on=device, the loader's part": ours(root, cache, on_device=True),
-    }
+def medians(loaders: dict[str, Callable[[], int]]) -> dict[str, float]:
+    """Images/s of each; passes take turns."""
     seen: dict[str, list[float]] = {name: [] for name in loaders}
     for round_number in range(PASSES + 1):
         for name, run in loaders.items():
@@ -102,16 +100,34 @@ def speeds(root: Path, cache: Path) -> list[list[str]]:
             count = run()
             if round_number:  # the first pass starts the workers
                 seen[name].append(count / (time.perf_counter() - started))
-    medians = {name: statistics.median(values) for name, values in seen.items()}
-    peer = next(iter(medians.values()))
+    return {name: statistics.median(values) for name, values in seen.items()}
+
+
+def beside_first(speed_of: dict[str, float]) -> list[list[str]]:
+    peer = next(iter(speed_of.values()))
+    return [[name, f"{speed:.0f} images/s", f"{speed / peer:.2f}"] for name, speed in speed_of.items()]
+
+
+def photo_speeds(photos: Path) -> list[list[str]]:
+    loaders = {"photos given, torchvision": image_folder(photos), "photos given, dmlkit": ours(photos)}
+    return beside_first(medians(loaders))
+
+
+def speeds(root: Path, cache: Path) -> list[list[str]]:
+    loaders = {
+        "torchvision ImageFolder + DataLoader": image_folder(root / "train"),
+        "dmlkit": ours(root),
+        "dmlkit, with its cache": ours(root, cache),
+        "dmlkit, with its cache and augment_on=device, the loader's part": ours(root, cache, on_device=True),
+    }
+    speed_of = medians(loaders)
     paths = [str(path) for path in sorted((root / "train").rglob("*.jpg"))[:500]]
     with ProcessPoolExecutor(WORKERS) as pool:
         list(pool.map(decode, paths[:50]))
         started = time.perf_counter()
         list(pool.map(decode, paths, chunksize=25))
         floor = len(paths) / (time.perf_counter() - started)
-    rows = [[name, f"{speed:.0f} images/s", f"{speed / peer:.2f}"] for name, speed in medians.items()]
-    return [*rows, ["Pillow decoding alone", f"{floor:.0f} images/s", f"{floor / peer:.2f}"]]
+    return beside_first(speed_of | {"Pillow decoding alone": floor})
 
 
 START = """
@@ -180,6 +196,7 @@ def main() -> None:
         settings = recipe(folder, None)
         write_cache(settings, images_to_cache(settings), folder / "cache", overwrite=False, advance=lambda _: None)
         rows = [*speeds(folder, folder / "cache"), *starts(folder)]
+    rows += [row for photos in sys.argv[1:] for row in photo_speeds(Path(photos))]
     write_report("data", __doc__, ["what", "median", "against torchvision, or before it starts"], rows)
 
 

@@ -51,8 +51,14 @@ class Normalization(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """RGB (B, 3, H, W) uint8 -> float32."""
         ordered = images.flip(1) if self.channels == "bgr" else images
-        # in place: on a CPU, subtracting from bytes takes five times as long as all three steps
-        return ordered.to(torch.float32, memory_format=torch.channels_last).sub_(self.shift).div_(self.scale)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            return (ordered.float() - self.shift) / self.scale
+        # Row by row, in place: with three colours as the last dimension it takes 1.5 times as long on a CPU, and
+        # subtracting from bytes five times.
+        width = ordered.shape[3]
+        rows = ordered.permute(0, 2, 3, 1).flatten(2).float()
+        rows.sub_(self.shift.flatten().repeat(width)).div_(self.scale.flatten().repeat(width))
+        return rows.unflatten(2, (width, 3)).permute(0, 3, 1, 2)
 
 
 class EmbeddingModel(nn.Module):
