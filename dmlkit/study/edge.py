@@ -25,7 +25,7 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
     found: list[Mapping[str, Any]] = []
     for key, value in best.values.items():
         grid, known = (grid_of([one.values[key] for one in candidates]) for candidates in (own, tried))
-        line = [one.values[key] for one in tried if {**one.values, key: value} == best.values]
+        line = values_beside(tried, best, key)
         for sign, ascending in ((1, grid), (-1, grid[::-1])) if len(grid) > 1 else ():
             if all(sign * one <= sign * value for one in line):
                 further = [one for one in known if sign * one > sign * value]
@@ -33,6 +33,11 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
                 if step is not None:
                     found.append({**best.values, key: step})
     return found
+
+
+def values_beside(candidates: Sequence[Candidate], chosen: Candidate, key: str) -> list[Any]:
+    """The values of a tuned key that were tried with the chosen values of all other keys."""
+    return [one.values[key] for one in candidates if {**one.values, key: chosen.values[key]} == chosen.values]
 
 
 def next_value(grid: Sequence[float], value: float) -> float | None:

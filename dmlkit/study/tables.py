@@ -37,7 +37,7 @@ def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 
 def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """One row a statement that several studies judge, one column a study, by its name; none where there is no such."""
+    """One row a statement that several studies judge, one column a study that judges any of these, by its name."""
     found: dict[Statement, dict[str, JudgedStatement]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
@@ -45,9 +45,10 @@ def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
     shared = [judged for judged in found.values() if len(judged) > 1]
     if not shared:
         return []
-    rows = [["statement", "figure", *studies]]
+    names = [name for name in studies if any(name in judged for judged in shared)]
+    rows = [["statement", "figure", *names]]
     for judged in shared:
-        cells = [f"{judged[name].difference:+.4f}, {_word(judged[name])}" if name in judged else "" for name in studies]
+        cells = [f"{judged[name].difference:+.4f}, {_word(judged[name])}" if name in judged else "" for name in names]
         first = next(iter(judged.values()))
         rows.append([_said(first), first.metric, *cells])
     return rows

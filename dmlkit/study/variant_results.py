@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from dmlkit.evaluation.significance import paired_runs
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.config import Candidate
-from dmlkit.study.edge import grid_of
+from dmlkit.study.edge import grid_of, values_beside
 from dmlkit.study.looks import paired_figures
 from dmlkit.study.protocol import MeanInterval
 
@@ -91,8 +91,7 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
     """
     edges: dict[str, End] = {}
     for key, value in chosen.values.items():
-        beside = [one.values[key] for one in candidates if {**one.values, key: value} == chosen.values]
-        line = grid_of(beside)
+        line = grid_of(values_beside(candidates, chosen, key))
         if len(line) > 1 and value in (line[0], line[-1]):
             edges[key] = "lowest" if value == line[0] else "highest"
     return edges
