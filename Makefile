@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo test test-gpu test-postgres test-browser lint audit bench clean docs papers fuzz wheel
+.PHONY: setup demo test test-heavy test-gpu test-postgres test-browser lint audit bench clean docs papers fuzz wheel
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -27,8 +27,13 @@ demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores
 	@echo 'Next: put your own images into one folder per class and try'
 	@echo '  .venv/bin/dmlkit train recipes/glyphs/proxy_anchor.yaml -o runs/mine --set "dataset={name: folder, root: PATH}"'
 
-test: setup  ## Run the tests: 11 to 13 minutes on 2 cores
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --durations 20
+RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --durations 20
+
+test: setup  ## Run the tests, but for the heaviest: 10 to 11 minutes on 2 cores
+	$(RUN_TESTS) -m 'not heavy'
+
+test-heavy: setup  ## Run the heaviest: clusters, an installed wheel, compiled backbones, ranks that die; 4 minutes on 2 cores
+	$(RUN_TESTS) -m heavy
 
 test-gpu: setup  ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m cuda
@@ -61,7 +66,7 @@ audit: setup  ## The licences of what is installed, and known vulnerabilities of
 	$(BIN)/python .ci/audit.py
 
 bench: setup  ## Measure side by side with peers; writes benchmarks/results
-	$(BIN)/python benchmarks/losses.py times && $(BIN)/python benchmarks/losses.py memory
+	for part in times memory million; do $(BIN)/python benchmarks/losses.py $$part || exit 1; done
 	for name in training_loop transport grouplet data evaluation gallery look manifolds scale; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 

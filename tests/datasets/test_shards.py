@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -483,7 +484,7 @@ def test_shards_are_checked_embedded_and_shown(dmlkit, tiny_recipe: Path, shards
     assert dmlkit("train", tiny_recipe, "-o", run, "--set", dataset, *options).code == 0
     assert "48 embeddings" in dmlkit("embed", run, shards.root, "-o", stored, "--device", "cpu").out
     found = dmlkit("search", stored, tmp_path / "photos" / CLASSES[0], "--run", run, "--html", page, "--device", "cpu")
-    assert found.code == 0 and ".tar/class" in found.out
+    assert found.code == 0 and ".tar/class" in re.sub("[\\s│]", "", found.out)  # a cell breaks where a path is long
     assert page.read_text().count("<img") == 4 * 11 and "no picture" not in page.read_text()
     refused = dmlkit("gallery", "create", run, shards.root, "-o", tmp_path / "gallery")
     assert (

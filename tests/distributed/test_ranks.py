@@ -75,6 +75,7 @@ def test_a_run_stopped_on_one_number_of_ranks_goes_on_with_another(runs: Path, b
         torch.testing.assert_close(found, moments["momentum_buffer"], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp_path: Path):
     recipe = tmp_path / "recipe.yaml"

@@ -41,6 +41,7 @@ def test_the_guide_to_first_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert Path("runs/sharper/summary.json").exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_what_the_guide_adds_trains_is_exported_and_keeps_its_contracts(tmp_path: Path):
     """In processes of their own: what a plug-in adds stays in the families."""

@@ -332,6 +332,7 @@ def test_two_ranks_finish_what_one_process_began(home, unbroken, tmp_path, monke
     assert contents(tmp_path) == unbroken
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_ray_equals_one_process_and_tells_a_users_mistake(home, unbroken, tmp_path, ray_environment: None):
     pytest.importorskip("ray.data", reason="the extra dmlkit[ray] is not installed")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.heavy
 SMALL = ["--set", "training.epochs=1", "--set", "dataset.images_per_class=6", "--set", "dataset.classes=40"]
 DEVELOPMENT = ("pytest", "cvxpylayers", "ot", "timm", "onnx", "lancedb", "ray", "mkdocs", "hypothesis")
 

@@ -182,6 +182,7 @@ def test_a_run_says_which_plugin_has_changed(folder: Path, site: Path, trained: 
     assert told[1][2].startswith(f"error: {change}") and told[1][2].count("\n") == 1
 
 
+@pytest.mark.heavy
 def test_runs_of_a_study_at_once_have_the_file_too(folder: Path):
     told = commands(folder, "study study.yaml -o runs/study --jobs 2 --plugin toy.py")
     assert told[0][0] == 0, told

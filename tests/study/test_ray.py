@@ -19,7 +19,7 @@ from dmlkit.study.file import read_study
 from dmlkit.study.run import Engine, run_study
 from tests.conftest import TINY_RECIPE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 STUDY = """\
 claim: A larger margin is better
 recipe: tiny.yaml

@@ -161,6 +161,7 @@ def test_gradients_are_clipped_and_bf16_trains(dmlkit, tiny_recipe, tmp_path):
     assert all(tensor.dtype == torch.float32 for name, tensor in weights(tmp_path / "run").items() if "weight" in name)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize(
