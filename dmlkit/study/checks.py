@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from dmlkit.datasets.base import FOLDS
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.recipe.faults import shown, suggest
@@ -55,6 +56,8 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
                 yield ("extend",), f"{method.name} tunes no key with two numbers or more, which is what has an edge"
     if config.more_seeds and not config.expect:
         yield ("more_seeds",), "there is no statement under expect that they could decide; leave this out"
+    if config.rotate_folds and config.protocol == "reality_check":
+        yield ("rotate_folds",), "each run of protocol reality_check has all folds already; leave this out"
     if config.reference is not None and config.reference not in names:
         yield ("reference",), f"unknown variant {config.reference!r}; {suggest(config.reference, names)}"
     yield from _expectation_faults(config, names)
@@ -112,6 +115,8 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
             if study.config.protocol == "official" and recipe.dataset.validation_fraction == 0:
                 text = f"{name} has dataset.validation_fraction 0; validation classes choose the checkpoint"
                 yield method.place, text
+            if study.config.rotate_folds and recipe.dataset.split != "reality_check":
+                yield method.place, f"{name} has dataset.split {recipe.dataset.split}; only reality_check has folds"
             if recipe.training.precision != precision:
                 yield method.place, f"{name} has another training.precision; a study runs in one"
 
@@ -121,10 +126,11 @@ def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str
 
     Args:
         study: without faults.
-        validation_classes: how many a variant has, by its name; those that are known.
+        validation_classes: how many a run of a variant has, by its name; those that are known.
     """
     notes: list[str] = []
-    few = sorted({count for count in validation_classes.values() if count < FEW_CLASSES})
+    folds = len({seed % FOLDS for seed in study.first_seeds}) if study.config.rotate_folds else 1
+    few = sorted({folds * count for count in validation_classes.values() if folds * count < FEW_CLASSES})
     if few:
         counts = " or ".join(map(str, few))
         notes.append(f"{counts} validation classes choose; expected at least {FEW_CLASSES}: the best of few is chance")

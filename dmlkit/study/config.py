@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, NonNegativeInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 
 from dmlkit.datasets.base import FOLDS
 from dmlkit.recipe.schema import Recipe
@@ -20,7 +20,7 @@ FIGURES: dict[ProtocolName, tuple[str, ...]] = {
 """What is reported unless the study says otherwise; of the Reality Check there is nothing else."""
 
 
-class Expectation(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class Expectation(BaseModel, frozen=True, extra="forbid", strict=True):
     """One statement of a claim: a variant is better than another one, by a metric of which more is better."""
 
     better: str
@@ -33,7 +33,7 @@ class Expectation(BaseModel, frozen=True, extra="forbid", strict=True, use_attri
     """That says so, in a word, for ``dmlkit report --paper``."""
 
 
-class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True, use_attribute_docstrings=True):
+class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True):
     """One method of a study: every other key is a key of the recipe, dotted, with its value."""
 
     recipe: str | None = None
@@ -42,7 +42,7 @@ class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True, use_attr
     """Values of its own to choose from instead of the study's."""
 
 
-class MethodsConfig(BaseModel, frozen=True, strict=True, use_attribute_docstrings=True):
+class MethodsConfig(BaseModel, frozen=True, strict=True):
     """What of a study says what is compared."""
 
     recipe: str
@@ -75,6 +75,10 @@ class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
     """How many values each variant may add to ``tune``, one after another, where the best lies at the grid's edge."""
     more_seeds: Annotated[int, Field(ge=0, le=50)] = 0
     """How many seeds may be added to variants of which a statement is not separable yet."""
+    negligible: PositiveFloat | None = None
+    """A difference that nobody would act on; a statement whose whole interval is within it is decided, too."""
+    rotate_folds: bool = False
+    """Seed s validates on fold s mod 4, with ``dataset.split: reality_check``: seeds choose by other classes."""
     protocol: ProtocolName = "official"
     """How a run is split and scored."""
     metrics: tuple[str, ...] = ()
@@ -202,6 +206,8 @@ class Study:
             "tune_seeds": list(config.tune_seeds),
             "extend": config.extend,
             "more_seeds": config.more_seeds,
+            "negligible": config.negligible,
+            "rotate_folds": config.rotate_folds,
             "reference": self.reference,
             "expect": [expectation.model_dump(exclude_none=True) for expectation in config.expect],
             "variants": {

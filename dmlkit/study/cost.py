@@ -9,7 +9,7 @@ from dmlkit.run_folder.documents import Environment, Summary
 from dmlkit.run_folder.folder import RunFolder
 
 
-class Cost(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class Cost(BaseModel, frozen=True, extra="forbid"):
     """What a study took."""
 
     models: int

@@ -36,7 +36,7 @@ def check_derived(results: StudyResults, path: Path) -> None:
         if not _is_close(_plain(variant.difference), _plain(difference)):
             raise _edited(path, f"variants.{name}.difference", results)
     expectations = [Expectation.model_validate(one.model_dump(include=STATED)) for one in results.verdicts]
-    derived_verdicts = judge(expectations, results.variants, len(results.seeds), results.more_seeds)
+    derived_verdicts = judge(expectations, results.variants, len(results.seeds), results.more_seeds, results.negligible)
     if len(derived_verdicts) < len(expectations):
         raise _edited(path, "verdicts", results)
     for stored, derived in zip(results.verdicts, derived_verdicts, strict=True):

@@ -60,7 +60,8 @@ def next_value(grid: Sequence[float], value: float) -> float | None:
     further = value * (grid[-1] / grid[-2]) if is_ratio else value + steps[-1]
     if all(isinstance(one, int) for one in grid):
         whole = round(further)
-        return None if whole == value or (is_ratio and whole == 0) else whole
+        whole += (whole == value) * (1 if steps[-1] > 0 else -1)
+        return None if is_ratio and whole == 0 else whole
     return float(f"{further:.{DIGITS}g}")
 
 

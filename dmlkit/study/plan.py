@@ -7,6 +7,7 @@ from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
 
+from dmlkit.datasets.base import FOLDS
 from dmlkit.errors import UserError
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.assembly import check_recipe
@@ -95,6 +96,8 @@ class Plan:
         """The run of a candidate with a seed."""
         folder = self.folder / "runs" / variant.name / candidate.label / f"seed-{seed}"
         recipe = candidate.recipe.model_copy(update={"seed": seed})
+        if self.study.config.rotate_folds:
+            recipe = recipe.model_copy(update={"dataset": recipe.dataset.model_copy(update={"fold": seed % FOLDS})})
         return Run(str(folder.relative_to(self.folder / "runs")), recipe, folder)
 
     def _round(self, wanted: Iterable[tuple[Variant, Candidate, int]], *, added: bool = False) -> list[Run]:
@@ -155,6 +158,6 @@ class Plan:
         for one in config.expect:
             if one.better in choices and one.than in choices:
                 pairs = paired_figures(choices[one.than].figures, choices[one.better].figures, one.metric)
-                if not is_decided(*pairs, *looks):
+                if not is_decided(*pairs, *looks, config.negligible):
                     names |= {one.better, one.than}
         return names

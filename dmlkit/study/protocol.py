@@ -36,7 +36,7 @@ METRICS = (PrecisionConfig(), RPrecisionConfig(), MapAtRConfig())
 RUNS: dict[ProtocolName, str] = {"official": "repeat-*", "reality_check": "repeat-*/fold-*"}
 
 
-class MeanInterval(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class MeanInterval(BaseModel, frozen=True, extra="forbid"):
     """The mean of runs and its 95 % interval by Student's t; a single run has none."""
 
     mean: float
@@ -60,7 +60,7 @@ class RealityCheckFigures(Document, frozen=True):
     concatenated: Metrics
 
 
-class ProtocolResults(Document, frozen=True, use_attribute_docstrings=True):
+class ProtocolResults(Document, frozen=True):
     """``results.json`` of a protocol."""
 
     kind: ClassVar[str] = "document of a protocol's results"

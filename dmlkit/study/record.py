@@ -18,10 +18,11 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 
 FAILURES = "failures.json"
-REWORDED = ("claim", "paper", "table")  # keys that no figure depends on; nor on the paper of a statement
+# keys that no figure depends on; nor on the paper of a statement
+REWORDED = ("claim", "paper", "table", "negligible")
 
 
-class RecordedStudy(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class RecordedStudy(BaseModel, frozen=True, extra="forbid"):
     """Everything that a study's figures depend on, and what it claims."""
 
     claim: str
@@ -37,6 +38,10 @@ class RecordedStudy(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
     """How many values a variant may add at the edge of its grid."""
     more_seeds: int = 0
     """How many seeds may be added."""
+    negligible: float | None = None
+    """A difference that does not matter."""
+    rotate_folds: bool = False
+    """Whether each seed validates on the next fold."""
     reference: str
     """The variant that the others are compared with."""
     expect: tuple[dict[str, str], ...]
@@ -45,7 +50,7 @@ class RecordedStudy(BaseModel, frozen=True, extra="forbid", use_attribute_docstr
     """Recipes without their seed, by variant and choice."""
 
 
-class StudyRecord(Document, frozen=True, use_attribute_docstrings=True):
+class StudyRecord(Document, frozen=True):
     """``study.json``: what the runs of a folder depend on."""
 
     kind: ClassVar[str] = "record of a study"
@@ -71,7 +76,7 @@ class StudyRecord(Document, frozen=True, use_attribute_docstrings=True):
         return cls.read(path)
 
 
-class StudyFailures(Document, frozen=True, use_attribute_docstrings=True):
+class StudyFailures(Document, frozen=True):
     """``failures.json``: the runs of a study that failed in its last session."""
 
     kind: ClassVar[str] = "list of failed runs"
@@ -92,7 +97,7 @@ class StudyFailures(Document, frozen=True, use_attribute_docstrings=True):
         return [f"{', '.join(runs)}: {reason}" for reason, runs in names.items()]
 
 
-class ProtocolRecord(Document, frozen=True, use_attribute_docstrings=True):
+class ProtocolRecord(Document, frozen=True):
     """``protocol.json``: whose runs a folder holds."""
 
     kind: ClassVar[str] = "record of a protocol"

@@ -20,11 +20,12 @@ EXPLANATION = """\
 Every figure is of classes that were never trained on, from the checkpoint that was best on validation classes; "last"
 is the one after all epochs. ± and intervals are 95 % by Student's t over seeds; differences are paired, of runs with
 the same seed, p by the paired t-test, in brackets as Holm corrects it for the number of statements of its study.
-"Better than" holds where the interval of the difference lies above 0, does not hold where it lies below 0, and is not
-separable at this size where it holds 0; then follows about how many seeds would do, if mean and spread stayed what they
-are. It is said where a verdict does not stand the correction, and where the value that a variant was tuned to is the
-lowest or highest that was tried. A variant that lies below its own network before training is not trained, and two with
-the same figures on every seed are equal by construction: such a difference says nothing of the claim."""
+"Better than" holds where the interval of the difference lies above 0, does not hold where it lies below 0, and where it
+holds 0 makes no difference if all of it is within what the study calls negligible, else it is not separable at this
+size; then follows about how many seeds would do, if mean and spread stayed what they are. It is said where a verdict
+does not stand the correction, and where the value that a variant was tuned to is the lowest or highest that was tried.
+A variant that lies below its own network before training is not trained, and two with the same figures on every seed
+are equal by construction: such a difference says nothing of the claim."""
 
 
 def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
@@ -71,6 +72,8 @@ def counted_verdicts(studies: Sequence[StudyResults]) -> str:
     judged = [one for results in studies for one in results.verdicts]
     counts = Counter(one.verdict for one in judged)
     told = [f"{counts['holds']} hold", f"{counts['does not hold']} do not"]
+    if counts["makes no difference"]:
+        told.append(f"{counts['makes no difference']} make no difference")
     told.append(f"{counts['not separable at this size']} are not separable at this size")
     if counts["not trained"]:
         told.append(f"{counts['not trained']} compare what is not trained")
@@ -105,6 +108,10 @@ def _setting(results: StudyResults) -> str:
     cost, seeds = results.cost, ", ".join(map(str, results.seeds))
     if results.more_seeds:
         seeds += f", up to {results.more_seeds} more while a statement was not separable (its interval allows for that)"
+    if results.rotate_folds:
+        seeds += ", each with another fold of the training classes for validation"
+    if results.negligible:
+        seeds += f"; differences up to {results.negligible:g} make none"
     protocol = "Reality Check protocol, 4 models a run" if results.protocol == "reality_check" else "Official split"
     return (
         f"{protocol}; seeds {seeds}; {cost.models} models, {spoken_time(cost.seconds)} of training and "

@@ -29,7 +29,7 @@ class Beside:
     untrained: Metrics | None
 
 
-class SweptAxis(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class SweptAxis(BaseModel, frozen=True, extra="forbid"):
     """What a study sweeps, where that is one number."""
 
     key: str
@@ -38,7 +38,7 @@ class SweptAxis(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings
     """One a variant, in their order."""
 
 
-class StudyResults(Document, frozen=True, use_attribute_docstrings=True):
+class StudyResults(Document, frozen=True):
     """``results.json`` of a study: everything that a report tells of it."""
 
     kind: ClassVar[str] = "document of a study's results"
@@ -76,6 +76,10 @@ class StudyResults(Document, frozen=True, use_attribute_docstrings=True):
     """That chose among tuned values; the first of ``seeds`` where there are none."""
     more_seeds: int = 0
     """How many seeds might be added, for which the intervals of verdicts allow."""
+    negligible: float | None = None
+    """A difference that does not matter: a statement whose interval is within it makes none."""
+    rotate_folds: bool = False
+    """Whether each seed validated on the next fold of the training classes."""
 
 
 def summarize_study(
@@ -125,7 +129,7 @@ def summarize_study(
         axis=SweptAxis(key=study.axis.key, values=tuple(study.axis.values[index] for index in kept))
         if study.axis
         else None,
-        verdicts=judge(config.expect, variants, len(config.seeds), config.more_seeds),
+        verdicts=judge(config.expect, variants, len(config.seeds), config.more_seeds, config.negligible),
         variants=variants,
         cost=cost,
         command=command,
@@ -133,6 +137,8 @@ def summarize_study(
         failed=dict(failed or {}),
         tune_seeds=config.tune_seeds,
         more_seeds=config.more_seeds,
+        negligible=config.negligible,
+        rotate_folds=config.rotate_folds,
     )
 
 

@@ -16,7 +16,7 @@ from dmlkit.study.record import FAILURES, RecordedStudy, StudyFailures, StudyRec
 State = Literal["done", "running", "stopped", "failed", "waiting"]
 
 
-class RunStatus(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class RunStatus(BaseModel, frozen=True, extra="forbid"):
     """How far one run is."""
 
     variant: str
@@ -39,7 +39,7 @@ class RunStatus(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings
     """Why it failed."""
 
 
-class StudyStatus(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class StudyStatus(BaseModel, frozen=True, extra="forbid"):
     """How far a study is."""
 
     claim: str

@@ -9,14 +9,14 @@ from pydantic import BaseModel
 from dmlkit.evaluation.significance import paired_runs
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.config import Candidate
-from dmlkit.study.edge import grid_of, values_beside
+from dmlkit.study.edge import grid_of, next_value, values_beside
 from dmlkit.study.looks import paired_figures
 from dmlkit.study.protocol import MeanInterval
 
 End = Literal["lowest", "highest"]
 
 
-class Difference(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class Difference(BaseModel, frozen=True, extra="forbid"):
     """How runs of a variant differ from those of another with the same seeds, by Student's paired t-test."""
 
     difference: float
@@ -29,7 +29,7 @@ class Difference(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     """How probable a difference this far from 0 is where there is none."""
 
 
-class Tuned(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class Tuned(BaseModel, frozen=True, extra="forbid"):
     """What a variant was tuned by."""
 
     chosen: str
@@ -40,7 +40,7 @@ class Tuned(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     """Keys of which the chosen value is the lowest or highest tried: a better one may lie beyond."""
 
 
-class VariantResults(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """The figures of a variant."""
 
     tuned: Tuned | None
@@ -83,7 +83,7 @@ def over_seeds(
 def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
     """The tuned keys of which the chosen value is the lowest or the highest of those tried beside its other values.
 
-    Only numbers have an order.
+    Only numbers have an order, and the least whole number, 1, has nothing beyond.
 
     Args:
         candidates: of a variant, all that were tried.
@@ -93,5 +93,7 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
     for key, value in chosen.values.items():
         line = grid_of(values_beside(candidates, chosen, key))
         if len(line) > 1 and value in (line[0], line[-1]):
-            edges[key] = "lowest" if value == line[0] else "highest"
+            end, towards = ("lowest", line[::-1]) if value == line[0] else ("highest", line)
+            if next_value(towards, value) is not None:
+                edges[key] = end
     return edges

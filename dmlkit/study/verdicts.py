@@ -8,15 +8,22 @@ from pydantic import BaseModel
 from dmlkit.evaluation.significance import Comparison, holm, runs_to_separate
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.config import Expectation
-from dmlkit.study.looks import compare_at_looks, paired_figures
+from dmlkit.study.looks import compare_at_looks, is_within, paired_figures
 from dmlkit.study.variant_results import VariantResults
 
-Verdict = Literal["holds", "does not hold", "not separable at this size", "not trained", "equal by construction"]
+Verdict = Literal[
+    "holds",
+    "does not hold",
+    "makes no difference",
+    "not separable at this size",
+    "not trained",
+    "equal by construction",
+]
 LEVEL = 0.05  # a p-value from which on a difference may be chance
 SAME = 1e-6  # figures that differ by less on every seed are of one method under two names
 
 
-class JudgedStatement(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class JudgedStatement(BaseModel, frozen=True, extra="forbid"):
     """A statement of the claim, and whether it holds."""
 
     better: str
@@ -47,7 +54,11 @@ class JudgedStatement(BaseModel, frozen=True, extra="forbid", use_attribute_docs
 
 
 def judge(
-    statements: Sequence[Expectation], variants: Mapping[str, VariantResults], seeds: int, more_seeds: int
+    statements: Sequence[Expectation],
+    variants: Mapping[str, VariantResults],
+    seeds: int,
+    more_seeds: int,
+    negligible: float | None = None,
 ) -> tuple[JudgedStatement, ...]:
     """A verdict for each statement whose variants have runs of the same seeds.
 
@@ -59,6 +70,7 @@ def judge(
         variants: by name, with the figures of their runs.
         seeds: how many every variant has.
         more_seeds: how many might be added, each after a look at the difference; see `compare_at_looks`.
+        negligible: a difference that does not matter; see `is_within`.
     """
     found: list[tuple[Expectation, Comparison, Verdict]] = []
     for one in statements:
@@ -66,13 +78,14 @@ def judge(
             base, method = paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric)
             if base:
                 change = compare_at_looks(base, method, seeds, seeds + more_seeds)
-                found.append((one, change, _aside(one, variants) or verdict(change)))
+                found.append((one, change, _aside(one, variants) or verdict(change, negligible)))
     corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, change, word in found])
     return tuple(_judged(*row, p_value, variants) for row, p_value in zip(found, corrected, strict=True))
 
 
-def verdict(comparison: Comparison) -> Verdict:
-    """Whether "better than" holds: the 95 % interval of the paired difference lies above 0, below 0, or across it.
+def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
+    """Whether "better than" holds: the 95 % interval of the paired difference lies above 0, below 0, or across it; then
+    it makes no difference where the interval is within a negligible one, and cannot be told apart where it is not.
 
     Example:
         >>> from dmlkit.evaluation.significance import paired_runs
@@ -80,10 +93,14 @@ def verdict(comparison: Comparison) -> Verdict:
         'holds'
         >>> verdict(paired_runs([0.5], [0.9]))
         'not separable at this size'
+        >>> verdict(paired_runs([0.5, 0.6, 0.7], [0.501, 0.601, 0.699]), negligible=0.005)
+        'makes no difference'
     """
     if comparison.low > 0:
         return "holds"
-    return "does not hold" if comparison.high < 0 else "not separable at this size"
+    if comparison.high < 0:
+        return "does not hold"
+    return "makes no difference" if is_within(comparison, negligible) else "not separable at this size"
 
 
 def are_equal(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dmlkit.study.looks import compare_at_looks, is_decided, least_p_values
+from dmlkit.study.looks import compare_at_looks, is_decided, is_within, least_p_values
 
 
 @pytest.mark.parametrize(("first", "last"), [(3, 11), (5, 13), (2, 4)])
@@ -48,6 +48,29 @@ def test_the_interval_holds_0_where_the_p_value_is_above_5_percent():
         method = list(np.array(base) + random.normal(shift, 0.03, 6))
         found = compare_at_looks(base, method, 5, 10)
         assert (found.low <= 0 <= found.high) == (found.p_value > 0.05)
+
+
+@pytest.mark.parametrize("last", [6, 12])
+def test_a_difference_that_matters_is_called_none_in_less_than_two_and_a_half_percent(last: int):
+    """400 studies of variants that differ by just what matters, with a spread that leaves intervals narrower."""
+    random = np.random.default_rng(2)
+    called, called_where_there_is_none = 0, 0
+    for _ in range(400):
+        base, noise = random.normal(0.7, 0.05, last), random.normal(0, 0.004, last)
+        far, same = (
+            [compare_at_looks(list(base[:n]), list((base + noise + shift)[:n]), 6, last) for n in range(6, last + 1)]
+            for shift in (0.01, 0)
+        )
+        called += any(is_within(one, 0.01) for one in far)
+        called_where_there_is_none += any(is_within(one, 0.01) for one in same)
+    assert called <= 400 * 0.025 + 2 * (400 * 0.025 * 0.975) ** 0.5
+    assert called_where_there_is_none > 300
+
+
+def test_a_difference_that_does_not_matter_needs_no_more_seeds():
+    base, method = [0.5, 0.6, 0.7], [0.501, 0.6, 0.7]
+    assert not is_decided(base, method, 3, 3)
+    assert is_decided(base, method, 3, 3, 0.005) and not is_decided(base, method, 3, 3, 0.0005)
 
 
 @pytest.mark.parametrize("pairs", [0, 1])

@@ -168,6 +168,20 @@ def test_seeds_are_added_to_statements_that_are_not_separable(tmp_path: Path, sh
     assert plan.num_runs == 6 + 2 * added
 
 
+def test_every_seed_validates_on_the_next_fold(tmp_path: Path):
+    text = TUNED.replace("tune:", "rotate_folds: true\noverrides: {dataset.split: reality_check}\ntune:")
+    plan = plan_of(tmp_path, text.replace("[0, 1]", "[0, 1, 2, 5]"))
+    folds: dict[str, int] = {}
+
+    def tell(recipe: Recipe) -> Told:
+        assert recipe.dataset.split == "reality_check"
+        folds[f"seed-{recipe.seed}"] = recipe.dataset.fold
+        return peak(1e-3)(recipe)
+
+    end(plan, tell)
+    assert folds == {"seed-0": 0, "seed-1": 1, "seed-2": 2, "seed-5": 1}
+
+
 def test_only_the_variants_of_such_a_statement_get_more_seeds(tmp_path: Path):
     text = STUDY.replace("  large:", "  far: {loss.margin: 0.9}\n  large:").replace(
         "[0, 1]", "[0, 1, 2]\nmore_seeds: 2"

@@ -661,6 +661,9 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("[0, 1]", "[0, 1]\nextend: 2", "study.yaml:7: extend: nothing is tuned; give values under tune"),
         ("[0, 1]", "[0, 1]\nextend: -1", "study.yaml:7: extend: got -1, expected"),
         ("[0, 1]", "[0, 1]\nextend: much", "study.yaml:7: extend: got 'much', expected"),
+        ("[0, 1]", "[0, 1]\nnegligible: 0", "study.yaml:7: negligible: got 0, expected"),
+        ("[0, 1]", "[0, 1]\nrotate_folds: true", "small has dataset.split official; only reality_check has folds"),
+        ("[0, 1]", "[0, 1]\nprotocol: reality_check\nrotate_folds: true", "has all folds already; leave this out"),
         ("[0, 1]", "[0, 1]\nmore_seeds: 1000", "study.yaml:7: more_seeds: got 1000, expected"),
         (
             "variants:",

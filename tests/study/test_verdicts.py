@@ -50,6 +50,17 @@ def test_a_verdict_is_that_of_scipy_on_the_seeds_that_both_have():
     assert judge([statement()], {"base": base}, 5, 0) == () == judge([statement()], apart, 5, 0)
 
 
+def test_a_difference_that_does_not_matter_is_told_from_one_that_is_not_known():
+    method = [value + change for value, change in zip(BASE, (1e-3, -1e-3, 2e-3, 0, -1e-3), strict=True)]
+    variants = {"base": variant(BASE), "method": variant(method)}
+    half = stats.ttest_rel(method, BASE).confidence_interval(0.95)
+    for negligible, word in ((max(-half.low, half.high) * 1.01, "makes no difference"), (half.high * 0.9, None)):
+        (judged,) = judge([statement()], variants, len(BASE), 0, negligible)
+        assert judged.verdict == judged.corrected_verdict == (word or "not separable at this size")
+        assert (judged.runs_to_separate is None) == (word is not None)
+        assert verdict_text(judged, variants).startswith(judged.verdict)
+
+
 def test_looking_again_as_seeds_are_added_takes_more():
     better = [value + gain for value, gain in zip(BASE, (5e-3, 2e-2, 6e-3, 1e-2, 4e-3), strict=True)]
     variants = {"base": variant(BASE), "method": variant(better)}
@@ -117,6 +128,7 @@ def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
         ("{optimizer.lr: [1e-3, 2e-3]}", ["lowest", "highest"]),
         ("{sampler.batch_size: [4, 8, 12]}", ["lowest", None, "highest"]),
         ("{training.compile: [false, true]}", [None, None]),
+        ("{training.epochs: [1, 3]}", [None, "highest"]),
     ],
 )
 def test_a_value_lies_at_the_edge_of_the_numbers_that_were_tried(tmp_path: Path, tune: str, edges: list[str | None]):
