@@ -50,7 +50,7 @@ class NameTakenError(MemberError):
         super().__init__(f"{member.__module__}: the name {name!r} is taken by {taken_by.__module__}")
 
 
-class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Base of every family root. A direct subclass is a root, a subclass of a root is a member unless it is
     ``abstract``: what several members share.
 

@@ -31,7 +31,7 @@ from dmlkit.transforms.base import TransformConfig
 DESCRIPTION, FEATURES = "features.json", "embeddings.npy"
 
 
-class FeatureDescription(Document, frozen=True, strict=True, use_attribute_docstrings=True):
+class FeatureDescription(Document, frozen=True, strict=True):
     """``features.json``: what cached features depend on. Written before the first of them is computed."""
 
     kind: ClassVar[str] = "description of cached features"

@@ -13,7 +13,7 @@ from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import Channels, PositiveChannels
 
 
-class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True):
     """How to find neighbours with inner products alone."""
 
     order: str = "the largest inner products of the vectors of a query and of the gallery are the most similar"
@@ -24,7 +24,7 @@ class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True, use_attri
     """K, of the last two."""
 
 
-class ModelSource(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class ModelSource(BaseModel, frozen=True, extra="forbid", strict=True):
     """The model that embeds."""
 
     fingerprint: str
@@ -37,7 +37,7 @@ class ModelSource(BaseModel, frozen=True, extra="forbid", strict=True, use_attri
     """Name and options, as in the recipe."""
 
 
-class Preprocessing(BaseModel, frozen=True, extra="allow", strict=True, use_attribute_docstrings=True):
+class Preprocessing(BaseModel, frozen=True, extra="allow", strict=True):
     """From an image to the pixels that the model takes: the recipe's transform. Further keys differ by its name."""
 
     input: str = "RGB pixels 0..255, upright"
@@ -56,7 +56,7 @@ class Preprocessing(BaseModel, frozen=True, extra="allow", strict=True, use_attr
     """The value of white before ``mean`` and ``std`` apply."""
 
 
-class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True):
     """The model takes vectors, as they are."""
 
     input: Literal["vectors, as they are"] = "vectors, as they are"
@@ -65,7 +65,7 @@ class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True, use_attri
     """Coordinates of a vector."""
 
 
-class Description(Document, frozen=True, strict=True, use_attribute_docstrings=True):
+class Description(Document, frozen=True, strict=True):
     """What anyone needs to use the embeddings of a model: its geometry, its fingerprint and its preprocessing."""
 
     kind: ClassVar[str] = "description of a model"
@@ -90,7 +90,7 @@ class Description(Document, frozen=True, strict=True, use_attribute_docstrings=T
     """What is done to an image before; or which vectors the model takes."""
 
 
-class Manifest(Description, frozen=True, strict=True, use_attribute_docstrings=True):
+class Manifest(Description, frozen=True, strict=True):
     """What stands beside embeddings."""
 
     kind: ClassVar[str] = "manifest of embeddings"

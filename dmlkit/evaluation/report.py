@@ -31,7 +31,7 @@ class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
     """Of the queries of the class."""
 
 
-class Report(Document, frozen=True, use_attribute_docstrings=True):
+class Report(Document, frozen=True):
     """What ``dmlkit eval`` found."""
 
     kind: ClassVar[str] = "report of an evaluation"

@@ -26,7 +26,7 @@ from dmlkit.run_folder.threshold import Share, threshold_of
 COLUMNS = ("a", "b", "score", "threshold", "verdict", "known")
 
 
-class JudgedPair(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class JudgedPair(BaseModel, frozen=True, extra="forbid"):
     """Two images and what was found."""
 
     a: str
@@ -44,7 +44,7 @@ class JudgedPair(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
         return "not read" if self.same is None else answer(self.same)
 
 
-class Correctness(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class Correctness(BaseModel, frozen=True, extra="forbid"):
     """How right the verdicts are, of the pairs with known answers that could be read."""
 
     same: int
@@ -58,7 +58,7 @@ class Correctness(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
     """False reject rate; null without pairs of one class."""
 
 
-class Verification(Document, frozen=True, use_attribute_docstrings=True):
+class Verification(Document, frozen=True):
     """What ``dmlkit verify`` found."""
 
     kind: ClassVar[str] = "verification of pairs"

@@ -15,7 +15,7 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, writing
 
 
-class FaissIndex(SearchIndex, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class FaissIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
     """A FAISS index of gallery vectors."""
 
     type: Literal["IndexFlatIP"] = "IndexFlatIP"
@@ -24,7 +24,7 @@ class FaissIndex(SearchIndex, frozen=True, extra="forbid", strict=True, use_attr
     """Coordinates of a vector; on some manifolds more than an embedding has."""
 
 
-class FaissManifest(Manifest, frozen=True, strict=True, use_attribute_docstrings=True):
+class FaissManifest(Manifest, frozen=True, strict=True):
     """What stands beside a FAISS index: the manifest of its embeddings, and what is in the index."""
 
     kind: ClassVar[str] = "manifest of a FAISS index"

@@ -31,7 +31,7 @@ TOLERANCE = 1e-4  # of a coordinate; float32 kernels of two runtimes differ by u
 PARITY_IMAGES = 16
 
 
-class Parity(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class Parity(BaseModel, frozen=True, extra="forbid", strict=True):
     """How far the exported model was from the run's own."""
 
     images: PositiveInt
@@ -40,7 +40,7 @@ class Parity(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_
     """Of a coordinate."""
 
 
-class ModelManifest(Description, frozen=True, strict=True, use_attribute_docstrings=True):
+class ModelManifest(Description, frozen=True, strict=True):
     """What stands beside an exported model: its preprocessing and geometry."""
 
     kind: ClassVar[str] = "manifest of an exported model"

@@ -19,7 +19,7 @@ ROWS = 4096  # sent at once: 8 MB at 512 dimensions
 StoreDistance = Literal["cosine", "l2", "dot"]
 
 
-class StoreIndex(SearchIndex, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class StoreIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
     """Vectors in a store, and the distance function that orders them as the similarity does."""
 
     order: str = "the vectors that are nearest to that of a query, by the distance function, are the most similar"
@@ -38,7 +38,7 @@ class StoreIndex(SearchIndex, frozen=True, extra="forbid", strict=True, use_attr
         return not self.form.endswith("_lift")
 
 
-class StoreManifest(Manifest, frozen=True, strict=True, use_attribute_docstrings=True):
+class StoreManifest(Manifest, frozen=True, strict=True):
     """What a table in a store bears: the manifest of its embeddings, and how they are searched there."""
 
     kind: ClassVar[str] = "manifest of a table of embeddings"

@@ -33,7 +33,7 @@ COLUMNS = {
 AGAIN = "run dmlkit data cache again"
 
 
-class CacheManifest(Document, frozen=True, strict=True, use_attribute_docstrings=True):
+class CacheManifest(Document, frozen=True, strict=True):
     """``manifest.json``: what is in a cache."""
 
     kind: ClassVar[str] = "manifest of an image cache"

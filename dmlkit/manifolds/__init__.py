@@ -1,17 +1,13 @@
 """Manifolds: the geometry that embeddings live in. Each file holds one thin adapter over geoopt."""
 
-import warnings
 from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
-
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # geoopt 0.5.1 scripts functions
-    from dmlkit.manifolds.base import Manifold, ManifoldConfig
-    from dmlkit.manifolds.euclidean import Euclidean, EuclideanConfig
-    from dmlkit.manifolds.lorentz import Lorentz, LorentzConfig
-    from dmlkit.manifolds.poincare import Poincare, PoincareConfig
-    from dmlkit.manifolds.sphere import Sphere, SphereConfig
+from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from dmlkit.manifolds.euclidean import Euclidean, EuclideanConfig
+from dmlkit.manifolds.lorentz import Lorentz, LorentzConfig
+from dmlkit.manifolds.poincare import Poincare, PoincareConfig
+from dmlkit.manifolds.sphere import Sphere, SphereConfig
 
 __all__ = [
     "Euclidean",

@@ -170,10 +170,11 @@ class Manifold(nn.Module, ABC):
         features = torch.randn(*shape, self.dim).div_(self.dim**0.5)  # in place: 2 GB for 1 000 000 proxies
         if self.proxies == "features":
             return nn.Parameter(features)
+        geometry = self.geometry  # first: it imports geoopt without its warning
         import geoopt
 
         parameter: Any = geoopt.ManifoldParameter  # its stub lacks the arguments of __new__
-        return parameter(self.from_features(features), manifold=self.geometry)
+        return parameter(self.from_features(features), manifold=geometry)
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points (..., D) of proxies made by `new_proxies`."""

@@ -1,14 +1,15 @@
 """Euclidean space: embeddings of any length."""
 
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from geoopt.manifolds import Euclidean as GeooptEuclidean
 from torch import Tensor
 from torch.linalg import vecdot
 
 from dmlkit.manifolds.arithmetic.products import safe_sqrt, squared_distances
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
@@ -46,7 +47,10 @@ class Euclidean(Manifold):
         proxies: Literal["features", "points"] = "features",
     ) -> None:
         super().__init__(dim, similarity=similarity, proxies=proxies)
-        self.geometry = GeooptEuclidean(ndim=1)
+
+    @cached_property
+    def geometry(self) -> Any:
+        return load_geoopt().Euclidean(ndim=1)
 
     def from_features(self, features: Tensor) -> Tensor:
         return features

@@ -18,8 +18,8 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     make_learnable,
     right_angle_distance,
 )
+from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares, squared_norms
-from dmlkit.manifolds.numerics.sheet import Sheet
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
@@ -95,6 +95,9 @@ class Lorentz(Manifold):
         check_hyperbolic("Lorentz", curvature, clip_distance)
         self.point_dim = dim + 1
         self.clip_distance = clip_distance
+        load_geoopt()  # whose hyperboloid this one derives from
+        from dmlkit.manifolds.numerics.sheet import Sheet
+
         self.geometry = Sheet(k=-1 / curvature)
         if learnable_curvature:
             make_learnable(self.geometry, sign=1)

@@ -4,7 +4,6 @@ import math
 from typing import Any, Literal
 
 import torch
-from geoopt.manifolds import Stereographic
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
@@ -19,6 +18,7 @@ from dmlkit.manifolds.numerics.hyperbolic import (
     make_learnable,
     right_angle_distance,
 )
+from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares, squared_norms
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
@@ -96,7 +96,7 @@ class Poincare(Manifold):
         check_hyperbolic("Poincare", curvature, clip_distance)
         self.clip_distance = clip_distance
         # Stereographic takes K itself; PoincareBall would keep log(e^c - 1), which is -inf for c < 6e-8 in float32.
-        self.geometry = Stereographic(k=curvature)
+        self.geometry = load_geoopt().Stereographic(k=curvature)
         if learnable_curvature:
             make_learnable(self.geometry, sign=-1)
 

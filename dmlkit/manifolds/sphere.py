@@ -1,16 +1,17 @@
 """The unit sphere: embeddings compared by their direction."""
 
 import math
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from geoopt.manifolds import Sphere as GeooptSphere
 from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds.arithmetic.products import inner_products, rounding_error, safe_sqrt
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
@@ -54,8 +55,11 @@ class Sphere(Manifold):
         proxies: Literal["features", "points"] = "features",
     ) -> None:
         super().__init__(dim, similarity=similarity, proxies=proxies)
-        self.geometry = GeooptSphere()
         self.metric = metric
+
+    @cached_property
+    def geometry(self) -> Any:
+        return load_geoopt().Sphere()
 
     def from_features(self, features: Tensor) -> Tensor:
         """x / |x|. A zero vector stays zero; below |x| = 1e-6 the gradient is that of x / 1e-6."""

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from dmlkit.component import ComponentConfig
 
 
-class LearningRateMultipliers(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class LearningRateMultipliers(BaseModel, frozen=True, extra="forbid", strict=True):
     """How much faster than ``lr`` backbone, head and loss learn."""
 
     backbone: PositiveFloat = 1.0

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-import geoopt
 from pydantic import PositiveFloat
 from torch import nn
 from torch.optim import Optimizer
 
+from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.optimizers.base import OptimizerConfig
 
 
@@ -19,6 +19,6 @@ class RiemannianAdamConfig(OptimizerConfig, frozen=True):
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         # stabilize: project back every 10 steps, so that rounding never adds up
-        return geoopt.optim.RiemannianAdam(
+        return load_geoopt().optim.RiemannianAdam(
             self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, stabilize=10
         )

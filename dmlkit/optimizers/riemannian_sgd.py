@@ -1,12 +1,12 @@
 """Riemannian SGD of geoopt: parameters that are points of a manifold stay on it."""
 
-from typing import Any, Literal
+from typing import Literal
 
-import geoopt
 from pydantic import Field
 from torch import nn
 from torch.optim import Optimizer
 
+from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.optimizers.base import OptimizerConfig
 
 
@@ -19,6 +19,5 @@ class RiemannianSGDConfig(OptimizerConfig, frozen=True):
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         # stabilize: project back every 10 steps, so that rounding never adds up
-        sgd: Any = geoopt.optim.RiemannianSGD  # its stub wants whole numbers
         options = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
-        return sgd(self.groups(parameters), stabilize=10, **options)
+        return load_geoopt().optim.RiemannianSGD(self.groups(parameters), stabilize=10, **options)

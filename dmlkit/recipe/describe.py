@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from dmlkit.component import ComponentConfig, from_weights
 from dmlkit.recipe.file import schema
+from dmlkit.recipe.key_meanings import meanings_of
 from dmlkit.recipe.plugin import plugin_of
 from dmlkit.recipe.reference import KeyReference, MemberReference, Reference
 from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
@@ -39,11 +40,12 @@ def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:
         KeyReference(key='margin', default='0.35', meaning='m, in units of the cosine.')
     """
     fields = sorted(config.model_fields.items(), key=lambda field: field[0] not in config.__annotations__)
+    meanings = meanings_of(config)
     for name, info in fields:
         if name != "name" or not issubclass(config, ComponentConfig):
             default = "required" if info.is_required() else _plain(info.get_default(call_default_factory=True))
             default = "published" if from_weights in info.metadata else default
-            yield KeyReference(name, default, as_text(info.description or ""))
+            yield KeyReference(name, default, as_text(info.description or meanings.get(name, "")))
 
 
 def _plain(default: Any) -> str:

@@ -10,15 +10,18 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import ModelSchema
 
 from dmlkit.component import ComponentConfig
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.recipe.extends import EXTENDS, read_tree
 from dmlkit.recipe.faults import describe_faults, shown
+from dmlkit.recipe.key_meanings import meanings_of
 from dmlkit.recipe.metrics import names_of, spell_out
 from dmlkit.recipe.published import write_out
-from dmlkit.recipe.schema import FAMILIES, Recipe
+from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml
 
 INDEX = re.compile("[0-9]{1,9}")  # of an item of a list, counted from 0
@@ -161,13 +164,7 @@ def schema() -> dict[str, Any]:
 
     A file that extends another may leave out what that one has: required keys, and the names of members.
     """
-    found = Recipe.model_json_schema()
-    # pydantic leaves the description out where a key holds a mapping of one kind
-    members = [member for root in FAMILIES.values() for member in root.variants.values()]
-    owners = {"Recipe": Recipe} | {member.__name__: member for member in members}
-    for name, described in {"Recipe": found, **found["$defs"]}.items():
-        for key, field in owners[name].model_fields.items() if name in owners else ():
-            described["properties"][key].setdefault("description", field.description or "")
+    found = Recipe.model_json_schema(schema_generator=_WithMeanings)
     extends = {"type": "string", "description": "A recipe file to build on, relative to this one."}
     complete = [{"required": [EXTENDS]}, {"required": found.pop("required")}]
     name = {"type": "string", "description": "A metric by the name of its figure, e.g. recall@1, map@r, ndcg@8, nmi."}
@@ -175,6 +172,16 @@ def schema() -> dict[str, Any]:
     metrics["items"] = {"anyOf": [name, metrics["items"]]}
     found["properties"] = {EXTENDS: extends, **found["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_member(found), "anyOf": complete}
+
+
+class _WithMeanings(GenerateJsonSchema):
+    """Describes the keys of each model by the docstrings below them."""
+
+    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
+        found = super().model_schema(schema)
+        for key, meaning in meanings_of(schema["cls"]).items():
+            found["properties"][key].setdefault("description", meaning)
+        return found
 
 
 def _any_member(schema: Any) -> Any:

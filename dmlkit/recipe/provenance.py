@@ -11,7 +11,7 @@ from dmlkit.recipe.plugin import loaded_plugins, plugin_of
 from dmlkit.recipe.schema import Recipe
 
 
-class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):
     """A plug-in that a recipe has members of."""
 
     name: str

@@ -28,7 +28,7 @@ from dmlkit.transport import TransportConfig
 LoggerName = Literal["tensorboard", "mlflow", "wandb"]
 
 
-class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """How long and how to train."""
 
     epochs: PositiveInt = 20
@@ -60,7 +60,7 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_at
     """Where else the run is shown, each an extra of dmlkit; it loses nothing where one fails."""
 
 
-class Recipe(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     """One training run. Read one from YAML with `dmlkit.recipe.file.read_recipe`.
 
     Raises:

@@ -18,7 +18,7 @@ Metrics = dict[str, float]
 PACKAGES = ("torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "matplotlib")
 
 
-class EpochRow(Document, frozen=True, use_attribute_docstrings=True):
+class EpochRow(Document, frozen=True):
     """A line of ``metrics.jsonl``: one finished epoch."""
 
     kind: ClassVar[str] = "row of metrics.jsonl"
@@ -45,7 +45,7 @@ class EpochRow(Document, frozen=True, use_attribute_docstrings=True):
     """See `Summary.peak_memory_bytes`; so far, in the session that finished the epoch."""
 
 
-class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid"):
     """A checkpoint and its figures."""
 
     epoch: int
@@ -56,7 +56,7 @@ class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid", use_attribute_doc
     """On test classes, which chose nothing."""
 
 
-class PairedDifference(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class PairedDifference(BaseModel, frozen=True, extra="forbid"):
     """How figures of one model differ from another's on the same queries, see `dmlkit.evaluation.resampling`."""
 
     difference: float
@@ -69,7 +69,7 @@ class PairedDifference(BaseModel, frozen=True, extra="forbid", use_attribute_doc
     """How probable a difference this far from 0 is where there is none."""
 
 
-class UntouchedFigures(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class UntouchedFigures(BaseModel, frozen=True, extra="forbid"):
     """Figures of the backbone as its weights came: pooled features, compared by their cosine, without the head."""
 
     validation: Metrics | None
@@ -80,7 +80,7 @@ class UntouchedFigures(BaseModel, frozen=True, extra="forbid", use_attribute_doc
     """On test classes, of the chosen checkpoint minus these, for the metrics that are made of single queries."""
 
 
-class Summary(Document, frozen=True, use_attribute_docstrings=True):
+class Summary(Document, frozen=True):
     """``summary.json``: what a finished run came to."""
 
     kind: ClassVar[str] = "summary of a run"
@@ -128,7 +128,7 @@ class Summary(Document, frozen=True, use_attribute_docstrings=True):
         return self.best or self.last
 
 
-class TrainingClasses(Document, frozen=True, use_attribute_docstrings=True):
+class TrainingClasses(Document, frozen=True):
     """``classes.json``: what the labels of the loss's proxies mean."""
 
     kind: ClassVar[str] = "list of training classes"
@@ -137,7 +137,7 @@ class TrainingClasses(Document, frozen=True, use_attribute_docstrings=True):
     """Names, of the labels 0..C-1."""
 
 
-class Environment(Document, frozen=True, use_attribute_docstrings=True):
+class Environment(Document, frozen=True):
     """``environment.json``: what a run was started on. Its presence tells that dmlkit made the folder."""
 
     kind: ClassVar[str] = "description of a run's environment"

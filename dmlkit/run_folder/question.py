@@ -11,7 +11,7 @@ from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import Recipe
 
 
-class Question(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class Question(BaseModel, frozen=True, extra="forbid"):
     """Everything that the figures of an evaluation depend on."""
 
     weights: str

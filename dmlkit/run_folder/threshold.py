@@ -10,7 +10,7 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class PairRates(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class PairRates(BaseModel, frozen=True, extra="forbid"):
     """What a threshold does to all pairs of the images of some classes."""
 
     classes: NonNegativeInt
@@ -25,7 +25,7 @@ class PairRates(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings
     """False reject rate: the share of the pairs of one class that do not."""
 
 
-class Threshold(Document, frozen=True, use_attribute_docstrings=True):
+class Threshold(Document, frozen=True):
     """What ``dmlkit calibrate`` found for a run's model."""
 
     kind: ClassVar[str] = "calibrated threshold"

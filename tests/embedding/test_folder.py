@@ -19,6 +19,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.faiss import FaissIndex, FaissManifest
 from dmlkit.export.model import ModelManifest, Parity
 from dmlkit.loading.cache import CacheManifest
+from dmlkit.recipe.key_meanings import meanings_of
 from tests.embedding.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
 
 NOT_UTF8 = pa.array([b"ant\x80"] * 5).view(pa.string())
@@ -218,4 +219,4 @@ PARTS = [SearchIndex, FaissIndex, ModelSource, Preprocessing, Parity]
 
 @pytest.mark.parametrize("kind", [*DOCUMENTS, *PARTS], ids=lambda kind: kind.__name__)
 def test_every_key_says_what_it_is(kind: type[BaseModel]):
-    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+    assert meanings_of(kind).keys() == kind.model_fields.keys()

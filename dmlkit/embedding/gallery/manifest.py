@@ -15,7 +15,7 @@ TABLE_FOLDER = f"{TABLE}.lance"
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
 
 
-class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
     """An index that finds most of the nearest, and how far a search through it looks."""
 
     name: str
@@ -30,7 +30,7 @@ class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True, use_
     """Share of the 10 nearest that it found, measured on images of the gallery."""
 
 
-class GalleryManifest(Description, frozen=True, strict=True, use_attribute_docstrings=True):
+class GalleryManifest(Description, frozen=True, strict=True):
     """``gallery.json``: the model that all embeddings of a gallery are of, and how it was created."""
 
     kind: ClassVar[str] = "manifest of a gallery"

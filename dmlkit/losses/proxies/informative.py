@@ -19,7 +19,7 @@ MEMORY_EPOCH = 1  # embeddings are remembered from the second epoch on: before, 
 FILTER_EPOCH = 2  # and one epoch later the outliers among the positives are filtered
 
 
-class InformativeConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class InformativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Weights of samples by how informative they are for their class (Li et al. 2022)."""
 
     volume: Annotated[float, Field(ge=1)] = 100.0

@@ -22,7 +22,7 @@ ALL_CLASSES = (
 )
 
 
-class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True):
+class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Weights (1 + x) from the transport plans x of random grouplets, on any loss that takes ``transport``."""
 
     solver: Annotated[TransportConfig, one_of] = ExactConfig()

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from dmlkit.files.document import Document
 
 
-class ShownRun(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+class ShownRun(BaseModel, frozen=True, extra="forbid"):
     """How far a logger is."""
 
     known_as: str
@@ -18,7 +18,7 @@ class ShownRun(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=
     """Whether it was shown the figures on test classes."""
 
 
-class ShownRuns(Document, frozen=True, use_attribute_docstrings=True):
+class ShownRuns(Document, frozen=True):
     """``loggers.json``: where else a run is shown, and how far."""
 
     kind: ClassVar[str] = "record of a run's loggers"

@@ -7,7 +7,7 @@ from dmlkit.files.document import Document
 MANIFEST = "shards.json"
 
 
-class ShardManifest(Document, frozen=True, strict=True, use_attribute_docstrings=True):
+class ShardManifest(Document, frozen=True, strict=True):
     """What is, or is going to be, in a folder of shards."""
 
     kind: ClassVar[str] = "manifest of shards"

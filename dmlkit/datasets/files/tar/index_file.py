@@ -32,7 +32,7 @@ COLUMNS = {
 """With their types in Arrow's words. A row is an image of a shard, or what is wrong with one."""
 
 
-class ShardIndex(Document, frozen=True, strict=True, use_attribute_docstrings=True):
+class ShardIndex(Document, frozen=True, strict=True):
     """What an index is of."""
 
     kind: ClassVar[str] = "index of shards"
