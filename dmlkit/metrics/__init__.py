@@ -17,6 +17,7 @@ from dmlkit.metrics.map_at_r import MapAtRConfig
 from dmlkit.metrics.mrr import MrrConfig
 from dmlkit.metrics.ndcg import NdcgConfig
 from dmlkit.metrics.nmi import NmiConfig
+from dmlkit.metrics.norm import NormConfig
 from dmlkit.metrics.oscr import OscrConfig
 from dmlkit.metrics.precision import PrecisionConfig
 from dmlkit.metrics.r_precision import RPrecisionConfig
@@ -44,6 +45,7 @@ __all__ = [
     "MrrConfig",
     "NdcgConfig",
     "NmiConfig",
+    "NormConfig",
     "OscrConfig",
     "Points",
     "PrecisionConfig",

@@ -1,4 +1,4 @@
-"""Spread against double loops over pairs, spectrum against NumPy's singular values and SciPy's entropies."""
+"""Spread and norms against loops, spectrum against NumPy's singular values and SciPy's entropies."""
 
 from itertools import permutations
 
@@ -49,6 +49,23 @@ def test_spread_against_loops(manifold, centre, distance):
     assert found["intra_distance"] == pytest.approx(within, rel=1e-9)
     assert found["inter_distance"] == pytest.approx(between, rel=1e-9)
     assert found["density"] == pytest.approx(within / between, rel=1e-9)
+
+
+def from_origin(a):
+    return 2 * np.arctanh(lengths(a, 0))
+
+
+@pytest.mark.parametrize(
+    ("manifold", "length"),
+    [(Euclidean(3), lambda a: lengths(a, 0)), (Sphere(3), lambda a: 1), (Poincare(3), from_origin)],
+)
+def test_norms_are_the_ways_from_the_origin(manifold, length):
+    features = torch.randn(10, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    points = manifold.double().from_features(features)
+    found = retrieval_metrics(points, LABELS, manifold=manifold, metrics=["norm"])
+    expected = [length(point) for point in points.numpy()]
+    assert found["norm"] == pytest.approx(np.mean(expected), rel=1e-9)
+    assert found["squared_norm"] == pytest.approx(np.mean(np.square(expected)), rel=1e-9)
 
 
 def test_the_density_of_classes_around_one_centre_is_finite_t13():
