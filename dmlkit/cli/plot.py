@@ -190,8 +190,8 @@ def plot_of_study(folder: Path, kind: Kind | None, metric: str | None, output: P
     from dmlkit.files.atomic import atomic_write
     from dmlkit.files.outputs import writing
     from dmlkit.files.pictures import check_picture
-    from dmlkit.study.overview import read_results
-    from dmlkit.study.plot import epoch_groups, metrics_asked, plot_study
+    from dmlkit.study.reports.overview import read_results
+    from dmlkit.study.reports.plot import epoch_groups, metrics_asked, plot_study
     from dmlkit.training.epochs import plot_epochs
 
     if kind not in ("results", "epochs"):

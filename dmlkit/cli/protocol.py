@@ -64,7 +64,7 @@ def run(
     from dmlkit.recipe.file import read_recipe
     from dmlkit.recipe.schema import Recipe
     from dmlkit.study.protocol import run_protocol
-    from dmlkit.study.tables import protocol_rows
+    from dmlkit.study.reports.tables import protocol_rows
 
     recipe = read_recipe(path, overrides)
     fabric = start_fabric(device, recipe.training.precision)

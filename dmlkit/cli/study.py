@@ -11,8 +11,8 @@ from dmlkit.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.study.config import Study
-    from dmlkit.study.results import StudyResults
+    from dmlkit.study.definition.config import Study
+    from dmlkit.study.findings.results import StudyResults
 
 BUDGET_USED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
@@ -56,9 +56,9 @@ def study(
     from dmlkit.cli.study_progress import RunsProgress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
-    from dmlkit.study.duration import seconds_of
-    from dmlkit.study.file import read_study
-    from dmlkit.study.run import BudgetUsedError, run_study
+    from dmlkit.study.definition.file import read_study
+    from dmlkit.study.reports.duration import seconds_of
+    from dmlkit.study.runs.run import BudgetUsedError, run_study
 
     console, output = Console(), output or Path("runs") / "study" / study.stem
     seconds = inf if budget is None else seconds_of(budget, "--budget")
@@ -107,8 +107,8 @@ def study(
 def tell(results: "StudyResults", output: Path, console: "Console") -> None:
     """Write the results for people too, and show them."""
     from dmlkit.cli.console import print_table, say
-    from dmlkit.study.report import missing_lines, write_section
-    from dmlkit.study.tables import figure_rows, verdict_lines
+    from dmlkit.study.reports.report import missing_lines, write_section
+    from dmlkit.study.reports.tables import figure_rows, verdict_lines
 
     written = write_section(results, output)
     say(console, results.claim)
@@ -126,8 +126,8 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.differences import differences
     from dmlkit.recipe.file import plain
-    from dmlkit.study.assembly import check_components
-    from dmlkit.study.checks import study_notes
+    from dmlkit.study.definition.checks import study_notes
+    from dmlkit.study.runs.assembly import check_components
 
     notes = study_notes(study, check_components(study, output))
     first = plain(study.variants[0].candidates[0].recipe)
@@ -179,7 +179,7 @@ def report(
     from rich.console import Console
 
     from dmlkit.cli.console import say
-    from dmlkit.study.overview import report as write_report
+    from dmlkit.study.reports.overview import report as write_report
 
     console = Console()
     for folder in write_report(folders, output, paper=paper):

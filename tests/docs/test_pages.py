@@ -20,7 +20,7 @@ from dmlkit.files import document
 from dmlkit.losses.base import LossConfig
 from dmlkit.recipe import yaml_tree
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.study.file import MAX_RECIPES
+from dmlkit.study.definition.file import MAX_RECIPES
 from tests.conftest import ROOT, TINY_RECIPE
 from tests.datasets import trees
 from tests.docs.blocks import blocks_of, page, run_blocks

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.study.overview import report
-from dmlkit.study.page import BEGINNING, END
+from dmlkit.study.reports.overview import report
+from dmlkit.study.reports.page import BEGINNING, END
 from tests.conftest import ROOT
 
 FIRST = f"{BEGINNING} docs/studies/"  # of a block whose studies lie here

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import FAMILIES
-from dmlkit.study.file import read_study
+from dmlkit.study.definition.file import read_study
 from tests.conftest import ROOT
 from tests.fuzz.conftest import RECIPE, STUDY, examples
 

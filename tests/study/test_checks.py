@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from dmlkit.study.checks import study_notes
-from dmlkit.study.file import read_study
+from dmlkit.study.definition.checks import study_notes
+from dmlkit.study.definition.file import read_study
 from tests.study.fakes import STUDY, write_study
 from tests.study.test_plan import TUNED
 

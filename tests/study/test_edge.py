@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.study.config import Candidate
-from dmlkit.study.edge import beyond_edge, next_value, with_values
+from dmlkit.study.definition.config import Candidate
+from dmlkit.study.definition.edge import beyond_edge, next_value, with_values
 from tests.conftest import TINY_RECIPE
 
 RECIPE = parse_recipe(TINY_RECIPE, "tiny.yaml")

@@ -10,10 +10,10 @@ import torch
 
 from dmlkit.evaluation.resampling import paired_differences
 from dmlkit.evaluation.significance import holm
-from dmlkit.study.config import Expectation
+from dmlkit.study.definition.config import Expectation
+from dmlkit.study.findings.variant_results import VariantResults
+from dmlkit.study.findings.verdicts import JudgedStatement, judge
 from dmlkit.study.protocol import MeanInterval
-from dmlkit.study.variant_results import VariantResults
-from dmlkit.study.verdicts import JudgedStatement, judge
 
 CLASSES, QUERIES = 41, 20  # a class
 SHUFFLED = 0.1  # of the labels

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from dmlkit.recipe.schema import Recipe
-from dmlkit.study.page import END
-from dmlkit.study.results import StudyResults
+from dmlkit.study.findings.results import StudyResults
+from dmlkit.study.reports.page import END
 from tests.study.fakes import STUDY, margin_of, train_by, write_study
 
 STATEMENTS = """\

@@ -15,8 +15,8 @@ import pytest
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.study.file import read_study
-from dmlkit.study.run import Engine, run_study
+from dmlkit.study.definition.file import read_study
+from dmlkit.study.runs.run import Engine, run_study
 from tests.conftest import TINY_RECIPE
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]

@@ -26,17 +26,17 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study import run as study_run
-from dmlkit.study import workers
-from dmlkit.study.config import StudyConfig
-from dmlkit.study.cost import Cost
-from dmlkit.study.file import read_study
-from dmlkit.study.plot import plot_study
+from dmlkit.study.definition.config import StudyConfig
+from dmlkit.study.definition.file import read_study
+from dmlkit.study.findings.cost import Cost
+from dmlkit.study.findings.results import StudyResults, SweptAxis
+from dmlkit.study.findings.variant_results import VariantResults
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.results import StudyResults, SweptAxis
-from dmlkit.study.variant_results import VariantResults
-from dmlkit.study.workers import _begin as begin_worker
+from dmlkit.study.reports.plot import plot_study
+from dmlkit.study.runs import run as study_run
+from dmlkit.study.runs import workers
+from dmlkit.study.runs.workers import _begin as begin_worker
 from tests.conftest import ROOT, TINY_RECIPE
 from tests.processes import WARM, Forked, command_line, held_command_line, hold_at_step, wait_until
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dmlkit.study.config import Expectation
-from dmlkit.study.file import read_study
-from dmlkit.study.looks import compare_at_looks
+from dmlkit.study.definition.config import Expectation
+from dmlkit.study.definition.file import read_study
+from dmlkit.study.findings.looks import compare_at_looks
+from dmlkit.study.findings.variant_results import Tuned, VariantResults, edges_of
+from dmlkit.study.findings.verdicts import JudgedStatement, are_equal, judge
 from dmlkit.study.protocol import MeanInterval
-from dmlkit.study.tables import verdict_text
-from dmlkit.study.variant_results import Tuned, VariantResults, edges_of
-from dmlkit.study.verdicts import JudgedStatement, are_equal, judge
+from dmlkit.study.reports.tables import verdict_text
 from tests.conftest import TINY_RECIPE
 
 

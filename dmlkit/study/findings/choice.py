@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dmlkit.run_folder.documents import Metrics
-from dmlkit.study.config import Candidate
+from dmlkit.study.definition.config import Candidate
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dmlkit.recipe.file import Override
 from dmlkit.recipe.yaml_tree import Key, Tree
-from dmlkit.study.config import MethodsConfig
+from dmlkit.study.definition.config import MethodsConfig
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.question import Question
-from dmlkit.study.choice import Choice
-from dmlkit.study.config import Study
+from dmlkit.study.definition.config import Study
+from dmlkit.study.findings.choice import Choice
+from dmlkit.study.findings.results import Beside
 from dmlkit.study.protocol import ProtocolName, RealityCheckFigures, fold_recipe
-from dmlkit.study.results import Beside
 from dmlkit.training.untouched import untrained_model
 
 

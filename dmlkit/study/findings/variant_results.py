@@ -8,9 +8,9 @@ from pydantic import BaseModel
 
 from dmlkit.evaluation.significance import paired_runs
 from dmlkit.run_folder.documents import Metrics
-from dmlkit.study.config import Candidate
-from dmlkit.study.edge import grid_of, next_value, values_beside
-from dmlkit.study.looks import paired_figures
+from dmlkit.study.definition.config import Candidate
+from dmlkit.study.definition.edge import grid_of, next_value, values_beside
+from dmlkit.study.findings.looks import paired_figures
 from dmlkit.study.protocol import MeanInterval
 
 End = Literal["lowest", "highest"]

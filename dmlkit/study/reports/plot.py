@@ -6,7 +6,7 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import picture_metadata
 from dmlkit.files.pictures import COLUMN, LOOK, MM
-from dmlkit.study.results import StudyResults, SweptAxis, VariantResults
+from dmlkit.study.findings.results import StudyResults, SweptAxis, VariantResults
 
 LOG_RATIO = 10  # swept values that span this much or more are drawn on a logarithmic axis
 COLOR, FAINT = "#2060a0", "#9ab8d8"

@@ -17,8 +17,8 @@ from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.study.protocol import ProtocolName, is_complete, run_once
-from dmlkit.study.ray_board import packed, start_board, unpacked
-from dmlkit.study.workers import Run, Tell, Told
+from dmlkit.study.runs.ray_board import packed, start_board, unpacked
+from dmlkit.study.runs.workers import Run, Tell, Told
 
 RETRIES = 10  # of a run whose worker dies
 LOOK = 0.5  # seconds between two looks at the runs

@@ -6,9 +6,9 @@ from urllib.parse import quote
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.escape import markdown
-from dmlkit.study.report import EXPLANATION, repeat_paragraphs
-from dmlkit.study.results import StudyResults
-from dmlkit.study.tables import statement_rows, trained_rows
+from dmlkit.study.findings.results import StudyResults
+from dmlkit.study.reports.report import EXPLANATION, repeat_paragraphs
+from dmlkit.study.reports.tables import statement_rows, trained_rows
 
 
 def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, StudyResults]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
-from dmlkit.study.config import Study
+from dmlkit.study.definition.config import Study
 from dmlkit.study.protocol import ProtocolName, fold_recipe
 from dmlkit.training.experiment import Experiment, assemble
 

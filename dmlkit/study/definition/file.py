@@ -16,9 +16,9 @@ from dmlkit.recipe.faults import describe_faults, fault_line
 from dmlkit.recipe.file import Override, parse_override, read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import Tree, read_yaml
-from dmlkit.study.checks import config_faults, recipe_faults
-from dmlkit.study.config import Axis, Candidate, MethodsConfig, Study, StudyConfig, Variant
-from dmlkit.study.methods import Method, label, methods_of, num_recipes
+from dmlkit.study.definition.checks import config_faults, recipe_faults
+from dmlkit.study.definition.config import Axis, Candidate, MethodsConfig, Study, StudyConfig, Variant
+from dmlkit.study.definition.methods import Method, label, methods_of, num_recipes
 
 Config = TypeVar("Config", bound=MethodsConfig)
 MAX_RECIPES = 1000  # of a study, all variants and all values to choose from; the largest in recipes/study has 40

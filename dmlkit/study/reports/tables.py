@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from dmlkit.evaluation.tables import Rows
+from dmlkit.study.findings.results import StudyResults
+from dmlkit.study.findings.variant_results import Difference, VariantResults
+from dmlkit.study.findings.verdicts import JudgedStatement
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
-from dmlkit.study.results import StudyResults
-from dmlkit.study.variant_results import Difference, VariantResults
-from dmlkit.study.verdicts import JudgedStatement
 
 Statement = tuple[str, str, str]  # which variant is better, than which, by which figure
 

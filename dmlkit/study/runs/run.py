@@ -11,19 +11,19 @@ from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
-from dmlkit.study.assembly import check_components
-from dmlkit.study.beside import beside_figures
-from dmlkit.study.checks import study_notes
-from dmlkit.study.config import Study
-from dmlkit.study.cost import Cost
-from dmlkit.study.plan import Plan
-from dmlkit.study.progress import RunProgress, StudyProgress
+from dmlkit.study.runs.assembly import check_components
+from dmlkit.study.findings.beside import beside_figures
+from dmlkit.study.definition.checks import study_notes
+from dmlkit.study.definition.config import Study
+from dmlkit.study.findings.cost import Cost
+from dmlkit.study.runs.plan import Plan
+from dmlkit.study.runs.progress import RunProgress, StudyProgress
 from dmlkit.study.protocol import is_complete, run_once
-from dmlkit.study.ray import train_on_ray
+from dmlkit.study.runs.ray import train_on_ray
 from dmlkit.study.record import FAILURES, StudyFailures, open_study
-from dmlkit.study.results import StudyResults, summarize_study
-from dmlkit.study.scores import flat_figures, summaries, validation_score
-from dmlkit.study.workers import Run, train_at_once
+from dmlkit.study.findings.results import StudyResults, summarize_study
+from dmlkit.study.runs.scores import flat_figures, summaries, validation_score
+from dmlkit.study.runs.workers import Run, train_at_once
 from dmlkit.training.progress import Progress
 
 Engine = Literal["local", "ray"]  # where runs are trained: by this machine, or on a Ray cluster

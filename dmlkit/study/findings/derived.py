@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from dmlkit.errors import UserError
-from dmlkit.study.config import Expectation
-from dmlkit.study.results import StudyResults
-from dmlkit.study.variant_results import Difference, over_seeds
-from dmlkit.study.verdicts import judge
+from dmlkit.study.definition.config import Expectation
+from dmlkit.study.findings.results import StudyResults
+from dmlkit.study.findings.variant_results import Difference, over_seeds
+from dmlkit.study.findings.verdicts import judge
 
 ROUNDING = 1e-6  # of figures derived again, perhaps by another SciPy
 STATED = set(Expectation.model_fields)  # of a judged statement, what the study's file says

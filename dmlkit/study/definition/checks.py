@@ -8,9 +8,9 @@ from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring.names import metric_configs
 from dmlkit.recipe.faults import shown, suggest
 from dmlkit.recipe.yaml_tree import Key, Tree
-from dmlkit.study.config import FIGURES, Study, StudyConfig
-from dmlkit.study.edge import grid_of
-from dmlkit.study.methods import Method
+from dmlkit.study.definition.config import FIGURES, Study, StudyConfig
+from dmlkit.study.definition.edge import grid_of
+from dmlkit.study.definition.methods import Method
 
 Fault = tuple[Key, str]
 NAME = re.compile(r"\w[\w.,=+-]*")  # of a variant: also the name of a folder

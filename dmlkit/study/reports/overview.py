@@ -8,15 +8,15 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, is_our_picture, writing
-from dmlkit.study.derived import check_derived
-from dmlkit.study.duration import spoken_time
-from dmlkit.study.page import ReportPage
-from dmlkit.study.papers import of_paper, paper_paragraphs
-from dmlkit.study.plot import plot_study
+from dmlkit.study.findings.derived import check_derived
+from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.report import EXPLANATION, counted_verdicts, study_section
-from dmlkit.study.results import StudyResults
-from dmlkit.study.tables import shared_rows, verdict_rows
+from dmlkit.study.reports.duration import spoken_time
+from dmlkit.study.reports.page import ReportPage
+from dmlkit.study.reports.papers import of_paper, paper_paragraphs
+from dmlkit.study.reports.plot import plot_study
+from dmlkit.study.reports.report import EXPLANATION, counted_verdicts, study_section
+from dmlkit.study.reports.tables import shared_rows, verdict_rows
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from dmlkit.run_folder.documents import EpochRow
-from dmlkit.study.workers import Event
+from dmlkit.study.runs.workers import Event
 
 
 def start_board() -> Any:

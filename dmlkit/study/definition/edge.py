@@ -7,8 +7,8 @@ from typing import Any
 
 from dmlkit.recipe.file import Override, dump_recipe, parse_recipe
 from dmlkit.recipe.yaml_tree import Tree
-from dmlkit.study.config import Candidate
-from dmlkit.study.methods import label
+from dmlkit.study.definition.config import Candidate
+from dmlkit.study.definition.methods import label
 
 DIGITS = 6  # of a value beyond the edge: 0.001 / 3 is 0.000333333, in the name of a folder too
 

@@ -7,9 +7,9 @@ from pydantic import BaseModel
 
 from dmlkit.evaluation.significance import Comparison, holm, runs_to_separate
 from dmlkit.run_folder.documents import Metrics
-from dmlkit.study.config import Expectation
-from dmlkit.study.looks import compare_at_looks, is_within, paired_figures
-from dmlkit.study.variant_results import VariantResults
+from dmlkit.study.definition.config import Expectation
+from dmlkit.study.findings.looks import compare_at_looks, is_within, paired_figures
+from dmlkit.study.findings.variant_results import VariantResults
 
 Verdict = Literal[
     "holds",

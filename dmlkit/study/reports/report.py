@@ -9,11 +9,11 @@ from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import writing
-from dmlkit.study.duration import spoken_time
-from dmlkit.study.plot import plot_study
+from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.record import StudyFailures
-from dmlkit.study.results import StudyResults
-from dmlkit.study.tables import tuning_rows, variant_rows, verdict_rows
+from dmlkit.study.reports.duration import spoken_time
+from dmlkit.study.reports.plot import plot_study
+from dmlkit.study.reports.tables import tuning_rows, variant_rows, verdict_rows
 
 PLOT = "results.png"
 EXPLANATION = """\

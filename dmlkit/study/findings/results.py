@@ -8,12 +8,12 @@ from pydantic import BaseModel, Field
 
 from dmlkit.files.document import Document
 from dmlkit.run_folder.documents import Metrics
-from dmlkit.study.choice import Choice
-from dmlkit.study.config import Study, Variant
-from dmlkit.study.cost import Cost
+from dmlkit.study.definition.config import Study, Variant
+from dmlkit.study.findings.choice import Choice
+from dmlkit.study.findings.cost import Cost
+from dmlkit.study.findings.variant_results import Tuned, VariantResults, edges_of, over_seeds
+from dmlkit.study.findings.verdicts import JudgedStatement, judge
 from dmlkit.study.protocol import ProtocolName
-from dmlkit.study.variant_results import Tuned, VariantResults, edges_of, over_seeds
-from dmlkit.study.verdicts import JudgedStatement, judge
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def summarize_study(
         cost: of all runs.
         command: that repeats the study.
         failed: reasons, by the name of a run.
-        beside: figures of each variant that are told too; see `dmlkit.study.beside`.
+        beside: figures of each variant that are told too; see `dmlkit.study.findings.beside`.
     """
     config, beside = study.config, beside or {}
     kept = [index for index, variant in enumerate(study.variants) if variant.name in choices]
