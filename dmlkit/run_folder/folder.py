@@ -19,6 +19,7 @@ from dmlkit.run_folder.replacement import NEW, discard_new, is_being_replaced, t
 
 CheckpointName = Literal["last", "best"]
 CHECKPOINTS: dict[CheckpointName, Keys] = {"best": WEIGHTS, "last": {**WEIGHTS, **PROGRESS, **SESSION}}
+FREE = ("loggers", "workers")  # of training: no weight and no figure depends on them
 WEIGHED = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
 """Recipe keys that weights belong to; a dataset may have moved since."""
 
@@ -101,6 +102,10 @@ class RunFolder:
             self._lie_in(self.path / NEW)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         Environment.here(recipe).write(self.environment_path)
+        self.write_recipe(recipe)
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Keep the recipe that the run goes on with."""
         with atomic_write(self.recipe_path) as partial:
             partial.write_text(dump_recipe(recipe), encoding="utf-8")
 
@@ -128,7 +133,8 @@ class RunFolder:
         return read_recipe(self.recipe_path)
 
     def check_same_recipe(self, recipe: Recipe) -> None:
-        """Refuse to continue a run with another recipe, or with other code of its plug-ins.
+        """Refuse to continue a run with another recipe, or with other code of its plug-ins. Keys that no figure depends
+        on may differ: `FREE`.
 
         Raises:
             UserError: lists every key that differs.
@@ -138,7 +144,7 @@ class RunFolder:
             raise UserError(
                 f"{self.path}: {'; '.join(plugins)}; bring that plug-in back, or start a new run in another --output"
             )
-        changes = list(differences("", plain(self.recipe()), plain(recipe)))
+        changes = list(differences("", *(_without_free_keys(plain(one)) for one in (self.recipe(), recipe))))
         if changes:
             raise UserError(
                 f"{self.path}: the recipe has changed since this run began ({'; '.join(changes)}); "
@@ -201,3 +207,8 @@ class RunFolder:
         rows = [row for row in self.read_metrics() if row.epoch <= epochs]
         with atomic_write(self.metrics_path) as partial:
             partial.write_text("".join(row.json_line() for row in rows), encoding="utf-8")
+
+
+def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
+    training = {key: value for key, value in recipe["training"].items() if key not in FREE}
+    return {**recipe, "training": training}

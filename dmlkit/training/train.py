@@ -84,8 +84,8 @@ def _train(
         raise UserError(
             f"sampler: {fabric.world_size} ranks cannot share a batch of {experiment.sampler.batch_size} images equally"
         )
-    if fabric.is_global_zero and not resume:
-        run.create(recipe, overwrite=overwrite)
+    if fabric.is_global_zero:
+        run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite)
     if fabric.is_global_zero and not run.classes_path.exists():  # nor where a kill came before it
         TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dmlkit.embedding.parts import PartFolder
 from dmlkit.errors import UserError
@@ -139,13 +141,11 @@ def test_options_that_would_be_ignored_are_refused(overrides: list[str], told: s
         read_recipe(recipe, [NONE, *overrides])
 
 
-def test_cached_features_resume_inside_an_epoch_to_the_bit(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def stopped(monkeypatch: pytest.MonkeyPatch, steps: int, recipe: Path, run: Path, *overrides: str):
+    """A run that is told to stop after some steps."""
     from dmlkit.distributed.stopping import TrainingStoppedError
 
-    views = (AUGMENTED, "backbone.tuning.feature_views=2")
-    looks = iter([False, False, False, True])  # stop in the second epoch
+    looks = iter([*([False] * steps), True])
     stopping = sys.modules["dmlkit.training.train"]
     stop_signals = stopping.stop_signals
 
@@ -160,7 +160,31 @@ def test_cached_features_resume_inside_an_epoch_to_the_bit(
 
     monkeypatch.setattr(stopping, "stop_signals", Stop)
     with pytest.raises(TrainingStoppedError, match="in epoch 2 after step"):
-        run_of(recipe, tmp_path / "run", *views)
+        run_of(recipe, run, *overrides)
     monkeypatch.setattr(stopping, "stop_signals", stop_signals)
+
+
+def test_loggers_and_workers_may_differ_in_a_resumed_run(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    random = np.random.default_rng(0)
+    for index in range(24):
+        photo = tmp_path / "photos" / f"{index // 4}" / f"{index}.png"
+        photo.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(photo)
+    photos = f"dataset={{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0}}"
+    images = (photos, AUGMENTED, "backbone.tuning={name: full}", "sampler.batch_size=4")
+    stopped(monkeypatch, 4, recipe, tmp_path / "run", *images, "training.workers=0")
+    run_of(recipe, tmp_path / "run", *images, "training.workers=2", "training.loggers=[tensorboard]", resume=True)
+    now = RunFolder(tmp_path / "run").recipe().training
+    assert (now.workers, now.loggers) == (2, ("tensorboard",)) and (tmp_path / "run" / "loggers.json").exists()
+    assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *images, "training.workers=0"))
+    with pytest.raises(UserError, match=r"recipe has changed.*training\.ema: was None, now 0\.9"):
+        run_of(recipe, tmp_path / "run", *images, "training.workers=0", "training.ema=0.9", resume=True)
+
+
+def test_cached_features_resume_inside_an_epoch_to_the_bit(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    views = (AUGMENTED, "backbone.tuning.feature_views=2")
+    stopped(monkeypatch, 3, recipe, tmp_path / "run", *views)
     run_of(recipe, tmp_path / "run", *views, resume=True)
     assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *views))
