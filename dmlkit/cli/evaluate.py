@@ -1,18 +1,19 @@
 """``dmlkit eval``: of a run, of a folder of embeddings, or of bare arrays."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
+from dmlkit.cli.evaluation_report import Shown
 from dmlkit.cli.options import Checkpoint, Debug, Json, Plugins, Set, SplitName
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from lightning_fabric import Fabric
 
-    from dmlkit.evaluation.report import Report
+    from dmlkit.embedding.in_memory import Bar
+    from dmlkit.run_folder.folder import CheckpointName
 
 app = typer.Typer()
 
@@ -70,9 +71,108 @@ def evaluate(
 ) -> None:
     """Measure retrieval, with 95 % intervals: of a run on unseen classes, or of any embeddings."""
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
+    of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
+    of_runs["--device"] = device
+    kind = kind_of(source, arrays, of_runs, untrained=untrained, manifold=manifold)
+
+    from dmlkit.cli.progress import bars
+    from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_folder
+    from dmlkit.evaluation.result import is_class_table
+    from dmlkit.files.outputs import check_output
+
+    if per_class is not None:
+        read = [path for path in arrays.values() if path]
+        check_output(per_class, is_class_table, sources=read, option="--per-class")
+    shown = Shown(json, per_class)
+    wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
+    if embeddings and labels:
+        pair = (gallery, gallery_labels) if gallery and gallery_labels else None
+        found = evaluate_arrays(embeddings, labels, gallery=pair, manifold=manifold or "sphere", **wanted)
+        shown.tell(*found, title=str(embeddings))
+    elif source and kind == "folder":
+        shown.tell(*evaluate_folder(source, **wanted), title=str(source))
+    elif source:
+        from dmlkit.distributed.launch import start_fabric
+
+        fabric = start_fabric(device or "auto")
+        shown.console.quiet = not fabric.is_global_zero
+        images: Evaluated = {"split": split, "dataset_root": dataset_root, "overrides": overrides or []}
+        if kind == "untrained":
+            tell_untrained(source, fabric, shown, images, wanted)
+        else:
+            tell_run(source, fabric, shown, images, wanted, checkpoint)
+
+
+class Evaluated(TypedDict):
+    """Which images are evaluated."""
+
+    split: SplitName | None
+    dataset_root: Path | None
+    overrides: list[str]
+
+
+class Wanted(TypedDict):
+    """Which figures are told of them, and how they are made."""
+
+    metrics: list[str]
+    ties: Literal["expected", "pessimistic"]
+    bar: "Bar"
+
+
+def tell_untrained(source: Path, fabric: "Fabric", shown: Shown, images: Evaluated, wanted: Wanted) -> None:
+    """Evaluate the backbone of a recipe, or of a run, as it is before training."""
+    from dmlkit.training.untouched import evaluate_untrained, phrase_of
+
+    report, evaluation, recipe = evaluate_untrained(source, fabric, **images, **wanted)
+    if fabric.is_global_zero:
+        shown.tell(report, evaluation, title=f"{report.split} split of {recipe.dataset.name}, {phrase_of(recipe)}")
+
+
+def tell_run(
+    source: Path,
+    fabric: "Fabric",
+    shown: Shown,
+    images: Evaluated,
+    wanted: Wanted,
+    checkpoint: "CheckpointName | None",
+) -> None:
+    """Evaluate a run, and say where its report is."""
+    from dmlkit.cli.console import say
+    from dmlkit.evaluation.run import evaluate_run
+
+    run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, **images, **wanted)
+    if not fabric.is_global_zero:
+        return
+    title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
+    shown.tell(run.report, run.evaluation, title=title)
+    if not shown.as_json:
+        say(shown.console, f"written to {run.path}")
+
+
+def kind_of(
+    source: Path | None,
+    arrays: dict[str, Path | None],
+    of_runs: dict[str, Any],
+    *,
+    untrained: bool,
+    manifold: str | None,
+) -> Literal["arrays", "folder", "untrained", "run"]:
+    """What is evaluated.
+
+    Args:
+        source: a run, a folder of embeddings, or a recipe.
+        arrays: files, by option.
+        of_runs: values of options that apply to runs alone.
+        untrained: whether the option is given.
+        manifold: how arrays are compared.
+
+    Raises:
+        UserError: it is nothing, or two things at once, or an option does not apply to it.
+    """
     given = [name for name, path in arrays.items() if path is not None]
     if untrained:
-        refuse("--untrained, which has no head and no checkpoint", {"--checkpoint": checkpoint, "--manifold": manifold})
+        options = {"--checkpoint": of_runs["--checkpoint"], "--manifold": manifold}
+        refuse("--untrained, which has no head and no checkpoint", options)
         refuse("--untrained, which takes a recipe or a run", dict.fromkeys(given, True))
         if source is None:
             raise UserError("eval: --untrained needs a RECIPE or a RUN, e.g. dmlkit eval recipe.yaml --untrained")
@@ -82,88 +182,21 @@ def evaluate(
         raise UserError(
             f"eval: {' '.join(given)}: expected --embeddings and --labels, with both of --gallery or neither"
         )
-    of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
-    of_runs["--device"] = device
-    is_folder = source is not None and (source / "manifest.json").exists()
+    if source is None:
+        refuse("arrays", of_runs)
+        return "arrays"
+    is_folder = (source / "manifest.json").exists()
     if is_folder and untrained:
         raise UserError(f"eval: {source}: embeddings are of a model already; --untrained takes a recipe or a run")
-    if source is not None and source.is_file() and not untrained:
+    if source.is_file() and not untrained:
         raise UserError(
             f"eval: {source}: got a file, expected a folder that train or embed wrote; a recipe is scored by "
             "--untrained, or once it is trained"
         )
-    if given or is_folder:
-        refuse("arrays" if given else "a folder of embeddings", of_runs)
-    if not given:
-        refuse("a folder of embeddings, which knows its own" if is_folder else "a run", {"--manifold": manifold})
-
-    from dmlkit.cli.progress import bars
-    from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_folder
-    from dmlkit.evaluation.result import is_class_table
-    from dmlkit.evaluation.run import evaluate_run
-    from dmlkit.files.outputs import check_output
-
-    if per_class is not None:
-        read = [path for path in arrays.values() if path]
-        check_output(per_class, is_class_table, sources=read, option="--per-class")
-
-    shown = Shown(json, per_class)
-    if embeddings and labels:
-        pair = (gallery, gallery_labels) if gallery and gallery_labels else None
-        found = evaluate_arrays(
-            embeddings,
-            labels,
-            gallery=pair,
-            manifold=manifold or "sphere",
-            metrics=metric or [],
-            ties=ties,
-            bar=bars(shown.console),
-        )
-        shown.tell(*found, title=str(embeddings))
-    elif source and is_folder:
-        found = evaluate_folder(source, metrics=metric or [], ties=ties, bar=bars(shown.console))
-        shown.tell(*found, title=str(source))
-    elif source and untrained:
-        from dmlkit.distributed.launch import start_fabric
-        from dmlkit.training.untouched import evaluate_untrained, phrase_of
-
-        fabric = start_fabric(device or "auto")
-        shown.console.quiet = not fabric.is_global_zero
-        report, evaluation, recipe = evaluate_untrained(
-            source,
-            fabric,
-            split=split,
-            dataset_root=dataset_root,
-            overrides=overrides or [],
-            metrics=metric or [],
-            ties=ties,
-            bar=bars(shown.console),
-        )
-        if fabric.is_global_zero:
-            shown.tell(report, evaluation, title=f"{report.split} split of {recipe.dataset.name}, {phrase_of(recipe)}")
-    elif source:
-        from dmlkit.cli.console import say
-        from dmlkit.distributed.launch import start_fabric
-
-        fabric = start_fabric(device or "auto")
-        shown.console.quiet = not fabric.is_global_zero
-        run = evaluate_run(
-            source,
-            split=split,
-            checkpoint=checkpoint,
-            dataset_root=dataset_root,
-            overrides=overrides or [],
-            metrics=metric or [],
-            ties=ties,
-            fabric=fabric,
-            bar=bars(shown.console),
-        )
-        if not fabric.is_global_zero:
-            return
-        title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
-        shown.tell(run.report, run.evaluation, title=title)
-        if not json:
-            say(shown.console, f"written to {run.path}")
+    if is_folder:
+        refuse("a folder of embeddings", of_runs)
+    refuse("a folder of embeddings, which knows its own" if is_folder else "a run", {"--manifold": manifold})
+    return "untrained" if untrained else "folder" if is_folder else "run"
 
 
 def refuse(what: str, options: dict[str, Any]) -> None:
@@ -175,42 +208,3 @@ def refuse(what: str, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value:
             raise UserError(f"eval: {name} does not apply to {what}; leave it out")
-
-
-@dataclass(frozen=True)
-class Shown:
-    """How an evaluation is told."""
-
-    as_json: bool
-    per_class: Path | None
-
-    @property
-    def console(self) -> "Console":
-        """Where people read; JSON alone goes to the standard output."""
-        from rich.console import Console
-
-        return Console(stderr=self.as_json)
-
-    def tell(self, report: "Report", evaluation: Any, *, title: str) -> None:
-        """Print a report, and write the table of classes where one is asked for."""
-        from dmlkit.cli.console import print_table, say, say_json
-        from dmlkit.evaluation.tables import metric_rows
-
-        if self.per_class is not None:
-            evaluation.save_classes(self.per_class)
-        if self.as_json:
-            say_json(report.stamped())
-            return
-        console = self.console
-        title = f"{title}: {report.queries} queries, {report.classes} classes"
-        print_table(metric_rows(report, evaluation.scores.definitions), console, title)
-        for score in report.worst_classes[:3]:
-            name, figure = list(score.metrics.items())[-1]
-            say(console, f"worst: {score.name}, {name} {figure:.4f} over {score.queries} queries")
-        for pair in report.confusions[:3]:
-            times = f"{pair.queries} queries, {pair.share:.0%} of its own"
-            say(console, f"confused: {pair.name} taken for {pair.taken_for} by {times}")
-        for note in report.notes:
-            say(console, f"note: {note}")
-        if report.skipped:
-            say(console, f"{len(report.skipped)} images could not be read and were left out")
