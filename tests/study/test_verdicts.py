@@ -129,6 +129,7 @@ def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
         ("{sampler.batch_size: [4, 8, 12]}", ["lowest", None, "highest"]),
         ("{training.compile: [false, true]}", [None, None]),
         ("{training.epochs: [1, 3]}", [None, "highest"]),
+        ("{optimizer.lr_multipliers.loss: [1, 3]}", ["lowest", "highest"]),
     ],
 )
 def test_a_value_lies_at_the_edge_of_the_numbers_that_were_tried(tmp_path: Path, tune: str, edges: list[str | None]):

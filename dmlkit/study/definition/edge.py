@@ -5,6 +5,7 @@ from itertools import pairwise
 from math import isclose
 from typing import Any
 
+from dmlkit.errors import UserError
 from dmlkit.recipe.file import Override, dump_recipe, parse_recipe
 from dmlkit.recipe.yaml_tree import Tree
 from dmlkit.study.definition.config import Candidate
@@ -29,10 +30,27 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
         for sign, ascending in ((1, grid), (-1, grid[::-1])) if len(grid) > 1 else ():
             if all(sign * one <= sign * value for one in line):
                 further = [one for one in known if sign * one > sign * value]
-                step = min(further, key=lambda one: abs(one - value)) if further else next_value(ascending, value)
+                step = min(further, key=lambda one: abs(one - value)) if further else value_beyond(best, key, ascending)
                 if step is not None:
                     found.append({**best.values, key: step})
     return found
+
+
+def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float | None:
+    """`next_value` after a candidate's value of a tuned key. After the last whole number comes the fraction, where the
+    recipe takes it: a grid that is written [1, 3] may be of a key that takes 0.3.
+
+    Args:
+        candidate: whose value lies at or beyond the end of the grid.
+        key: which.
+        grid: towards the end in question.
+    """
+    value = candidate.values[key]
+    step = next_value(grid, value)
+    if step is None:
+        step = next_value([float(one) for one in grid], value)
+        return step if takes(candidate, {**candidate.values, key: step}) else None
+    return step
 
 
 def values_beside(candidates: Sequence[Candidate], chosen: Candidate, key: str) -> list[Any]:
@@ -74,6 +92,15 @@ def with_values(candidate: Candidate, values: Mapping[str, Any], source: str) ->
     settings = [Override(key, Tree(source, value)) for key, value in values.items()]
     recipe = parse_recipe(dump_recipe(candidate.recipe), source, settings)
     return Candidate(label(settings), recipe, values)
+
+
+def takes(candidate: Candidate, values: Mapping[str, Any]) -> bool:
+    """Whether a candidate's recipe takes other values of the tuned keys."""
+    try:
+        with_values(candidate, values, "tune")
+    except UserError:
+        return False
+    return True
 
 
 def grid_of(values: Sequence[Any]) -> list[float]:

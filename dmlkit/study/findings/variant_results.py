@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from dmlkit.evaluation.significance import paired_runs
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.definition.config import Candidate
-from dmlkit.study.definition.edge import grid_of, next_value, values_beside
+from dmlkit.study.definition.edge import grid_of, value_beyond, values_beside
 from dmlkit.study.findings.looks import paired_figures
 from dmlkit.study.protocol import MeanInterval
 
@@ -83,7 +83,7 @@ def over_seeds(
 def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
     """The tuned keys of which the chosen value is the lowest or the highest of those tried beside its other values.
 
-    Only numbers have an order, and the least whole number, 1, has nothing beyond.
+    Only numbers have an order, and nothing lies beyond 1 where the key takes whole numbers alone.
 
     Args:
         candidates: of a variant, all that were tried.
@@ -94,6 +94,6 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
         line = grid_of(values_beside(candidates, chosen, key))
         if len(line) > 1 and value in (line[0], line[-1]):
             end, towards = ("lowest", line[::-1]) if value == line[0] else ("highest", line)
-            if next_value(towards, value) is not None:
+            if value_beyond(chosen, key, towards) is not None:
                 edges[key] = end
     return edges
