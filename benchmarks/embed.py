@@ -1,8 +1,8 @@
 """What `dmlkit embed` costs beyond the model: photos/s against a bare loop of the same model.
 
-The model is EfficientNet-Lite0 at 224 pixels with a head. The bare loop takes the batches of the same loader, and keeps
-the embeddings; `dmlkit embed` reads the model, checks embeddings, and writes them in parts from which a killed process
-goes on, with the table of items and the manifest. The two alternate; medians over passes of every fifth photo.
+The model is EfficientNet-Lite0 at 224 pixels with a head. Both read it and start the same loader; the bare loop then
+keeps what the model makes of the batches; `dmlkit embed` checks embeddings and writes them in parts from which a killed
+process goes on, with the table of items and the manifest. The two alternate; medians over passes of every fifth photo.
 
 Run: python benchmarks/embed.py PHOTOS
 """
@@ -27,7 +27,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
 
 ROUNDS, EVERY = 5, 5
-OVERRIDES = ["dataset={name: glyphs, classes: 20, images_per_class: 8}", "training.epochs=1", "transform.size=224"]
+OVERRIDES = ["dataset={name: glyphs, classes: 20, images_per_class: 8}", "training.epochs=1", "sampler.batch_size=32"]
 
 
 def some_of(photos: Path, folder: Path) -> int:
@@ -41,20 +41,16 @@ def some_of(photos: Path, folder: Path) -> int:
     return count
 
 
-class BareLoop:
-    """The model over the batches of dmlkit's loader."""
-
-    def __init__(self, run: Path, photos: Path, output: Path) -> None:
-        fabric = start_fabric("cpu")
-        trained = load_model(RunFolder(run), fabric)
-        dataset, labelled = dataset_of(photos, "test", trained.recipe)
-        job = EmbedJob(dataset, source="bare", labelled=labelled, output=output, skip_bad_images=False)
-        self.embedder = PartEmbedder(job, trained, fabric, workers=None)
-        self.embedder.batches.numbers = [*range(len(job.parts))]
-
-    @torch.inference_mode()
-    def __call__(self) -> None:
-        torch.cat([self.embedder.model(batch.inputs) for batch in self.embedder.loader])
+@torch.inference_mode()
+def bare_loop(run: Path, photos: Path, output: Path) -> None:
+    """Read the model, start the loader, and keep what the model makes of its batches."""
+    fabric = start_fabric("cpu")
+    trained = load_model(RunFolder(run), fabric)
+    dataset, labelled = dataset_of(photos, "test", trained.recipe)
+    job = EmbedJob(dataset, source="bare", labelled=labelled, output=output, skip_bad_images=False)
+    embedder = PartEmbedder(job, trained, fabric, workers=None)
+    embedder.batches.numbers = [*range(len(job.parts))]
+    torch.cat([embedder.model(batch.inputs) for batch in embedder.loader])
 
 
 def main() -> None:
@@ -65,7 +61,7 @@ def main() -> None:
         train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), folder / "run", fabric=start_fabric("cpu"))
         outputs = iter(folder / f"embeddings-{number}" for number in range(ROUNDS + 1))
         loops: dict[str, Callable[[], object]] = {
-            "bare loop of the model": BareLoop(folder / "run", folder / "photos", folder / "bare"),
+            "bare loop of the model": lambda: bare_loop(folder / "run", folder / "photos", folder / "bare"),
             "dmlkit embed": lambda: embed(folder / "run", folder / "photos", output=next(outputs)),
         }
         speeds: dict[str, list[float]] = {loop: [] for loop in loops}
