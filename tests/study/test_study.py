@@ -383,6 +383,7 @@ def held(step: int, path: Path, out: Path, marks: Path) -> Forked:
     return process
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: Path, tmp_path: Path):
     path, out = write_study(tmp_path), tmp_path / "out"
@@ -407,6 +408,7 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
     dmlkit, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -449,6 +451,7 @@ def held_at_once(step: int, path: Path, out: Path, marks: Path) -> Forked:
     return process
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_another(
     dmlkit, whole: Path, tmp_path: Path
