@@ -65,10 +65,12 @@ lint: setup  ## Check style and types
 audit: setup  ## The licences of what is installed, and known vulnerabilities of the pinned versions
 	$(BIN)/python .ci/audit.py
 
-bench: setup  ## Measure side by side with peers; writes benchmarks/results
+bench: setup  ## Measure side by side with peers; writes benchmarks/results. With PHOTOS=FOLDER also what reads photos
 	for part in times memory million; do $(BIN)/python benchmarks/losses.py $$part || exit 1; done
-	for name in training_loop transport grouplet data evaluation gallery look manifolds scale; do \
+	for name in start training_loop transport grouplet evaluation gallery look manifolds scale; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python benchmarks/data.py $(PHOTOS)
+	for name in $(if $(PHOTOS),calibration embed frozen); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done
 
 wheel: setup  ## Build wheel and sdist into dist/, and try the wheel in a fresh environment without extras: 8 GB of disk
 	PYTHON=$(PYTHON) .ci/wheel
