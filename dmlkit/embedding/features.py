@@ -43,7 +43,7 @@ class FeatureDescription(Document, frozen=True, strict=True):
     views: NonNegativeInt
     """Augmented views of each image; 0: the image as evaluation shows it."""
     dataset: dict[str, Any]
-    """Name and options, as in the recipe."""
+    """Name and options, as in the recipe, but for the fold of a split into folds, which `names` tell."""
     images: PositiveInt
     """How many."""
     names: str
@@ -133,11 +133,14 @@ def _description(dataset: Dataset, recipe: Recipe, model: EmbeddingModel, views:
     for index in range(len(dataset)):
         names.update(dataset.key(index).encode() + b"\0")
         files.update(f"{stamp(dataset.paths[index])}\0".encode())
+    options = recipe.dataset.model_dump(mode="json")
+    if recipe.dataset.split == "reality_check":
+        del options["fold"]
     return FeatureDescription(
         weights=model.fingerprint(),
         transform=recipe.transform.model_dump(mode="json") if recipe.transform else {},
         views=views,
-        dataset=recipe.dataset.model_dump(mode="json"),
+        dataset=options,
         images=len(dataset),
         names=names.hexdigest(),
         files=files.hexdigest(),

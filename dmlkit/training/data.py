@@ -52,11 +52,11 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
         inputs = inputs_of(experiment.train, recipe.transform, training=True, on_device=on_device)
         return TrainingData(model, inputs, experiment.validation, test)
     folder = run.features if tuning.cache is None else Path(tuning.cache)
+    of_training = folder / f"fold-{recipe.dataset.fold}" if recipe.dataset.split == "reality_check" else folder
 
     def features(split: str, dataset: Dataset, views: int) -> CachedFeatures:
-        return cached_features(
-            dataset, recipe, model, fabric, folder / split, views=views, bar=progress.images, what=split
-        )
+        whose = (folder if split == "test" else of_training) / split  # folds have the test images in common
+        return cached_features(dataset, recipe, model, fabric, whose, views=views, bar=progress.images, what=split)
 
     if folder.exists() and not folder.is_dir():
         raise UserError(f"backbone.tuning.cache: {folder}: is a file; expected a folder for features")

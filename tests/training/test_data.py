@@ -97,6 +97,15 @@ def test_runs_share_a_cache_which_overwrite_leaves(recipe: Path, tmp_path: Path,
     assert_same_weights(first, run_of(recipe, tmp_path / "again", shared))
 
 
+def test_folds_share_a_cache_in_which_test_images_are_once(recipe: Path, tmp_path: Path):
+    shared, folds = tmp_path / "shared", "dataset.split=reality_check"
+    for fold in (0, 1):
+        given = (folds, "dataset.classes=16", f"dataset.fold={fold}")
+        run = run_of(recipe, tmp_path / f"shared-{fold}", f"backbone.tuning.cache={shared}", *given)
+        assert_same_weights(run, run_of(recipe, tmp_path / f"own-{fold}", *given))
+    assert {path.name for path in shared.iterdir()} == {"fold-0", "fold-1", "test"}
+
+
 def test_overwrite_replaces_the_features_of_the_run(recipe: Path, tmp_path: Path):
     run = run_of(recipe, tmp_path / "run")
     with pytest.raises(UserError, match="already holds a run"):
