@@ -85,16 +85,23 @@ class StudyFailures(Document, frozen=True):
     """Reasons by the names of runs."""
 
     def lines(self) -> list[str]:
-        """One line for each reason, with the runs that have it.
+        """One line for each reason, with the first runs that have it and how many more do: a wrong path fails them all.
 
         Example:
             >>> StudyFailures(failed={"a/seed-0": "no disk", "a/seed-1": "no disk", "b/seed-0": "no loss"}).lines()
             ['a/seed-0, a/seed-1: no disk', 'b/seed-0: no loss']
+            >>> StudyFailures(failed={f"a/seed-{seed}": "no disk" for seed in range(70)}).lines()
+            ['a/seed-0, a/seed-1, a/seed-2 and 67 more: no disk']
         """
         names: dict[str, list[str]] = {}
         for name, reason in self.failed.items():
             names.setdefault(reason, []).append(name)
-        return [f"{', '.join(runs)}: {reason}" for reason, runs in names.items()]
+        return [f"{_first(runs)}: {reason}" for reason, runs in names.items()]
+
+
+def _first(names: list[str]) -> str:
+    shown = names if len(names) <= 4 else names[:3]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 4 else "")
 
 
 class ProtocolRecord(Document, frozen=True):
