@@ -45,7 +45,9 @@ def summarize(
     tuned = evaluate_test(experiment, data, fabric, state)
     last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned.scores.values)
     best = None
-    if state.best is not None:
+    if state.best is not None and state.best["epoch"] == state.epoch:
+        best = last
+    elif state.best is not None:
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
         take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))
         tuned = evaluate_test(experiment, data, fabric, state)
