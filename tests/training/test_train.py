@@ -58,6 +58,18 @@ def test_training_equals_a_plain_loop(dmlkit, tiny_recipe, tmp_path):
         torch.testing.assert_close(found[name], tensor, msg=name)
 
 
+@pytest.mark.parametrize("options", [[], ["training.ema=0.5", "training.validate_every=3"]], ids=["any", "last"])
+def test_the_summary_scores_the_checkpoints_that_were_kept(options: list[str], dmlkit, tiny_recipe, tmp_path):
+    run = tmp_path / "run"
+    sets = [word for option in options for word in ("--set", option)]
+    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", *sets).code == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert not options or summary["best"]["epoch"] == summary["last"]["epoch"] == 3  # validated then alone
+    for kept in ("best", "last"):
+        result = dmlkit("eval", run, "--checkpoint", kept, "--json", "--device", "cpu")
+        assert json.loads(result.out)["metrics"] == pytest.approx(summary[kept]["test"], abs=1e-7)
+
+
 def test_the_run_folder_tells_the_whole_story(dmlkit, curves_are_drawn: None, tiny_recipe, tmp_path):
     run = tmp_path / "run"
     result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu")
