@@ -16,6 +16,16 @@ from dmlkit.study.reports.plot import plot_study
 from dmlkit.study.reports.tables import tuning_rows, variant_rows, verdict_rows
 
 PLOT = "results.png"
+# What one statement of a verdict does, and what several do
+COUNTED = {
+    "holds": ("holds", "hold"),
+    "does not hold": ("does not", "do not"),
+    "makes no difference": ("makes no difference", "make no difference"),
+    "not separable at this size": ("is not separable at this size", "are not separable at this size"),
+    "not trained": ("compares what is not trained", "compare what is not trained"),
+    "equal by construction": ("is equal by construction", "are equal by construction"),
+}
+ALWAYS_COUNTED = {"holds", "does not hold", "not separable at this size"}
 EXPLANATION = """\
 Every figure is of classes that were never trained on, from the checkpoint that was best on validation classes; "last"
 is the one after all epochs. ± and intervals are 95 % by Student's t over seeds; differences are paired, of runs with
@@ -71,14 +81,11 @@ def counted_verdicts(studies: Sequence[StudyResults]) -> str:
     """How many statements have which verdict, in a sentence; and how many of them stand the correction."""
     judged = [one for results in studies for one in results.verdicts]
     counts = Counter(one.verdict for one in judged)
-    told = [f"{counts['holds']} hold", f"{counts['does not hold']} do not"]
-    if counts["makes no difference"]:
-        told.append(f"{counts['makes no difference']} make no difference")
-    told.append(f"{counts['not separable at this size']} are not separable at this size")
-    if counts["not trained"]:
-        told.append(f"{counts['not trained']} compare what is not trained")
-    if counts["equal by construction"]:
-        told.append(f"{counts['equal by construction']} are equal by construction")
+    told = [
+        f"{counts[verdict]} {one if counts[verdict] == 1 else more}"
+        for verdict, (one, more) in COUNTED.items()
+        if counts[verdict] or verdict in ALWAYS_COUNTED
+    ]
     text = f"Of {len(judged)} statements {', '.join(told[:-1])}, and {told[-1]}."
     lost = sum(one.corrected_verdict not in (None, one.verdict) for one in judged)
     return (
