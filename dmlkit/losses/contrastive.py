@@ -66,7 +66,13 @@ class Contrastive(PairLoss):
         distance = self.manifold.distance(pairs.rows, pairs.columns)  # (B, M)
         pulled = pairs.positive & (distance > self.positive_margin)
         pushed = pairs.negative & (distance < self.negative_margin)
-        weight = pulled.to(distance.dtype) / pulled.sum().clamp(min=1)
-        weight += pushed.to(distance.dtype) / pushed.sum().clamp(min=1)
-        violation = torch.where(pairs.positive, distance - self.positive_margin, self.negative_margin - distance)
-        return ((violation.square() if self.squared else violation) * weight).sum()
+        weight = torch.where(pushed, _share(pushed, distance), 0.0)
+        weight = torch.where(pulled, _share(pulled, distance), weight)
+        margin = distance.new_full(distance.shape, self.negative_margin)
+        violation = distance - margin.masked_fill_(pairs.positive, self.positive_margin)  # but for its sign
+        return ((violation.square() if self.squared else violation.abs()) * weight).sum()
+
+
+def _share(where: Tensor, like: Tensor) -> Tensor:
+    """What each of the entries kept by ``where`` has in their mean, a scalar; 1 if none is kept."""
+    return where.count_nonzero().clamp(min=1).to(like.dtype).reciprocal()

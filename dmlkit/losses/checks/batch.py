@@ -1,5 +1,7 @@
 """What a batch must look like."""
 
+from math import isfinite
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ def _check_values(name: str, embeddings: Tensor, labels: Tensor, num_classes: in
     if low < 0 or (num_classes is not None and high >= num_classes):
         expected = "0 or more" if num_classes is None else f"0 to {num_classes - 1}"
         raise ValueError(f"{name}: expected labels from {expected}, got {low if low < 0 else high}")
-    if embeddings.detach().sum().isfinite():  # one quick pass; a sum of finite numbers may still overflow
+    if isfinite(embeddings.detach().sum().item()):  # one quick pass; a sum of finite numbers may still overflow
         return
     finite = embeddings.detach().isfinite().all(1)
     if not finite.all():
