@@ -50,7 +50,7 @@ docs: setup  ## Build the documentation site into site/; broken links and refere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 papers: setup  ## Write the figures of docs/papers anew, from docs/studies
-	$(BIN)/python -m dmlkit report docs/studies/* -o docs/papers.md
+	$(BIN)/python -m dmlkit report docs/studies/*_claims docs/studies/manifolds -o docs/papers.md
 	for paper in proxy_gml proxy_isa cgml grouplet mpa; do \
 	  $(BIN)/python -m dmlkit report docs/studies/* --paper $$paper -o docs/papers/$$paper.md || exit 1; done
 

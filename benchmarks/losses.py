@@ -228,6 +228,7 @@ def million_on_cpu() -> list[str]:
 def times(names: list[str], device: str) -> list[str]:
     lines = [
         f"Forward and backward at B={BATCH}, d={DIM}, median of {REPEATS}; floor: the three matrix products.",
+        f"n_pair: PML compares one pair of each class, {BATCH // 4} x {BATCH // 4} images; ours all {BATCH} x {BATCH}.",
         "",
         "| loss | C | ours ms | PML ms | ours / PML | floor ms | ours / floor |",
         "|---|---|---|---|---|---|---|",

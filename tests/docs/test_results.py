@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.reports.overview import report
 from dmlkit.study.reports.page import BEGINNING, END
 from tests.conftest import ROOT
@@ -13,6 +14,8 @@ from tests.conftest import ROOT
 FIRST = f"{BEGINNING} docs/studies/"  # of a block whose studies lie here
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if f"\n{FIRST}" in f"\n{page.read_text('utf-8')}"]
 PAPERS = sorted((ROOT / "docs" / "papers").glob("*.md"))
+SUMMARY = ROOT / "docs" / "papers.md"
+STUDIES = sorted((ROOT / "docs" / "studies").iterdir())
 
 
 def words_of(page: Path) -> tuple[list[str], str | None]:
@@ -45,13 +48,17 @@ def test_a_page_is_what_its_studies_say(page: Path, tmp_path: Path, monkeypatch:
         assert (page.parent / page.stem / picture.name).is_file() and f"({page.stem}/{picture.name})" in text
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "papers.md", *PAPERS], ids=lambda page: page.stem)
-def test_the_pages_of_papers_tell_of_every_study(page: Path):
-    folders, paper = words_of(page)
-    assert folders == sorted(f"docs/studies/{path.name}" for path in (ROOT / "docs" / "studies").iterdir())
-    assert paper == (page.stem if page in PAPERS else None)
-    assert page.stem == "papers" or f"](papers/{page.name})" in (ROOT / "docs" / "papers.md").read_text("utf-8")
+@pytest.mark.parametrize("page", PAPERS, ids=lambda page: page.stem)
+def test_the_page_of_a_paper_tells_of_every_study(page: Path):
+    assert words_of(page) == ([f"docs/studies/{study.name}" for study in STUDIES], page.stem)
+    assert f"](papers/{page.name})" in SUMMARY.read_text("utf-8")
+
+
+def test_the_summary_tells_of_the_studies_that_are_not_one_papers_own():
+    shared = [study for study in STUDIES if StudyResults.read(study / "results.json").paper is None]
+    folders, paper = words_of(SUMMARY)
+    assert (sorted(folders), paper) == ([f"docs/studies/{study.name}" for study in shared], None)
 
 
 def test_there_are_such_pages():
-    assert len(PAPERS) == 5 and {*PAPERS, ROOT / "docs" / "papers.md"} <= set(PAGES)
+    assert len(PAPERS) == 5 and {*PAPERS, SUMMARY} <= set(PAGES)

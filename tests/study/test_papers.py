@@ -121,6 +121,21 @@ def test_a_study_without_the_paper_is_told_and_a_paper_that_none_has_is_one_line
     assert page.read_bytes() == before
 
 
+def test_a_study_of_one_paper_alone_is_told_with_the_variants_that_no_statement_names(dmlkit, grounds, tmp_path: Path):
+    data = json.loads((grounds[0] / "results.json").read_text())
+    data["verdicts"] = [judged for judged in data["verdicts"] if judged["paper"] == "margins"][:1]
+    (judged,) = data["verdicts"]
+    judged["corrected_p_value"], judged["corrected_verdict"] = judged["p_value"], judged["verdict"]  # of one statement
+    (grounds[0] / "results.json").write_text(json.dumps(data))
+    page = tmp_path / "margins.md"
+    assert dmlkit("report", *grounds, "--paper", "margins", "-o", page).code == 0
+    told = {(row[0], row[1]): row[3] for row in rows_of(page.read_text(), "variant")}
+    assert {name for name, study in told if study == "glyphs"} == {"small", "large", "huge"}
+    assert {name for name, study in told if study == "photos"} == set(MARGINS)
+    mean = sum(run["map@r"] for run in data["variants"]["middle"]["runs"].values()) / 3
+    assert told["middle", "photos"].startswith(f"{mean:.4f} ± ")
+
+
 def test_a_statement_may_get_another_paper_in_a_study_that_is_finished(
     dmlkit, grounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

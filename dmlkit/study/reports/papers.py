@@ -12,7 +12,7 @@ from dmlkit.study.reports.tables import statement_rows, trained_rows
 
 
 def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, StudyResults]:
-    """The studies that have statements of a paper, with these and the variants that they name alone.
+    """The studies that have statements of a paper: whole where all are, else with these and the variants they name.
 
     The p-values stay corrected for all statements of a study.
 
@@ -26,6 +26,9 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
     found: dict[str, StudyResults] = {}
     for name, results in studies.items():
         verdicts = tuple(judged for judged in results.verdicts if judged.paper == paper)
+        if verdicts == results.verdicts != ():
+            found[name] = results
+            continue
         named = {variant for judged in verdicts for variant in (judged.better, judged.than)}
         variants = {variant: one for variant, one in results.variants.items() if variant in named}
         if verdicts:

@@ -28,14 +28,15 @@ COUNTED = {
 ALWAYS_COUNTED = {"holds", "does not hold", "not separable at this size"}
 EXPLANATION = """\
 Every figure is of classes that were never trained on, from the checkpoint that was best on validation classes; "last"
-is the one after all epochs. ± and intervals are 95 % by Student's t over seeds; differences are paired, of runs with
-the same seed, p by the paired t-test, in brackets as Holm corrects it for the number of statements of its study.
-"Better than" holds where the interval of the difference lies above 0, does not hold where it lies below 0, and where it
-holds 0 makes no difference if all of it is within what the study calls negligible, else it is not separable at this
-size; then follows about how many seeds would do, if mean and spread stayed what they are. It is said where a verdict
-does not stand the correction, and where the value that a variant was tuned to is the lowest or highest that was tried.
-A variant that lies below its own network before training is not trained, and two with the same figures on every seed
-are equal by construction: such a difference says nothing of the claim."""
+is the one after all epochs. ± and intervals are 95 % by Student's t over seeds; differences are paired, of the seeds
+that both variants have, so that the difference of two means may be another. p is by the paired t-test, in brackets as
+Holm corrects it for the number of statements of its study. "Better than" holds where the interval of the difference
+lies above 0, does not hold where it lies below 0, and where it holds 0 makes no difference if all of it is within what
+the study calls negligible, else it is not separable at this size; then follows about how many seeds would do, if mean
+and spread stayed what they are. It is said where a verdict does not stand the correction, and where the value that a
+variant was tuned to is the lowest or highest that was tried. A variant that lies below its own network before training
+is not trained, and two with the same figures on every seed are equal by construction: such a difference says nothing of
+the claim."""
 
 
 def study_section(results: StudyResults, plot: str, *, heading: str) -> str:

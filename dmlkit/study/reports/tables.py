@@ -55,12 +55,14 @@ def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 
 def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """One row a variant, study and figure that a statement is about: what lies beside it, and what was chosen."""
+    """One row a variant, study and figure that statements are about: what lies beside it, and what was chosen."""
     rows = [["variant", "study", "figure", "best", "last", "untrained", "chosen"]]
     for variant in dict.fromkeys(name for results in studies.values() for name in results.variants):
         for study, results in studies.items():
+            if variant not in results.variants:
+                continue
             stated = [judged.metric for judged in results.verdicts if variant in (judged.better, judged.than)]
-            for metric in dict.fromkeys(stated):
+            for metric in dict.fromkeys(stated or (judged.metric for judged in results.verdicts)):
                 one = results.variants[variant]
                 chosen = "; ".join(filter(None, (one.tuned.chosen, _ends(one)))) if one.tuned else ""
                 figures = (_mean(one.summary[metric]), _last(one, metric), _untrained(one, metric))
