@@ -1,5 +1,6 @@
 """Where to run: one process on the best device, or the ranks that torchrun started."""
 
+import atexit
 import ctypes
 import logging
 import os
@@ -57,7 +58,18 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
     meeting = meet(ranks) if ranks > 1 else None
     fabric.launch()
     del meeting
+    if ranks > 1:
+        atexit.register(leave)
     return fabric
+
+
+def leave() -> None:
+    """Part from the other ranks while Python still runs.
+
+    Threads of gloo may hold tensors; to free one while Python ends aborts a rank that is done (pytorch pull 179291).
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def meet(ranks: int) -> object:
