@@ -15,8 +15,9 @@ import torch
 from report import write_report
 from torch import Tensor
 
-from dmlkit.losses import Grouplet, ProxyAnchor, TransportWeights
+from dmlkit.losses import Grouplet, ProxyAnchor
 from dmlkit.losses.base import Loss
+from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds.base import Manifold
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
