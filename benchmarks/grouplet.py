@@ -27,10 +27,9 @@ BATCH, CLASSES, REPEATS = 120, 90, 20
 LOSSES: dict[str, Callable[[Manifold], Loss]] = {
     "Proxy-Anchor": lambda manifold: ProxyAnchor(manifold, CLASSES),
     "Grouplet, exact": lambda manifold: Grouplet(manifold, CLASSES),
-    "Grouplet, exact, scope batch": lambda manifold: Grouplet(manifold, CLASSES, scope="batch"),
     "Grouplet, quadratic 1e-4": lambda manifold: Grouplet(manifold, CLASSES, solver=Quadratic()),
     "Grouplet, exact, k = 16": lambda manifold: Grouplet(manifold, CLASSES, group_size=16),
-    "Proxy-Anchor with transport": lambda manifold: ProxyAnchor(manifold, CLASSES, transport=TransportWeights()),
+    "Grouplet, exact, scope batch": lambda manifold: ProxyAnchor(manifold, CLASSES, transport=TransportWeights()),
 }
 
 
