@@ -64,7 +64,7 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
 
 
 def leave() -> None:
-    """Part from the other ranks while Python still runs.
+    """Part from the other ranks while Python still runs; Fabric does so with NCCL alone.
 
     Threads of gloo may hold tensors; to free one while Python ends aborts a rank that is done (pytorch pull 179291).
     """

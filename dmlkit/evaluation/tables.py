@@ -59,7 +59,7 @@ def comparison_rows(lines: Sequence[Line]) -> Rows:
         between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
         row, change = [name, line.name, "-" if value is None else f"{value:.4f}", between], line.changes.get(name)
         if change:
-            row += [f"{change.difference:+z.4f}", f"{change.low:+z.4f} .. {change.high:+z.4f}" if change.ends else ""]
+            row += [f"{change.difference:+.4f}", f"{change.low:+.4f} .. {change.high:+.4f}" if change.ends else ""]
             row += [f"{change.p_value:.4f}", f"{line.corrected[name]:.4f}"]
         rows.append([*row, *([] if change else [""] * 4)])
     return rows

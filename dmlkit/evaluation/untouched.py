@@ -82,7 +82,7 @@ def told_gain(metric: str, tuned: float, untouched: float, interval: tuple[float
         >>> told_gain("map@r", 0.33, 0.327, (-0.004, 0.01))
         'map@r on test: 0.330 tuned, 0.327 untouched: +0.003 (-0.004 to 0.010): training did not pay here'
     """
-    line = f"{metric} on test: {tuned:.3f} tuned, {untouched:.3f} untouched: {tuned - untouched:+z.3f}"
+    line = f"{metric} on test: {tuned:.3f} tuned, {untouched:.3f} untouched: {tuned - untouched:+.3f}"
     line += f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ", without an interval"
     paid = (interval[0] if interval else tuned - untouched) > 0
     return line if paid else f"{line}: training did not pay here"

@@ -26,12 +26,11 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
     found: dict[str, StudyResults] = {}
     for name, results in studies.items():
         verdicts = tuple(judged for judged in results.verdicts if judged.paper == paper)
-        if verdicts == results.verdicts != ():
-            found[name] = results
-            continue
         named = {variant for judged in verdicts for variant in (judged.better, judged.than)}
         variants = {variant: one for variant, one in results.variants.items() if variant in named}
-        if verdicts:
+        if verdicts and verdicts == results.verdicts:
+            found[name] = results
+        elif verdicts:
             found[name] = results.model_copy(update={"verdicts": verdicts, "variants": variants, "axis": None})
     if not found:
         papers = dict.fromkeys(judged.paper for results in studies.values() for judged in results.verdicts)

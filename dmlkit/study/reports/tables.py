@@ -19,7 +19,7 @@ def verdict_rows(results: StudyResults) -> Rows:
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
         p_value = _p(judged) if judged.corrected_p_value is None else f"{_p(judged)} ({judged.corrected_p_value:.4f})"
         text = verdict_text(judged, results.variants)
-        rows.append([_said(judged), metric, ours, f"{judged.difference:+z.4f}", _interval(judged), p_value, text])
+        rows.append([_said(judged), metric, ours, f"{judged.difference:+.4f}", _interval(judged), p_value, text])
     return rows
 
 
@@ -48,7 +48,7 @@ def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
     names = [name for name in studies if any(name in judged for judged in shared)]
     rows = [["statement", "figure", *names]]
     for judged in shared:
-        cells = [f"{judged[name].difference:+z.4f}, {_word(judged[name])}" if name in judged else "" for name in names]
+        cells = [f"{judged[name].difference:+.4f}, {_word(judged[name])}" if name in judged else "" for name in names]
         first = next(iter(judged.values()))
         rows.append([_said(first), first.metric, *cells])
     return rows
@@ -119,7 +119,7 @@ def variant_rows(results: StudyResults) -> Rows:
         for metric in metrics:
             row.append(_mean(variant.summary[metric]))
             change = variant.difference.get(metric) if variant.difference else None
-            row.append(f"{change.difference:+z.4f} ({_interval(change)}, p {_p(change)})" if change else "")
+            row.append(f"{change.difference:+.4f} ({_interval(change)}, p {_p(change)})" if change else "")
             others = {"last": _last(variant, metric), "untrained": _untrained(variant, metric)}
             row += [others[name] for name in told]
         rows.append(row)
@@ -181,7 +181,7 @@ def _ends(variant: VariantResults) -> str:
 
 
 def _interval(change: Difference | JudgedStatement) -> str:
-    return "no interval" if change.low is None else f"{change.low:+z.4f} .. {change.high:+z.4f}"
+    return "no interval" if change.low is None else f"{change.low:+.4f} .. {change.high:+.4f}"
 
 
 def _p(change: Difference | JudgedStatement) -> str:
