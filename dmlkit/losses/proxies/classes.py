@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.distributed.class_shard import ClassShard
-from dmlkit.losses.proxies.gradient_sums import GradientSums, in_full_precision, refuse_gradient_of_gradient
+from dmlkit.losses.proxies.gradient_sums import GradientSums, refuse_gradient_of_gradient, without_autocast
 from dmlkit.losses.proxies.similarity import Measure, PullBack
 
 
@@ -97,7 +97,7 @@ class _SumOverClasses(torch.autograd.Function):
 def _value_and_gradients(classes: Classes, terms: Callable[[Block], Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
     value = classes.embeddings.new_zeros(())
     gradients = GradientSums(classes.embeddings, classes.proxies, classes.parameters, classes.shard)
-    with in_full_precision(value):
+    with torch.enable_grad(), without_autocast(value):
         for block in classes.blocks(with_graph=True):
             gradients.add(block, total := terms(block).sum())
             value += total.detach()

@@ -1,7 +1,7 @@
 """Adding up the gradients of blocks of classes."""
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, cast
 
 import torch
@@ -63,15 +63,11 @@ class GradientSums:
         return embeddings, self.of_proxies, *parameters
 
 
-@contextmanager
-def in_full_precision(like: Tensor) -> Generator[None]:
-    """With gradient and without autocast, inside which a backward pass may be called."""
-    with torch.enable_grad():
-        if like.is_cpu and not torch.is_autocast_enabled("cpu"):  # entering it takes 10 us
-            yield
-            return
-        with torch.autocast(like.device.type, enabled=False):
-            yield
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """For a backward pass, which may be called inside autocast; on the CPU nothing where it is off, 5 us less."""
+    if like.is_cpu and not torch.is_autocast_enabled("cpu"):
+        return nullcontext()
+    return torch.autocast(like.device.type, enabled=False)
 
 
 def refuse_gradient_of_gradient() -> None:

@@ -39,8 +39,7 @@ class ProxyLoss(Loss):
         negative_fraction: of the classes, how many a training step computes, in (0, 1]; evaluation computes all.
     """
 
-    closed_form = True
-    """Take gradients in closed form where the loss brings one; without it autograd gives the same numbers."""
+    closed_form = True  # take gradients in closed form where the loss brings one; autograd gives the same numbers
 
     def __init__(
         self,
@@ -79,7 +78,8 @@ class ProxyLoss(Loss):
         """The loss over the classes of a step."""
         if type(self).class_terms is not ProxyLoss.class_terms:
             return sum_over_classes(classes, self.class_terms)
-        return self.row_losses(*others_and_own(classes, self.logits, self.logit_scale)).mean()
+        logits = None if type(self).logits is ProxyLoss.logits else self.logits
+        return self.row_losses(*others_and_own(classes, logits, self.logit_scale)).mean()
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
         """The classes of this step: all of this rank's, or the sampled ones."""

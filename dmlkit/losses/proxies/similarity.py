@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
+from math import ceil, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -105,9 +105,10 @@ def _by_class(each: Traced, shape: Sequence[int], pool: Callable[[Tensor], Tenso
 
 def automatic_block_size(embeddings: Tensor, proxies: Tensor) -> int:
     """How many classes to take at a time: as few blocks as the limit allows, and of equal size."""
-    per_class = proxies[0].numel() // proxies.shape[-1] * max(len(embeddings), proxies.shape[-1])
-    at_most = max(64, BLOCK_NUMBERS.get(embeddings.device.type, BLOCK_NUMBERS["cpu"]) // per_class)
-    return ceil(len(proxies) / ceil(len(proxies) / at_most))
+    count, *per_class, dim = proxies.shape
+    numbers = prod(per_class) * max(len(embeddings), dim)  # of a class
+    at_most = max(64, BLOCK_NUMBERS.get(embeddings.device.type, BLOCK_NUMBERS["cpu"]) // numbers)
+    return ceil(count / ceil(count / at_most))
 
 
 def may_wait(measure: Measure, embeddings: Tensor, proxies: Tensor) -> bool:
@@ -116,7 +117,7 @@ def may_wait(measure: Measure, embeddings: Tensor, proxies: Tensor) -> bool:
     They may where they are few, and without a graph where they take no more memory than the proxies and their gradient:
     up to B = d. On the ball at B=180, C=100 000 a step would take 729 MiB instead of 289 and gain nothing.
     """
-    kept = 2 * len(embeddings) * proxies[..., 0].numel()
+    kept = 2 * len(embeddings) * prod(proxies.shape[:-1])
     has_graph = measure.has_graph or proxies.ndim > 2
     return kept + proxies.numel() <= KEPT_NUMBERS or (not has_graph and kept <= 2 * proxies.numel())
 
