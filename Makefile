@@ -29,10 +29,10 @@ demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores
 
 RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --durations 20
 
-test: setup  ## Run the tests, but for the heaviest: 9 to 12 minutes on 2 cores
+test: setup  ## Run the tests, but for the heaviest: 8 to 12 minutes on 2 cores
 	$(RUN_TESTS) -m 'not heavy'
 
-test-heavy: setup  ## Run the heaviest: clusters, an installed wheel, compiled backbones, killed ranks and studies; 4 to 5 minutes on 2 cores
+test-heavy: setup  ## Run the heaviest: clusters, ranks, an installed wheel, kills, compiled backbones, whole pages: 6 to 9 minutes on 2 cores
 	$(RUN_TESTS) -m heavy
 
 test-gpu: setup  ## Run the tests that need a CUDA GPU

@@ -37,6 +37,7 @@ def assert_same_weights(found: Path, expected: Path, atol: float = 1e-5):
             torch.testing.assert_close(two[part][name], tensor, atol=atol, rtol=0, msg=f"{part} {name}")
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", sorted(LossConfig.variants))
 def test_two_ranks_equal_one(runs: Path, loss: str):
@@ -96,6 +97,7 @@ def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp
     assert epochs == [1, 2, 3, 4]
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path, accumulate: int):

@@ -60,6 +60,7 @@ def test_every_command_has_a_page_and_nothing_else_has():
     assert {path.stem for path in PAGES.glob("*.md")} == set(get_command(app).commands)  # pyright: ignore
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in PAGES.glob("*.md")))
 def test_the_examples_print_what_is_shown(name: str, world: Path, dmlkit: Callable[..., Any]):

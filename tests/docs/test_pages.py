@@ -106,6 +106,7 @@ LEFT_BEHIND = {
 PRINTED = {"data": "photos/", "geometry": "[[0, "}  # an image finds itself first
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PREPARED))
 def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit):

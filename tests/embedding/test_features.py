@@ -165,6 +165,7 @@ def train_slowly(run: str) -> None:
     command_line("train", "r.yaml", "-o", run, "--resume")
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: Callable[..., Result]) -> None:
     """A kill falls between parts, and the same weights come out."""

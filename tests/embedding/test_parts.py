@@ -149,6 +149,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
 def test_killed_anywhere_the_same_command_goes_on(home, unbroken, written, tmp_path):

@@ -319,6 +319,7 @@ def exit_code_of(action: Callable[..., Any], *words: Any) -> int | None:
     return process.exitcode
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", STORES)
 def test_a_kill_leaves_the_table_that_was_there(kind: Any, tmp_path: Path, target: Callable[[str], str]):
     store, folder = target(kind), EmbeddingFolder(embeddings_at(tmp_path / "out"))

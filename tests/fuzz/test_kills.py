@@ -46,6 +46,7 @@ VARYING = {"seconds", "images_per_second", "waiting", "created", "created_at", "
 VARYING |= {"training_seconds", "seconds_per_epoch", "peak_memory_bytes"}
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_kill_anywhere_costs_no_file(

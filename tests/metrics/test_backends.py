@@ -86,6 +86,7 @@ def _score_on_a_rank(rank: int, world: int, port: int, queue: "mp.SimpleQueue") 
     dist.destroy_process_group()
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_two_processes_equal_one():
     with socket.socket() as free:

@@ -120,6 +120,7 @@ def recorded(run: Path) -> list[dict[str, Any]]:
     return json.loads((run / "environment.json").read_text())["plugins"]
 
 
+@pytest.mark.heavy
 def test_members_of_an_installed_package_train_evaluate_embed_and_export(folder: Path, trained: Told):
     assert [code for code, _, _ in trained] == [0] * 7 + [2], trained
     assert json.loads(trained[1][1])["metrics"]["recall@1"] > 0.3  # 1 of 8 by chance

@@ -7,6 +7,7 @@ from scipy import stats
 from dmlkit.study.findings.looks import compare_at_looks, is_decided, is_within, least_p_values
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("first", "last"), [(3, 11), (5, 13), (2, 4)])
 def test_two_equal_variants_are_called_different_in_at_most_5_percent(first: int, last: int):
     """400 studies of figures of equal variants; those of a seed are alike, as the same initial weights make them."""

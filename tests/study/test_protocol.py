@@ -87,6 +87,7 @@ def test_reality_check_trains_and_reports_what_it_says(dmlkit, recipe, tmp_path)
     assert "| separated | map@r |" in (out / "results.md").read_text()
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_protocol_killed_half_way_goes_on_to_the_same_figures(dmlkit, recipe, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"

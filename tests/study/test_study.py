@@ -493,6 +493,7 @@ def is_alive(number: int) -> bool:
     return True
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Path):
     text = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-5, 1e-4, 1e-3, 3e-3]}\nvariants:")
@@ -505,6 +506,7 @@ def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Pat
     assert 2 <= begun <= 4  # the pool hands out up to three more than are done
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(dmlkit, tmp_path: Path):
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"))

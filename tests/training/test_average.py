@@ -87,6 +87,7 @@ def test_an_interrupted_average_ends_with_the_same_bits(
     assert_same_bits(whole, cut)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_average_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path: Path, accumulate: int):

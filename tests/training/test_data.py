@@ -68,6 +68,7 @@ def test_a_full_disk_is_told_and_the_parts_stay(recipe: Path, tmp_path: Path, mo
     assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", MANY))
 
 
+@pytest.mark.heavy
 def test_runs_at_the_same_time_share_a_cache(recipe: Path, tmp_path: Path):
     shared = f"backbone.tuning.cache={tmp_path / 'shared'}"
     runs = [tmp_path / "one", tmp_path / "other"]

@@ -110,6 +110,7 @@ def test_two_small_batches_are_one_large_one_only_where_a_loss_is_a_mean_over_im
     assert apart < 1e-5 if is_mean_over_images else apart > 1e-3
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_is_interrupted_between_two_steps_ends_with_the_same_bits(number: signal.Signals, tmp_path: Path):

@@ -50,6 +50,7 @@ def trained(run: Path, *overrides: str, text: str = TINY_RECIPE, **options: Any)
     return run
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("epoch", "last"), [(0, False), (0, True), (1, False)])
 @pytest.mark.parametrize(
     "overrides",

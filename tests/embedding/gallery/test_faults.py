@@ -81,6 +81,7 @@ def some(place: Path, tmp_path: Path) -> Path:
     return tmp_path / "before"
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [create, add, remove, compact])
 def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, some: Path, tmp_path: Path):
@@ -123,6 +124,7 @@ def write(folder: Path, first: int) -> None:
             remove_images(folder / "gallery", labels=[str(index)])
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
@@ -138,6 +140,7 @@ def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
     assert labels == {"crow": 3} | dict.fromkeys(["0", "2", "4", "10", "12", "14"], 1)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"

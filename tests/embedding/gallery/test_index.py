@@ -198,6 +198,7 @@ def indexing(path: Path) -> BaseProcess:
     return process
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_kill_leaves_an_index_or_an_exact_search(place: Path, tmp_path: Path):
     """A gallery that had an index: it has that one, or the new one, or none until the same command is given again."""

@@ -24,6 +24,7 @@ def brute(manifold: Manifold, points: torch.Tensor, others: torch.Tensor, thresh
     return {(int(row), int(column)) for row, column in (exact >= threshold).nonzero()}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("space", SPACES)
 def test_every_pair_of_2_000_is_found_block_by_block(space: str, monkeypatch: pytest.MonkeyPatch):
     manifold, threshold = SPACES[space]

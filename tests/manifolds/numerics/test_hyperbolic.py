@@ -175,6 +175,7 @@ def test_a_learnable_curvature_has_the_gradient_of_finite_differences(model: typ
     assert gradient.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("optimizer", "lr"), [(geoopt.optim.RiemannianAdam, 0.02), (geoopt.optim.RiemannianSGD, 0.5)])
 def test_points_stay_on_the_manifold_for_10_000_float32_steps(model: type[Manifold], optimizer: type, lr: float):
