@@ -4,7 +4,8 @@ Time is from the command to its end, the start of Python and torch included; mem
 included. The demo is the run of `make demo` (trained here first). The many embeddings are unit vectors in 600 random
 clusters, without pictures; among those of `duplicates` every hundredth is a copy of the one before. The page is usable
 when headless Chromium has drawn its table and its map. Suspects: 5 % of the labels are made wrong, and as many suspects
-are looked at, as the page itself tells; of a run all splits together. PHOTOS_RUN is a run that was trained on photos.
+are looked at, as the page itself tells; of a run all splits together. PHOTOS_RUN is a run that was trained on photos;
+without it no report is written.
 
     python benchmarks/look.py [PHOTOS_RUN]
 """
@@ -132,7 +133,8 @@ def main(photos_run: Path | None) -> None:
         seconds, peak, _ = run("duplicates", source, "--threshold", "0.99999", "--csv", place / "found.csv")
         pairs = (place / "found.csv").read_text().splitlines()
         tell("duplicates among 500,000 x 128", seconds, peak, f"{len(pairs) - 1:,} of 10,000 images with a copy")
-    write_report("look", __doc__, ["what", "time", "memory", "note"], rows)
+    if photos_run:  # else a whole table would be replaced by one without its photos
+        write_report("look", __doc__, ["what", "time", "memory", "note"], rows)
 
 
 if __name__ == "__main__":
