@@ -72,9 +72,9 @@ def recipe(root: Path, cache: Path | None) -> Recipe:
 
 
 def image_folder(train: Path) -> Callable[[], int]:
-    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    steps.append(transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    images = ImageFolder(str(train), transforms.Compose(steps))
+    cut = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    images = ImageFolder(str(train), transforms.Compose([*cut, normalize]))
     loader = DataLoader(images, BATCH, shuffle=True, drop_last=True, num_workers=WORKERS, persistent_workers=True)
     return lambda: sum(len(batch) for batch, _ in loader)
 
@@ -82,6 +82,7 @@ def image_folder(train: Path) -> Callable[[], int]:
 def ours(root: Path, cache: Path | None = None, *, on_device: bool = False) -> Callable[[], int]:
     settings = recipe(root, cache)
     dataset, transform = images_of_split(settings.dataset, "train"), settings.transform
+    assert transform is not None  # a recipe of images has one
     batches = TrainingBatches(settings.sampler.build(dataset.labels, 0), 0)
     images = TransformedImages(dataset, transform, training=True, on_device=on_device)
     loader = make_loader(images, batches, workers=WORKERS, pin_memory=False)

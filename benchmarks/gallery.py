@@ -97,7 +97,7 @@ def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
     create_gallery(trained_run(folder, dim), None, path, device="cpu")
     schema = schema_of(GalleryFolder(path).manifest)
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def batches() -> Iterator[Any]:
         for start, block in zip(range(0, count, BLOCK), blocks(count, dim), strict=True):
             names = [f"{start + row:032x}" for row in range(len(block))]
             lists = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), dim)
@@ -196,6 +196,7 @@ def add_rows(folder: Path, galleries: dict[int, Path], runs: int = 5) -> Rows:
     floor = None
     for count, path in galleries.items():
         taken: list[float] = []
+        size = 0
         for turn in range(runs + 1):
             images, before = photos(folder / f"photos-{count}-{turn}", count + turn), written_bytes(path)
             started = perf_counter()

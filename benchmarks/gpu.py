@@ -23,7 +23,7 @@ import numpy as np
 import report
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -74,7 +74,9 @@ def loss_rows(tiny: bool) -> list[Row]:
                 points, labels = losses.draw(classes, DEVICE, min(batch, 4 * classes))
                 half = points.detach().to(dtype).requires_grad_()
 
-                def run(loss=loss, half=half, labels=labels, dtype=dtype) -> None:
+                def run(
+                    loss: nn.Module = loss, half: Tensor = half, labels: Tensor = labels, dtype: torch.dtype = dtype
+                ) -> None:
                     half.grad = None
                     loss.zero_grad(set_to_none=True)
                     with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -183,7 +185,7 @@ def evaluation_rows(tiny: bool) -> list[Row]:
         def product(points: Tensor = points) -> None:
             for block in points.split(8192):
                 for columns in points.split(65_536):
-                    block @ columns.T
+                    torch.mm(block, columns.T)
 
         def score(points: Tensor = points, labels: Tensor = labels) -> object:
             return retrieval_metrics(points, labels, metrics=["recall@1", "map@r"])
@@ -206,7 +208,7 @@ def embed_rows(tiny: bool) -> list[Row]:
             model, batch = embedder.trained.model, 64
 
             @torch.inference_mode()
-            def bare(model=model, pixels=pixels, batch=batch) -> None:
+            def bare(model: nn.Module = model, pixels: np.ndarray = pixels, batch: int = batch) -> None:
                 for some in torch.from_numpy(pixels).permute(0, 3, 1, 2).split(batch):
                     model(some.to(DEVICE)).cpu()
 

@@ -81,7 +81,7 @@ def many(folder: Path, count: int, dim: int, *, copies: bool = False) -> Path:
 def usable(page: Path) -> float | None:
     """Seconds until headless Chromium shows the table of classes and the map; None without Playwright or Chromium."""
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     taken: list[float] = []

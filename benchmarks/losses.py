@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-import dmlkit.losses  # noqa: F401  registers the family
 from dmlkit.distributed.launch import keep_freed_memory
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss
@@ -95,14 +94,14 @@ def products(rows: int, columns: int, device: str, dtype: torch.dtype = torch.fl
     x, y = (torch.randn(n, DIM, device=device, dtype=dtype) for n in (rows, columns))
 
     def run() -> None:
-        similarity = x @ y.T
-        similarity @ y
-        similarity.T @ x
+        similarity = torch.mm(x, y.T)
+        torch.mm(similarity, y)
+        torch.mm(similarity.T, x)
 
     return run
 
 
-def take_turns(steps: list[Callable[[], None]], device: str, repeats: int = REPEATS) -> list[float]:
+def take_turns(steps: Sequence[Callable[[], object]], device: str, repeats: int = REPEATS) -> list[float]:
     """The median milliseconds of each, one after the other, ``repeats`` times after two warm-up rounds."""
     times: list[list[float]] = [[] for _ in steps]
     for _ in range(repeats + 2):

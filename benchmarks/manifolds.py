@@ -10,7 +10,7 @@ neighbours are those of a float64 search, in the same order.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -41,7 +41,7 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
-def interleaved(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def interleaved(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median milliseconds of each, taken in turns so that all see the same disturbances."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):

@@ -19,7 +19,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -92,9 +92,10 @@ def synchronize() -> None:
 
 
 def model_rows() -> Rows:
-    data = recipe().dataset.build("train")
-    transform = recipe().transform.training()
-    images = torch.stack([transform(data.sample(index)) for index in range(len(data) // BATCH * BATCH)])
+    data, transform = recipe().dataset.build("train"), recipe().transform
+    assert transform is not None  # a recipe of images has one
+    prepare = transform.training()
+    images = torch.stack([prepare(data.sample(index)) for index in range(len(data) // BATCH * BATCH)])
     bare, ours = [], []
     for _ in range(ROUNDS):
         bare += bare_epochs(images)
@@ -170,7 +171,7 @@ def products(points: torch.Tensor) -> Callable[[], None]:
     return run
 
 
-def in_turns(steps: list[Callable[[], None]]) -> list[float]:
+def in_turns(steps: Sequence[Callable[[], object]]) -> list[float]:
     """Median milliseconds of each, the first turn apart."""
     times: list[list[float]] = [[] for _ in steps]
     for _ in range(TURNS + 1):

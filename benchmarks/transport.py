@@ -11,10 +11,11 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import cvxpy
 import torch
-from cvxpylayers.torch import CvxpyLayer
+from cvxpylayers.torch.cvxpylayer import CvxpyLayer
 from torch import Tensor
 
 from dmlkit.transport import Cvxpy, Emd, Exact, Quadratic, Sinkhorn
@@ -37,7 +38,7 @@ def cvxpy_layer(n: int, m: int) -> CvxpyLayer:
     """The quadratic programme as a user of cvxpylayers writes it, with its default solver and tolerance."""
     cost, rows, cols, plan = cvxpy.Parameter((n, m)), cvxpy.Parameter(n), cvxpy.Parameter(m), cvxpy.Variable((n, m))
     objective = cvxpy.Minimize(cvxpy.sum(cvxpy.multiply(cost, plan)) + EPS * cvxpy.sum_squares(plan))
-    constraints = [plan >= 0, cvxpy.sum(plan, axis=1) == rows, cvxpy.sum(plan, axis=0) == cols]
+    constraints: list[Any] = [plan >= 0, cvxpy.sum(plan, axis=1) == rows, cvxpy.sum(plan, axis=0) == cols]
     return CvxpyLayer(cvxpy.Problem(objective, constraints), parameters=[cost, rows, cols], variables=[plan])
 
 
@@ -68,7 +69,7 @@ def measure(size: int) -> dict[str, tuple[float, int]]:
     def floor(leaf: Tensor) -> Tensor:
         return torch.zeros_like(leaf).scatter(2, columns, leaf.gather(2, columns).softmax(2))
 
-    solvers = {
+    solvers: dict[str, Callable[[Tensor], Tensor]] = {
         "floor: gather k x k costs, softmax, scatter": floor,
         "exact": lambda leaf: Exact().plan(leaf, rows, cols),
         "quadratic": lambda leaf: Quadratic(regularization=EPS).plan(leaf, rows, cols),

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,6 @@ LAYERS = {
 }
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})
-BENCHMARKS = sorted((PACKAGE.parent / "benchmarks").rglob("*.py"))
 
 
 def imports_of(path: Path) -> set[str]:
@@ -178,16 +176,6 @@ def test_modules_are_short():
     assert lines[-1] <= 220 and lines[len(lines) // 2] <= 90
     entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
     assert len(entries) <= 33  # 32, and testing, which the tests of strangers import by that name
-
-
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_a_benchmark_imports_what_is_there(path: Path):
-    """They run for an hour and seldom, so that a name that has moved shows late."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "dmlkit":
-            module = importlib.import_module(node.module)
-            for alias in node.names:
-                assert hasattr(module, alias.name) or find_spec(f"{node.module}.{alias.name}"), alias.name
 
 
 def test_listing_imports_no_training_export_or_ray():

@@ -17,6 +17,7 @@ from tests.conftest import END, ROOT
 from tests.distributed.tiny_runs import RECIPE, TUNED, train_all
 from tests.processes import command_line, start_ranks
 
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
@@ -37,25 +38,20 @@ def assert_same_weights(found: Path, expected: Path, atol: float = 1e-5):
             torch.testing.assert_close(two[part][name], tensor, atol=atol, rtol=0, msg=f"{part} {name}")
 
 
-@pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", sorted(LossConfig.variants))
 def test_two_ranks_equal_one(runs: Path, loss: str):
     assert_same_weights(runs / "two" / loss, runs / "one" / loss)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TUNED)
 def test_two_ranks_of_a_backbone_that_trains_in_part_equal_one(runs: Path, name: str):
     assert_same_weights(runs / "two" / name, runs / "one" / name)
 
 
-@pytest.mark.slow
 def test_two_ranks_that_step_after_several_batches_equal_one(runs: Path):
     assert_same_weights(runs / "two" / "accumulated", runs / "one" / "accumulated")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
 )
@@ -63,7 +59,6 @@ def test_two_ranks_that_share_the_proxies_out_equal_one_that_holds_them_all(runs
     assert_same_weights(runs / "two" / f"{loss} sharded", runs / "one" / loss)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("begun", ["one", "two"])
 def test_a_run_stopped_on_one_number_of_ranks_goes_on_with_another(runs: Path, begun: str):
     assert_same_weights(runs / begun / "stopped", runs / "one" / "unbroken")
@@ -76,8 +71,6 @@ def test_a_run_stopped_on_one_number_of_ranks_goes_on_with_another(runs: Path, b
         torch.testing.assert_close(found, moments["momentum_buffer"], atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.heavy
-@pytest.mark.slow
 def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp_path: Path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(loss="mpa"))
@@ -97,8 +90,6 @@ def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp
     assert epochs == [1, 2, 3, 4]
 
 
-@pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path, accumulate: int):
     random = np.random.default_rng(0)

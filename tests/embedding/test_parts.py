@@ -319,6 +319,7 @@ def test_output_that_is_a_file_is_refused(home, tmp_path):
         embed(home, tmp_path / "out")
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_two_ranks_finish_what_one_process_began(home, unbroken, tmp_path, monkeypatch):
     embed_until(0, home, tmp_path)

@@ -47,7 +47,7 @@ variants: {steep: {loss.scale: 8.0}, flat: {loss.scale: 1.0}}
 expect: [{better: steep, than: flat, metric: recall@1}]
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 Told = list[tuple[int, str, str]]
 
 
@@ -120,7 +120,6 @@ def recorded(run: Path) -> list[dict[str, Any]]:
     return json.loads((run / "environment.json").read_text())["plugins"]
 
 
-@pytest.mark.heavy
 def test_members_of_an_installed_package_train_evaluate_embed_and_export(folder: Path, trained: Told):
     assert [code for code, _, _ in trained] == [0] * 7 + [2], trained
     assert json.loads(trained[1][1])["metrics"]["recall@1"] > 0.3  # 1 of 8 by chance
@@ -183,7 +182,6 @@ def test_a_run_says_which_plugin_has_changed(folder: Path, site: Path, trained: 
     assert told[1][2].startswith(f"error: {change}") and told[1][2].count("\n") == 1
 
 
-@pytest.mark.heavy
 def test_runs_of_a_study_at_once_have_the_file_too(folder: Path):
     told = commands(folder, "study study.yaml -o runs/study --jobs 2 --plugin toy.py")
     assert told[0][0] == 0, told
