@@ -29,7 +29,7 @@ demo: setup  ## Train, evaluate, embed and export: about 2 minutes on 2 cores
 
 RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --durations 20
 
-test: setup  ## Run the tests, but for the heaviest: 8 to 12 minutes on 2 cores
+test: setup  ## Run the tests, but for the heaviest: 7 to 10 minutes on 2 cores
 	$(RUN_TESTS) -m 'not heavy'
 
 test-heavy: setup  ## Run the heaviest: clusters, ranks, installed wheels and plugins, kills, compilers, whole pages: 7 to 10 minutes on 2 cores
