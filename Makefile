@@ -67,7 +67,7 @@ audit: setup  ## The licences of what is installed, and known vulnerabilities of
 
 bench: setup  ## Measure side by side with peers; writes benchmarks/results. With PHOTOS=FOLDER also what reads photos
 	for part in times memory million; do $(BIN)/python benchmarks/losses.py $$part || exit 1; done
-	for name in start training_loop transport grouplet evaluation gallery look manifolds scale; do \
+	for name in start training_loop transport grouplet evaluation gallery look manifolds scale gradient_checkpointing; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/data.py $(PHOTOS)
 	for name in $(if $(PHOTOS),calibration embed frozen); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done

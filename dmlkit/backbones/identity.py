@@ -30,6 +30,7 @@ class IdentityConfig(BackboneConfig, frozen=True):
         yield Requirement("backbone.freeze_epochs", (0,), nothing)
         yield Requirement("optimizer.lr_multipliers.backbone", (1.0,), nothing)
         yield Requirement("training.compile", (False,), nothing)
+        yield Requirement("training.gradient_checkpointing", (False,), nothing)
 
 
 class Identity(Backbone):

@@ -21,6 +21,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers.base import Regularizer
 from dmlkit.samplers.base import Sampler
 from dmlkit.training.average import WeightAverage
+from dmlkit.training.gradient_checkpointing import recompute_blocks
 from dmlkit.training.loggers.shown import check_loggers
 
 
@@ -107,6 +108,9 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     torch.manual_seed(recipe.seed)
     with faults_of(recipe, "backbone"):
         backbone = recipe.backbone.build(train.num_features)
+    if recipe.training.gradient_checkpointing:
+        with faults_of(recipe, "training", "gradient_checkpointing"):
+            recompute_blocks(backbone)
     with faults_of(recipe, "embedding_dim"):
         model = build_model(recipe, backbone=backbone)
     with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):

@@ -181,8 +181,14 @@ def test_gradients_are_clipped_and_bf16_trains(dmlkit, tiny_recipe, tmp_path):
     [
         ["training.epochs=1"],
         ["training.epochs=2", "backbone.freeze_epochs=1", "backbone.tuning={name: lora, targets: all, rank: 2}"],
+        [
+            "training.epochs=1",
+            "training.gradient_checkpointing=true",
+            "backbone={name: timm, model: test_vit, image_size: 32}",
+            "transform.size=32",
+        ],
     ],
-    ids=["full", "lora after a frozen epoch"],
+    ids=["full", "lora after a frozen epoch", "blocks computed again"],
 )
 def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe: Path, tmp_path: Path, changes: list[str]):
     for name in ("true", "false"):

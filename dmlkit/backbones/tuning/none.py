@@ -38,6 +38,7 @@ class NoTuningConfig(TuningConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         frozen = "nothing of the backbone ever trains"
         yield Requirement("backbone.freeze_epochs", (0,), frozen)
+        yield Requirement("training.gradient_checkpointing", (False,), frozen)
         if self.features == "cached":
             yield Requirement("dataset.on_bad_image", ("error",), "its cached features are of all images, or live")
             yield Requirement(
