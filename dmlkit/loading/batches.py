@@ -87,6 +87,8 @@ def make_loader(
         num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
+        # a pass draws a seed for workers, which no item uses; of torch's own generator, a resumed epoch would draw twice
+        generator=torch.Generator(),
     )
 
 

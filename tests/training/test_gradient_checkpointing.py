@@ -18,7 +18,7 @@ from dmlkit.training.gradient_checkpointing import recompute_blocks
 from tests.conftest import TINY_RECIPE
 from tests.contracts.test_backbones import config
 from tests.training.test_train import assert_equal_weights, weights
-from tests.training.test_tuning import trained
+from tests.training.test_tuning import DROPOUT, trained
 
 DROPPING = {"drop_rate": 0.3, "proj_drop_rate": 0.2, "drop_path_rate": 0.3}
 BACKBONES: dict[str, Callable[[], Any]] = {
@@ -103,14 +103,11 @@ def test_no_more_than_the_inputs_of_blocks_are_kept(name: str):
     assert size(kept[True]) > 3 * size(inputs)
 
 
-VIT = "backbone={name: timm, model: test_vit, image_size: 32, arguments: {drop_rate: 0.2, proj_drop_rate: 0.2}}"
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
-        (VIT, "transform.size=32", "training.accumulate=2", "training.ema=0.5"),
-        (VIT, "transform.size=32", "training.precision=bf16"),
+        (DROPOUT, "transform.size=32", "training.accumulate=2", "training.ema=0.5"),
+        (DROPOUT, "transform.size=32", "training.precision=bf16"),
         ("backbone={name: resnet18, freeze_epochs: 1}", "training.clip_grad_norm=0.5"),
         ("backbone={name: resnet18, tuning: {name: last_blocks, blocks: 2}}", "loss={name: multi_similarity}"),
     ],

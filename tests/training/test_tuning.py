@@ -31,6 +31,7 @@ TUNED = {
     "last_blocks": "{name: last_blocks, blocks: 2}",
     "lora": "{name: lora, targets: all, rank: 2}",
 }
+DROPOUT = "backbone={name: timm, model: test_vit, image_size: 32, arguments: {drop_rate: 0.2, proj_drop_rate: 0.2}}"
 
 
 class Stopper(Silent):
@@ -54,8 +55,13 @@ def trained(run: Path, *overrides: str, text: str = TINY_RECIPE, **options: Any)
 @pytest.mark.parametrize(("epoch", "last"), [(0, False), (0, True), (1, False)])
 @pytest.mark.parametrize(
     "overrides",
-    [("backbone.freeze_epochs=1",), *((f"backbone.tuning={tuning}",) for tuning in TUNED.values())],
-    ids=["first epoch frozen", *TUNED],
+    [
+        ("backbone.freeze_epochs=1",),
+        (DROPOUT, "transform.size=32"),
+        ("loss={name: norm_softmax, negative_fraction: 0.5}",),
+        *((f"backbone.tuning={tuning}",) for tuning in TUNED.values()),
+    ],
+    ids=["first epoch frozen", "dropout", "classes drawn", *TUNED],
 )
 def test_a_stopped_run_ends_with_the_same_bits(overrides: tuple[str, ...], epoch: int, last: bool, tmp_path: Path):
     whole = trained(tmp_path / "whole", *overrides)
