@@ -14,6 +14,7 @@ from dmlkit.errors import UserError
 from dmlkit.recipe.file import dump_recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.checkpoint_writer import CheckpointWriter
 from dmlkit.training.experiment import Experiment
 
 LATEST = "latest"
@@ -36,14 +37,14 @@ class State:
         self.skipped += [fault for fault in faults if fault not in self.skipped]
 
 
-def save_best(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> None:
+def save_best(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state: State) -> None:
     """Write the best checkpoint: what a model needs to embed, and its loss to go on."""
     weights = _weights(experiment)
     if fabric.is_global_zero:
-        run.save_checkpoint("best", {**weights, "epoch": state.epoch})
+        writer.write("best", {**weights, "epoch": state.epoch})
 
 
-def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -> None:
+def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state: State) -> None:
     """Write the last checkpoint: everything that the rest of the run depends on, whatever the number of ranks."""
     weights, optimizer = _weights(experiment), _optimizer_state(experiment)
     state.skipped = list(dict.fromkeys(gather_lists(fabric, state.skipped)))
@@ -51,7 +52,7 @@ def save(experiment: Experiment, run: RunFolder, fabric: Fabric, state: State) -
         random = {"cpu": torch.get_rng_state()}
         if fabric.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(fabric.device)
-        run.save_checkpoint(
+        writer.write(
             "last",
             {
                 **weights,

@@ -47,7 +47,9 @@ def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
     if run.is_being_replaced():
         kept = f"the run that was in {run.path} stays as it was"
     else:
-        kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
+        kept = (
+            f"the last good checkpoint is {last}" if state.epoch or last.exists() else "no checkpoint was written yet"
+        )
     return UserError(
         f"epoch {state.epoch + 1}, step {step}: {what} that are not finite; {kept}. "
         "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"

@@ -22,6 +22,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State, restore, save, save_best
+from dmlkit.training.checkpoint_writer import CheckpointWriter
 from dmlkit.training.cost import forget_peak_memory, peak_memory
 from dmlkit.training.data import TrainingData, training_data
 from dmlkit.training.divergence import check_losses, check_weights, compute_loss
@@ -120,8 +121,8 @@ def fit(
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
-    pin_memory = fabric.device.type == "cuda"
-    loader = TimedBatches(make_loader(data.training, batches, workers=settings.workers, pin_memory=pin_memory))
+    on_gpu = fabric.device.type == "cuda"
+    loader = TimedBatches(make_loader(data.training, batches, workers=settings.workers, pin_memory=on_gpu))
     may_skip = recipe.dataset.on_bad_image == "skip"
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
 
@@ -131,7 +132,7 @@ def fit(
     data.model.train()
     model: Any = None
     forget_peak_memory(fabric.device)
-    with stop_signals() as stop_requested:
+    with stop_signals() as stop_requested, CheckpointWriter(run, in_background=on_gpu) as writer:
         while state.epoch < settings.epochs:
             started = time.perf_counter()
             if experiment.model.backbone.set_epoch(state.epoch) or model is None:
@@ -171,38 +172,38 @@ def fit(
                     images_pending = 0
                     if stop_requested(fabric) and state.step < experiment.steps:
                         state.seconds += time.perf_counter() - started
-                        save(experiment, run, fabric, state)
+                        save(experiment, writer, fabric, state)
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
             refuse_nothing_read(batches.start + images_seen, state.skipped, "the training split")
             check_weights(experiment, state, run)
             pace = Pace(images_seen, time.perf_counter() - started, loader.seconds, is_whole=batches.start == 0)
-            row = finish_epoch(experiment, data, run, fabric, state, pace)
+            row = finish_epoch(experiment, data, writer, fabric, state, pace)
             state.seconds += time.perf_counter() - started
-            save(experiment, run, fabric, state)
+            save(experiment, writer, fabric, state)
             progress.epoch(row)
             if stop_requested(fabric) and state.epoch < settings.epochs:
                 raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
+    fabric.barrier()  # all checkpoints are on the disk
     return state
 
 
 def finish_epoch(
-    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, state: State, pace: Pace
+    experiment: Experiment, data: TrainingData, writer: CheckpointWriter, fabric: Fabric, state: State, pace: Pace
 ) -> EpochRow:
     """Validate, note the epoch, and keep the checkpoint if it is the best so far."""
+    writer.wait()  # epochs that are noted have a checkpoint, but for the last of them
     settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, experiment.steps
     epoch, loss = state.epoch + 1, state.loss_sum / steps
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
     metrics: dict[str, float] | None = None
-    is_due = state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs
-    if data.validation is not None and is_due:
+    if data.validation is not None and (state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs):
         with experiment.averaged():
             evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
         state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
-        score = metrics[settings.select_by]
-        if state.best is None or score > state.best["metrics"][settings.select_by]:
+        if state.best is None or metrics[settings.select_by] > state.best["metrics"][settings.select_by]:
             state.best = {"epoch": state.epoch, "metrics": metrics}
-            save_best(experiment, run, fabric, state)
+            save_best(experiment, writer, fabric, state)
     row = EpochRow(
         epoch=epoch,
         loss=loss,
@@ -215,5 +216,5 @@ def finish_epoch(
         peak_memory_bytes=peak_memory(fabric.device),
     )
     if fabric.is_global_zero:
-        run.append_metrics(row)
+        writer.run.append_metrics(row)
     return row
