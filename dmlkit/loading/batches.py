@@ -87,7 +87,7 @@ def make_loader(
         num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
-        # a pass draws a seed for workers, which no item uses; of torch's own generator, a resumed epoch would draw twice
+        # each pass draws a seed that no item uses; from torch's own generator a resumed epoch would draw it twice
         generator=torch.Generator(),
     )
 
