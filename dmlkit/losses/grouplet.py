@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.component import Requirement, one_of
 from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
-from dmlkit.losses.proxies.closed_form import with_gradient
+from dmlkit.losses.proxies.gradient_sums import ClosedForm, Terms
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import (
@@ -127,10 +127,10 @@ class Grouplet(ProxyLoss):
         labels, grouping = classes.labels, self.transport.regroup(classes.labels)
         factor = 1 / sum(len(images) for images in grouping)
 
-        def push(block: Block) -> Tensor:
+        def push(block: Block) -> Terms:
             exponent, others = self.scale * (block.similarity + self.margin), ~block.own
             if self.closed_form:
-                return self._push_with_gradient(block, exponent.detach(), others, grouping) * (factor / classes.total)
+                return self._push_in_closed_form(exponent.detach(), others, grouping, factor / classes.total)
             totals = [log_one_plus_sum_exp(exponent[images], others[images]).sum(0) for images in grouping]
             return torch.stack(totals).sum(0) * (factor / classes.total)
 
@@ -140,7 +140,9 @@ class Grouplet(ProxyLoss):
 
         return sum_over_classes(pairs(classes), pull_and_gains) + sum_over_classes(classes, push)
 
-    def _push_with_gradient(self, block: Block, exponent: Tensor, others: Tensor, grouping: list[Tensor]) -> Tensor:
+    def _push_in_closed_form(
+        self, exponent: Tensor, others: Tensor, grouping: list[Tensor], factor: float
+    ) -> ClosedForm:
         """The sum over grouplets of the plain negative terms (w,), without the graph of every grouplet."""
         exponent.masked_fill_(~others, -torch.inf)
         terms, gradient = exponent.new_zeros(exponent.shape[1]), torch.empty_like(exponent)
@@ -149,7 +151,7 @@ class Grouplet(ProxyLoss):
             total = torch.logaddexp(of_group.logsumexp(1), of_group.new_zeros(()))
             terms += total.sum(0)
             gradient[images] = (of_group - total[:, None]).exp_()
-        return with_gradient(terms, block.similarity, gradient.mul_(self.scale))
+        return ClosedForm(terms.mul_(factor), gradient.mul_(self.scale * factor))
 
     def _terms_of_present_classes(self, group: Grouplets) -> Tensor:
         """The weighted positive terms of a stack of grouplets, and the gain of the weights on the negative ones."""

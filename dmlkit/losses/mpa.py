@@ -10,7 +10,8 @@ from dmlkit.component import Requirement
 from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.centers import CenterPooling, center_distances, pool_centers
 from dmlkit.losses.proxies.classes import Block, Classes
-from dmlkit.losses.proxies.closed_form import anchor_terms
+from dmlkit.losses.proxies.closed_form import anchor_terms, with_gradient
+from dmlkit.losses.proxies.gradient_sums import ClosedForm, Terms
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights, TransportWeightsConfig
@@ -108,13 +109,14 @@ class MPA(ProxyLoss):
         self.margin, self.scale, self.transport = margin, scale, transport
         self.regularizer_weight = regularizer_weight
 
-    def class_terms(self, block: Block) -> Tensor:
+    def class_terms(self, block: Block) -> Terms:
         terms = self._anchor_terms(block)
         if self.regularizer_weight == 0 or block.proxies.shape[1] == 1:
             return terms
+        terms = with_gradient(terms, block.similarity) if isinstance(terms, ClosedForm) else terms
         return terms + self.regularizer_weight * center_distances(self.manifold, block)
 
-    def _anchor_terms(self, block: Block) -> Tensor:
+    def _anchor_terms(self, block: Block) -> Terms:
         if self.closed_form:
             return anchor_terms(block, self.scale, self.margin)
         pull = log_one_plus_sum_exp(-self.scale * (block.similarity - self.margin), where=block.own)

@@ -10,6 +10,7 @@ from dmlkit.component import Requirement
 from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block, Classes
 from dmlkit.losses.proxies.closed_form import anchor_terms
+from dmlkit.losses.proxies.gradient_sums import Terms
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights, TransportWeightsConfig
@@ -70,7 +71,7 @@ class ProxyAnchor(ProxyLoss):
         require_bounded("ProxyAnchor", manifold)
         self.margin, self.scale, self.transport = margin, scale, transport
 
-    def class_terms(self, block: Block) -> Tensor:
+    def class_terms(self, block: Block) -> Terms:
         if self.closed_form:
             return anchor_terms(block, self.scale, self.margin)
         pull = log_one_plus_sum_exp(-self.scale * (block.similarity - self.margin), where=block.own)

@@ -12,6 +12,7 @@ from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block, sum_over_classes
 from dmlkit.losses.proxies.closed_form import anchor_terms
 from dmlkit.losses.proxies.computed_classes import computed_once
+from dmlkit.losses.proxies.gradient_sums import Terms
 from dmlkit.losses.proxies.informative import (
     InformativeConfig,
     InformativeWeights,
@@ -120,7 +121,7 @@ class ProxyISA(ProxyLoss):
     def set_epoch(self, epoch: int) -> None:
         self.informative.set_epoch(epoch)
 
-    def class_terms(self, block: Block) -> Tensor:
+    def class_terms(self, block: Block) -> Terms:
         if self.closed_form:
             return anchor_terms(block, self.scale, self.margin)
         ones = torch.ones_like(block.similarity)
@@ -133,7 +134,7 @@ class ProxyISA(ProxyLoss):
         classes = computed_once(classes)
         weights = self.informative.weigh(classes)
 
-        def weighted_terms(block: Block) -> Tensor:
+        def weighted_terms(block: Block) -> Terms:
             others, pull, push = weights.of_others(block), 1 / weights.own_total, 1 / weights.others_total
             if self.closed_form:
                 return anchor_terms(block, self.scale, self.margin, pull, push, weights.own, others)

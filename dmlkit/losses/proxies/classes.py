@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.distributed.class_shard import ClassShard
-from dmlkit.losses.proxies.gradient_sums import GradientSums, refuse_gradient_of_gradient, without_autocast
+from dmlkit.losses.proxies.gradient_sums import GradientSums, Terms, refuse_gradient_of_gradient, without_autocast
 from dmlkit.losses.proxies.similarity import Measure, PullBack
 
 
@@ -69,7 +69,7 @@ class Block:
         return self.inside & (self.column == torch.arange(self.similarity.shape[-1], device=self.column.device))
 
 
-def sum_over_classes(classes: Classes, terms: Callable[[Block], Tensor]) -> Tensor:
+def sum_over_classes(classes: Classes, terms: Callable[[Block], Terms]) -> Tensor:
     """The sum of the terms (w,) of all blocks, or of their sums; those of a block depend on it alone."""
     if not torch.is_grad_enabled():
         return classes.shard.sum(torch.stack([terms(block).sum() for block in classes.blocks()]).sum())
@@ -78,7 +78,7 @@ def sum_over_classes(classes: Classes, terms: Callable[[Block], Tensor]) -> Tens
 
 class _SumOverClasses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, classes: Classes, terms: Callable[[Block], Tensor], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, classes: Classes, terms: Callable[[Block], Terms], *tensors: Tensor) -> Tensor:
         ctx.arguments = classes, terms
         ctx.save_for_backward(*tensors)
         value, ctx.gradients = _value_and_gradients(classes, terms)
@@ -94,11 +94,8 @@ class _SumOverClasses(torch.autograd.Function):
         return None, None, *(gradients if is_one else (gradient.mul_(grad) for gradient in gradients))
 
 
-def _value_and_gradients(classes: Classes, terms: Callable[[Block], Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    value = classes.embeddings.new_zeros(())
+def _value_and_gradients(classes: Classes, terms: Callable[[Block], Terms]) -> tuple[Tensor, tuple[Tensor, ...]]:
     gradients = GradientSums(classes.embeddings, classes.proxies, classes.parameters, classes.shard)
-    with torch.enable_grad(), without_autocast(value):
-        for block in classes.blocks(with_graph=True):
-            gradients.add(block, total := terms(block).sum())
-            value += total.detach()
-    return classes.shard.sum(value), gradients.over_ranks()
+    with torch.enable_grad(), without_autocast(classes.embeddings):
+        values = [gradients.add_terms(block, terms(block)) for block in classes.blocks(with_graph=True)]
+    return classes.shard.sum(sum(values, start=classes.embeddings.new_zeros(()))), gradients.over_ranks()

@@ -7,17 +7,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dmlkit.losses.proxies.classes import Block
+from dmlkit.losses.proxies.gradient_sums import ClosedForm
 
 
-def with_gradient(terms: Tensor, similarity: Tensor, gradient: Tensor) -> Tensor:
-    """Terms (w,) whose gradient with respect to the similarity (B, w) is known: each column is its term's.
+def with_gradient(terms: ClosedForm, similarity: Tensor) -> Tensor:
+    """Terms (w,) for autograd, to which others are added that depend on more than the similarity (B, w).
 
     Example:
         >>> x = torch.tensor([[3.0]], requires_grad=True)
-        >>> torch.autograd.grad(with_gradient(x.detach().square()[0], x, 2 * x.detach()), x)
+        >>> torch.autograd.grad(with_gradient(ClosedForm(x.detach().square()[0], 2 * x.detach()), x), x)
         (tensor([[6.]]),)
     """
-    return _WithGradient.apply(similarity, terms, gradient)
+    return _WithGradient.apply(similarity, *terms)
 
 
 class _WithGradient(torch.autograd.Function):
@@ -42,7 +43,7 @@ def anchor_terms(
     push_factor: Tensor | None = None,
     own_weights: Tensor | None = None,
     other_weights: Tensor | None = None,
-) -> Tensor:
+) -> ClosedForm:
     r"""The terms (w,) of the classes p of a block.
 
     .. math:: a \log(1 + \sum_{y_x = p} e^{-\alpha \omega (s(x,p) - \delta)})
@@ -65,7 +66,7 @@ def anchor_terms(
     mask = torch.zeros_like(own).masked_fill_(block.inside, -torch.inf)
     push, gradient = _push(similarity, mask, block.column, scale, margin, push_factor, other_weights)
     pull, own_gradient = _pull(own, block, scale, margin, pull_factor, own_weights)
-    return with_gradient(pull + push, block.similarity, gradient.scatter_add_(1, block.column, own_gradient))
+    return ClosedForm(pull + push, gradient.scatter_add_(1, block.column, own_gradient))
 
 
 def _push(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,21 @@ class TracedBlock(Protocol):
     pull_back: PullBack
 
 
+class ClosedForm(NamedTuple):
+    """Terms that depend on the similarities of a block alone, with their gradient, for which autograd is not asked."""
+
+    values: Tensor  # (w,)
+    gradient: Tensor  # (B, w): each column is its term's
+
+    def sum(self) -> Tensor:
+        """A scalar, as that of a tensor of terms."""
+        return self.values.sum()
+
+
+Terms = Tensor | ClosedForm
+"""Of the classes of a block (w,), or a tensor of their sum."""
+
+
 class GradientSums:
     """Gradients of all blocks together: (B, D) for embeddings, (n, ...) for proxies, and one for each parameter.
 
@@ -34,6 +49,12 @@ class GradientSums:
         self.like, self.shard = (embeddings, *parameters), shard
         self.of_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format)  # rows, written once
         self.of_shared: list[Tensor] = []  # of embeddings and parameters, which every block adds to
+
+    def add_terms(self, block: TracedBlock, terms: Terms) -> Tensor:
+        """Add the gradients of the sum of a block's terms; returns the sum."""
+        total = terms.sum()
+        self.add(block, *((block.similarity, terms.gradient) if isinstance(terms, ClosedForm) else (total,)))
+        return total.detach()
 
     def add(self, block: TracedBlock, outputs: Tensor, gradient: Tensor | None = None) -> None:
         """Add the gradients of ``outputs``, computed from a block, times their own: 1 of a scalar if not given."""

@@ -10,6 +10,7 @@ from torch.nn.functional import softplus
 from dmlkit.distributed.class_shard import ClassShard, ShardedParameter
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
+from dmlkit.losses.proxies.gradient_sums import Terms
 from dmlkit.losses.proxies.sampling import classes_of, select
 from dmlkit.losses.proxies.similarity import similarity_to
 from dmlkit.losses.proxies.softmax import others_and_own
@@ -59,7 +60,7 @@ class ProxyLoss(Loss):
         self.negative_fraction, self.shard = negative_fraction, ClassShard(num_classes)
         self.proxies = manifold.new_proxies(num_classes, *([] if proxies_per_class is None else [proxies_per_class]))
 
-    def class_terms(self, block: Block) -> Tensor:
+    def class_terms(self, block: Block) -> Terms:
         """Of a loss that is a sum over classes: the terms (w,) of the classes of a block."""
         raise NotImplementedError
 
