@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor, nn
 
 from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.autocast import without_autocast
 
 
 class HeadConfig(ComponentConfig, frozen=True):
@@ -31,7 +31,7 @@ class Head(nn.Module, ABC):
     def forward(self, features: Tensor) -> Tensor:
         """Points (B, D) of features (B, F)."""
         projected = self.project(features)
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features):
             return self.to_points(projected.float() if projected.itemsize < 4 else projected)
 
     @abstractmethod

@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from dmlkit.component import ComponentConfig
 from dmlkit.distributed.class_shard import ShardedParameter
 from dmlkit.losses.checks.batch import check_batch
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.autocast import without_autocast
 
 
 class LossConfig(ComponentConfig, frozen=True):
@@ -49,7 +49,7 @@ class Loss(nn.Module, ABC):
                 (on a GPU these would stall the step; the trainer reports a non-finite loss instead).
         """
         check_batch(type(self).__name__, embeddings, labels, self.manifold.point_dim, self.num_classes)
-        with torch.autocast(embeddings.device.type, enabled=False):  # e^35 = 1.6e15 overflows float16
+        with without_autocast(embeddings):  # e^35 = 1.6e15 overflows float16
             return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
 
     @abstractmethod

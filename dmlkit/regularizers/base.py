@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 
-import torch
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.autocast import without_autocast
 
 
 class RegularizerConfig(ComponentConfig, frozen=True):
@@ -34,7 +34,7 @@ class Regularizer(nn.Module, ABC):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The unweighted term of a batch: embeddings (B, D), labels (B,) int64 -> scalar."""
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings):
             return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
 
     @abstractmethod

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dmlkit.distributed.class_shard import ClassShard
-from dmlkit.losses.proxies.gradient_sums import GradientSums, Terms, refuse_gradient_of_gradient, without_autocast
+from dmlkit.losses.proxies.gradient_sums import GradientSums, Terms, refuse_gradient_of_gradient
 from dmlkit.losses.proxies.similarity import Measure, PullBack
+from dmlkit.manifolds.numerics.autocast import without_autocast
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Adding up the gradients of blocks of classes."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -82,13 +81,6 @@ class GradientSums:
         """The sums; those of embeddings and parameters, to which every rank's classes contribute, over all ranks."""
         embeddings, *parameters = (self.shard.sum(total) for total in self.of_shared)
         return embeddings, self.of_proxies, *parameters
-
-
-def without_autocast(like: Tensor) -> AbstractContextManager[object]:
-    """For a backward pass, which may be called inside autocast; on the CPU nothing where it is off, 5 us less."""
-    if like.is_cpu and not torch.is_autocast_enabled("cpu"):
-        return nullcontext()
-    return torch.autocast(like.device.type, enabled=False)
 
 
 def refuse_gradient_of_gradient() -> None:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses.proxies.classes import Block, Classes
-from dmlkit.losses.proxies.gradient_sums import GradientSums, refuse_gradient_of_gradient, without_autocast
+from dmlkit.losses.proxies.gradient_sums import GradientSums, refuse_gradient_of_gradient
 from dmlkit.losses.proxies.similarity import PullBack
+from dmlkit.manifolds.numerics.autocast import without_autocast
 
 Logits = Callable[[Block], Tensor]
 """Of a block: (B, w), differentiable."""
