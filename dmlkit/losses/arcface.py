@@ -11,7 +11,7 @@ from torch import Tensor
 from dmlkit.component import Requirement
 from dmlkit.losses.checks.similarity import require_similarity
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
-from dmlkit.manifolds.arithmetic.products import safe_sqrt
+from dmlkit.losses.proxies.softmax import RowLosses
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine")
@@ -81,16 +81,23 @@ class ArcFace(ProxyLoss):
         require_similarity("ArcFace", manifold, SIMILARITIES, REASON)
         self.margin, self.scale = margin, scale
 
-    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
-        return super().row_losses(others, self.scale * turn(own / self.scale, self.margin))
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        turned, slope = turn(own / self.scale, self.margin)
+        rows = super().row_losses(others, self.scale * turned)
+        return rows._replace(of_own=rows.of_own * slope)
 
 
-def turn(cosine: Tensor, margin: float) -> Tensor:
-    """cos(theta + margin) of cos(theta), falling over all of [0, pi]; its gradient is finite at theta = 0 and pi.
+def turn(cosine: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """cos(theta + margin) of cos(theta), falling over all of [0, pi], and its derivative by cos(theta).
+
+    The derivative is finite: that of the sine counts as 0 at theta = 0 and pi.
 
     Example:
-        >>> [round(c, 4) for c in turn(torch.tensor([1.0, 0.0, -1.0]), 0.5).tolist()]
-        [0.8776, -0.4794, -1.2397]
+        >>> [[round(number, 4) for number in tensor.tolist()] for tensor in turn(torch.tensor([1.0, 0.0, -1.0]), 0.5)]
+        [[0.8776, -0.4794, -1.2397], [0.8776, 0.8776, 1.0]]
     """
-    sine = safe_sqrt(1 - cosine.square())
-    return torch.where(cosine >= -cos(margin), cosine * cos(margin) - sine * sin(margin), cosine - margin * sin(margin))
+    sine = (1 - cosine.square()).clamp_(min=0).sqrt_()
+    slope = (cosine / sine).nan_to_num_(posinf=0, neginf=0).mul_(sin(margin)).add_(cos(margin))
+    early = cosine >= -cos(margin)  # theta + margin <= pi
+    turned = torch.where(early, cosine * cos(margin) - sine * sin(margin), cosine - margin * sin(margin))
+    return turned, slope.where(early, 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from dmlkit.component import Requirement
 from dmlkit.losses.checks.similarity import require_similarity
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.softmax import RowLosses
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine")
@@ -77,5 +78,5 @@ class CosFace(ProxyLoss):
         require_similarity("CosFace", manifold, SIMILARITIES, REASON)
         self.margin, self.scale = margin, scale
 
-    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
         return super().row_losses(others, own - self.scale * self.margin)

@@ -17,7 +17,7 @@ from dmlkit.losses.proxies.computed_classes import computed_once
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.sampling import require_all
 from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd, largest
-from dmlkit.losses.proxies.softmax import others_and_own
+from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine", "dot")
@@ -126,13 +126,12 @@ class ProxyGML(ProxyLoss):
         def logits(block: Block) -> Tensor:
             return self.linked_sum(block, threshold)
 
-        loss = self.row_losses(*others_and_own(classes, logits, self.scale)).mean()
+        loss = mean_softmax_loss(classes, self.row_losses, logits, self.scale)
         return loss + self.regularizer_weight * self.regularizer() if self.regularizer_weight else loss
 
-    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
-        has_own = own.isfinite()
-        own = torch.where(has_own, own, 0)
-        return torch.where(has_own, super().row_losses(others, own), 0)
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        rows = super().row_losses(others, own)
+        return RowLosses(*(torch.where(own.isfinite(), of_rows, 0) for of_rows in rows))
 
     def linked_sum(self, block: Block, threshold: Tensor) -> Tensor:
         """Z of eq. 5 (B, w), -inf where the softmax leaves a class out.

@@ -12,7 +12,7 @@ from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.informative import InformativeConfig, InformativeWeights
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
-from dmlkit.losses.proxies.softmax import others_and_own
+from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
 from dmlkit.manifolds.base import Manifold
 
 
@@ -107,10 +107,13 @@ class ProxyNCA(ProxyLoss):
         def logits(block: Block) -> Tensor:
             return block.similarity * torch.where(block.own, weights.own[:, None], weights.of_others(block))
 
-        loss = self.row_losses(*others_and_own(classes, logits, self.logit_scale)).mean()
+        loss = mean_softmax_loss(classes, self.row_losses, logits, self.logit_scale)
         if self.training:
             self.informative.remember(embeddings, labels, weights.clean, self.manifold, self.proxies, self.shard)
         return loss
 
-    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
-        return super().row_losses(others, own) if self.positive_in_denominator else others - own
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        if self.positive_in_denominator:
+            return super().row_losses(others, own)
+        ones = torch.ones_like(own)
+        return RowLosses(others - own, ones, -ones)

@@ -8,6 +8,7 @@ from torch import Tensor
 from dmlkit.losses.proxies.centers import mean_center_distance, pool_centers
 from dmlkit.losses.proxies.classes import Classes
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.softmax import RowLosses
 from dmlkit.manifolds.base import Manifold
 
 
@@ -88,7 +89,7 @@ class SoftTriple(ProxyLoss):
         self.scale, self.margin = scale, margin
         self.regularizer_weight = regularizer_weight
 
-    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
         return super().row_losses(others, own - self.scale * self.margin)
 
     def over(self, classes: Classes) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from dmlkit.distributed.class_shard import ClassShard, ShardedParameter
 from dmlkit.losses.base import Loss, LossConfig
@@ -13,7 +12,7 @@ from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.gradient_sums import Terms
 from dmlkit.losses.proxies.sampling import classes_of, select
 from dmlkit.losses.proxies.similarity import similarity_to
-from dmlkit.losses.proxies.softmax import others_and_own
+from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy, mean_softmax_loss
 from dmlkit.manifolds.base import Manifold
 
 
@@ -68,9 +67,9 @@ class ProxyLoss(Loss):
         """Of a loss with a softmax over the classes of each row: the logits (B, w) of a block, before their scale."""
         return block.similarity
 
-    def row_losses(self, others: Tensor, own: Tensor) -> Tensor:
-        """The cross-entropy (B,) of log sum_{c != y} exp(z_c) and z_y, both (B,)."""
-        return softplus(others - own)
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        """Of a loss with a softmax: see `RowLoss`."""
+        return cross_entropy(others, own)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         return self.over(self.classes(embeddings, labels))
@@ -80,7 +79,7 @@ class ProxyLoss(Loss):
         if type(self).class_terms is not ProxyLoss.class_terms:
             return sum_over_classes(classes, self.class_terms)
         logits = None if type(self).logits is ProxyLoss.logits else self.logits
-        return self.row_losses(*others_and_own(classes, logits, self.logit_scale)).mean()
+        return mean_softmax_loss(classes, self.row_losses, logits, self.logit_scale)
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
         """The classes of this step: all of this rank's, or the sampled ones."""

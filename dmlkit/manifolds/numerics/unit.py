@@ -77,9 +77,8 @@ class Cosines:
 
         Once only: it overwrites the values.
         """
-        square = self.inverse.square().neg_().masked_fill_(self.norm < self.epsilon, 0)
-        along = self.values.mul_(gradient).sum(0).mul_(square)
         gradient = gradient * self.inverse
-        # the product adds to what is there: 6 to 9 % less time at M = 11 318 than a pass after it, 2 % at 100
-        torch.mul(self.vectors, along[:, None], out=out).addmm_(gradient.T, self.x)
+        along = self.values.mul_(gradient).sum(0).mul_(self.inverse).masked_fill_(self.norm < self.epsilon, 0)
+        # the product takes off what is there: 6 to 9 % less time at M = 11 318 than a pass after it, 2 % at 100
+        torch.mul(self.vectors, along[:, None], out=out).addmm_(gradient.T, self.x, beta=-1)
         return gradient @ self.vectors
