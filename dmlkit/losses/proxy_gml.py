@@ -130,8 +130,8 @@ class ProxyGML(ProxyLoss):
         return loss + self.regularizer_weight * self.regularizer() if self.regularizer_weight else loss
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        rows = super().row_losses(others, own)
-        return RowLosses(*(torch.where(own.isfinite(), of_rows, 0) for of_rows in rows))
+        rows, has_own = super().row_losses(others, own), own != -torch.inf  # nan stays nan
+        return RowLosses(*(torch.where(has_own, of_rows, 0) for of_rows in rows))
 
     def linked_sum(self, block: Block, threshold: Tensor) -> Tensor:
         """Z of eq. 5 (B, w), -inf where the softmax leaves a class out.
