@@ -227,8 +227,8 @@ def million_on_cpu() -> list[str]:
 
 def times(names: list[str], device: str) -> list[str]:
     lines = [
-        f"Forward and backward at B={BATCH}, d={DIM}; floor: the three matrix products. Medians of {REPEATS[100]} steps at",
-        f"C=100 and of {REPEATS[11_318]} at C=11318.",
+        f"Forward and backward at B={BATCH}, d={DIM}; floor: the three matrix products.",
+        f"Medians of {REPEATS[100]} steps at C=100, of {REPEATS[11_318]} at C=11318.",
         f"n_pair: PML compares one pair of each class, {BATCH // 4} x {BATCH // 4} images; ours all {BATCH} x {BATCH}.",
         "",
         "| loss | C | ours ms | PML ms | ours / PML | floor ms | ours / floor |",
