@@ -1,15 +1,13 @@
 """Several proxies (centers) a class: one similarity from K of them, and a pull between them."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
-from dmlkit.losses.proxies.similarity import by_autograd
+from dmlkit.losses.proxies.similarity import Pool, Pooled, by_autograd
 from dmlkit.manifolds.base import Manifold
 
 CenterPooling = Literal["softmax", "max", "mean"]
@@ -18,54 +16,60 @@ CenterPooling = Literal["softmax", "max", "mean"]
 BLOCK_POINTS = {"cpu": 64, "cuda": 2048}
 
 
-def pool_centers(kind: CenterPooling, gamma: float) -> Callable[[Tensor], Tensor]:
+def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
     r"""The similarity of a row to a class with K proxies, from the similarities s_k to each.
 
-    ``softmax`` :math:`\sum_k \frac{e^{s_k / \gamma}}{\sum_l e^{s_l / \gamma}} s_k`, ``max`` or ``mean``.
+    ``softmax`` :math:`t = \sum_k q_k s_k` with :math:`q_k = e^{s_k / \gamma} / \sum_l e^{s_l / \gamma}`, whose gradient
+    is :math:`q_k (1 + (s_k - t) / \gamma)`; ``max``, whose gradient goes to equal ones in equal parts; or ``mean``.
 
     Example:
         >>> similarity = torch.tensor([0.2, 0.6]).view(1, 2, 1)  # one row, K = 2, one class
-        >>> [round(pool_centers(kind, 0.1)(similarity).item(), 3) for kind in ("softmax", "max", "mean")]
+        >>> [round(pool_centers(kind, 0.1)(similarity)[0].item(), 3) for kind in ("softmax", "max", "mean")]
         [0.593, 0.6, 0.4]
     """
 
-    def pool(similarity: Tensor) -> Tensor:  # (B, K, w) -> (B, w)
-        match kind:
+    def pool(similarity: Tensor) -> Pooled:
+        match kind if similarity.shape[1] > 1 else "mean":
             case "softmax":
-                return _SoftPool.apply(similarity, gamma) if similarity.shape[1] > 1 else similarity[:, 0]
+                return _soft_pool(similarity, gamma)
             case "max":
-                return similarity.amax(1)
+                return _max_pool(similarity)
             case "mean":
-                return similarity.mean(1)
+                return _mean_pool(similarity)
 
     return pool
 
 
-class _SoftPool(torch.autograd.Function):
-    """With t = sum_k q_k s_k the gradient is q_k (1 + (s_k - t) / gamma), in two passes over the similarities.
+def _soft_pool(similarity: Tensor, gamma: float) -> Pooled:
+    exponentials = similarity * (1 / gamma)
+    exponentials.sub_(exponentials.amax(1, keepdim=True)).exp_()
+    total = exponentials.sum(1)  # divides what is made of all K: K times fewer numbers than the exponentials
+    pooled = (exponentials * similarity).sum(1).div_(total)
 
-    Nothing divides exp(s_k / gamma) by its sum over k: what is made of all k is divided, K times fewer numbers.
-    """
+    def pull_back(gradient: Tensor) -> Tensor:
+        gradient = gradient / total
+        slope = gradient / gamma
+        offset = torch.addcmul(gradient, slope, pooled, value=-1)
+        return torch.addcmul(offset[:, None], slope[:, None], similarity).mul_(exponentials)
 
-    @staticmethod
-    def forward(ctx: Any, similarity: Tensor, gamma: float) -> Tensor:
-        exponentials = similarity * (1 / gamma)
-        exponentials.sub_(exponentials.amax(1, keepdim=True)).exp_()
-        total = exponentials.sum(1)
-        pooled = (exponentials * similarity).sum(1).div_(total)
-        ctx.gamma = gamma
-        ctx.save_for_backward(similarity, exponentials, total, pooled)
-        return pooled
+    return Pooled(pooled, pull_back)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,) = grad_outputs
-        similarity, exponentials, total, pooled = ctx.saved_tensors
-        grad = grad / total
-        slope = grad / ctx.gamma
-        offset = torch.addcmul(grad, slope, pooled, value=-1)
-        return torch.addcmul(offset[:, None], slope[:, None], similarity).mul_(exponentials), None
+
+def _max_pool(similarity: Tensor) -> Pooled:
+    largest = similarity.amax(1)
+
+    def pull_back(gradient: Tensor) -> Tensor:
+        is_largest = similarity == largest[:, None]
+        return is_largest * (gradient / is_largest.sum(1))[:, None]
+
+    return Pooled(largest, pull_back)
+
+
+def _mean_pool(similarity: Tensor) -> Pooled:
+    def pull_back(gradient: Tensor) -> Tensor:
+        return (gradient / similarity.shape[1])[:, None].expand_as(similarity)
+
+    return Pooled(similarity.mean(1), pull_back)
 
 
 def mean_center_distance(manifold: Manifold, classes: Classes) -> Tensor:

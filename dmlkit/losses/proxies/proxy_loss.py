@@ -1,6 +1,5 @@
 """Losses over learnable proxies: which classes a step computes, and what is made of a block of similarities."""
 
-from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
@@ -11,7 +10,7 @@ from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.gradient_sums import Terms
 from dmlkit.losses.proxies.sampling import classes_of, select
-from dmlkit.losses.proxies.similarity import similarity_to
+from dmlkit.losses.proxies.similarity import Pool, similarity_to
 from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy, mean_softmax_loss
 from dmlkit.manifolds.base import Manifold
 
@@ -47,7 +46,7 @@ class ProxyLoss(Loss):
         num_classes: int,
         *,
         proxies_per_class: int | None = None,
-        pool: Callable[[Tensor], Tensor] | None = None,
+        pool: Pool | None = None,
         logit_scale: float = 1.0,
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,

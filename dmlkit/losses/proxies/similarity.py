@@ -26,6 +26,17 @@ class Traced(NamedTuple):
     pull_back: PullBack
 
 
+class Pooled(NamedTuple):
+    """One similarity to each class, and the way back to those to its K proxies."""
+
+    similarity: Tensor  # (B, w)
+    pull_back: Callable[[Tensor], Tensor]  # of the gradient of (B, w): that of (B, K, w)
+
+
+Pool = Callable[[Tensor], Pooled]
+"""Of similarities (B, K, w)."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """How alike embeddings (B, D) are to the proxies of w classes (w, ...), given the parameters that it depends on."""
@@ -43,7 +54,7 @@ BLOCK_NUMBERS = {"cpu": 2**23, "cuda": 2**26}
 KEPT_NUMBERS = 2**26  # similarities and proxies that may always wait for the backward pass: 256 MiB of float32
 
 
-def similarity_to(manifold: Manifold, pool: Callable[[Tensor], Tensor] | None) -> Measure:
+def similarity_to(manifold: Manifold, pool: Pool | None) -> Measure:
     """The relative similarity to proxies (w, d) as (B, w), to (w, K, d) as (B, K, w), or pooled to (B, w)."""
     # A subclass may mean another similarity.
     is_cosine = type(manifold) is Sphere and manifold.similarity_name == "cosine" and manifold.proxies == "features"
@@ -91,16 +102,17 @@ def _cosines(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) 
     return Traced(cosines.values, pull_back)
 
 
-def _by_class(each: Traced, shape: Sequence[int], pool: Callable[[Tensor], Tensor] | None) -> Traced:
+def _by_class(each: Traced, shape: Sequence[int], pool: Pool | None) -> Traced:
     """Similarities (B, w K) as (B, K, w), so that what follows runs along the classes and not along few proxies."""
-    leaf = each.similarity.requires_grad_(torch.is_grad_enabled())
-    similarity = leaf.unflatten(1, shape).transpose(1, 2).contiguous()
-    similarity = similarity if pool is None else pool(similarity)
+    similarity = each.similarity.unflatten(1, shape).transpose(1, 2).contiguous()
+    pooled = None if pool is None else pool(similarity)
 
+    @torch.no_grad()
     def pull_back(gradient: Tensor, out: Tensor) -> Sequence[Tensor]:
-        return each.pull_back(torch.autograd.grad(similarity, leaf, gradient)[0], out.flatten(0, 1))
+        of_each = gradient if pooled is None else pooled.pull_back(gradient)
+        return each.pull_back(of_each.transpose(1, 2).flatten(1), out.flatten(0, 1))
 
-    return Traced(similarity.detach(), pull_back)
+    return Traced(similarity if pooled is None else pooled.similarity, pull_back)
 
 
 def automatic_block_size(embeddings: Tensor, proxies: Tensor) -> int:
