@@ -32,7 +32,7 @@ RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist
 test: setup  ## Run the tests, but for the heaviest: 7 to 10 minutes on 2 cores
 	$(RUN_TESTS) -m 'not heavy'
 
-test-heavy: setup  ## Run the heaviest: clusters, ranks, installed wheels and plugins, kills, compilers, whole pages: 7 to 10 minutes on 2 cores
+test-heavy: setup  ## Run the heaviest: clusters, ranks, installed wheels and plugins, kills, compilers, fuzzing, whole pages: 8 to 11 minutes on 2 cores
 	$(RUN_TESTS) -m heavy
 
 test-gpu: setup  ## Run the tests that need a CUDA GPU

@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_strict_consumer_finds_its_own_mistakes_and_no_fault_of_dmlkit():
     command = [sys.executable, "-m", "pyright", "-p", HERE, "--pythonpath", sys.executable, "--outputjson"]
     told = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)

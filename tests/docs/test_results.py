@@ -30,6 +30,7 @@ def words_of(page: Path) -> tuple[list[str], str | None]:
     return folders, paper
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_is_what_its_studies_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folders, paper = words_of(page)

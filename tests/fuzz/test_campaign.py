@@ -22,7 +22,7 @@ from pyarrow import parquet
 from tests.datasets import trees
 from tests.fuzz.conftest import hashes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 Command = Callable[..., tuple[int, str]]
 EMBEDDINGS = "run/embeddings/test"
 PAIR_LOSSES = ("n_pair", "triplet", "multi_similarity", "lifted_structure", "circle", "margin", "contrastive")

@@ -103,6 +103,7 @@ def workplace(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Workpla
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @examples(100, 1_000)
 @given(words=lines())
 def test_a_command_ends_as_documented_and_keeps_to_its_output(

@@ -117,6 +117,7 @@ def test_a_workplace_is_whole_again(workplace: Workplace, ground: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @examples(60, 2_000)
 @given(case=st.sampled_from(CASES), damage=damages)
 def test_a_damaged_file_is_told_in_a_line(

@@ -91,6 +91,7 @@ def check(text: str, overrides: list[str]):
     assert parse_recipe(dump_recipe(recipe), "again.yaml") == recipe
 
 
+@pytest.mark.heavy
 @examples(200, 20_000)
 @given(mutated(RECIPES))
 def test_a_recipe_is_read_and_read_again_or_refused(text: str):
@@ -111,6 +112,7 @@ def test_the_studies_are_sound(folder: Path):
         assert read_study(folder / "study.yaml").variants
 
 
+@pytest.mark.heavy
 @examples(200, 20_000)
 @given(text=mutated(STUDIES))
 def test_a_study_is_read_or_refused(text: str, folder: Path):
@@ -128,6 +130,7 @@ KEYS = st.sampled_from(
 )
 
 
+@pytest.mark.heavy
 @examples(200, 20_000)
 @given(
     KEYS | st.text(max_size=12), st.sampled_from(["=", ".", "", "=="]), scalars.map(str) | texts | st.text(max_size=30)

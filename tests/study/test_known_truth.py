@@ -28,6 +28,7 @@ def model(rng: np.random.Generator, easy: np.ndarray, shuffled: float) -> dict[s
     return {name: torch.from_numpy(column) for name, column in {"map@r": values, **hits}.items()}
 
 
+@pytest.mark.heavy
 def test_compare_tells_models_apart_that_differ_and_no_others():
     rng, classes = np.random.default_rng(0), torch.arange(CLASSES).repeat_interleave(QUERIES)
     alike, harmed, by_queries = list[bool](), list[bool](), list[bool]()
@@ -57,6 +58,7 @@ def study(rng: np.random.Generator, shares: dict[str, float]) -> tuple[JudgedSta
     return judge(statements, variants, 5, 0)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("alike", [1, 4])
 def test_a_study_tells_variants_apart_that_differ_and_no_others(alike: int):
     rng, right, found = np.random.default_rng(1), list[bool](), list[bool]()

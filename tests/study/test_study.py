@@ -527,6 +527,7 @@ def break_or_talk(run: workers.Run, protocol: str) -> None:
         worker.events.put((run.name, "step", {"loss": 0.0, "images": 60}))
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(120)
 def test_a_defect_in_a_run_beside_one_that_tells_much_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(workers, "get_context", lambda _: WARM)
@@ -577,6 +578,7 @@ def test_tuning_takes_the_best_on_validation_classes(dmlkit, tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_the_reality_check_is_one_of_the_protocols(dmlkit, tmp_path: Path):
     text = STUDY.replace("[0, 1]", "[3]").replace("metric: recall@1", "metric: separated map@r")
     text = text.replace("metrics: [recall@1, ndcg@3]", "protocol: reality_check")

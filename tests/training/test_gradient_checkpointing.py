@@ -103,6 +103,7 @@ def test_no_more_than_the_inputs_of_blocks_are_kept(name: str):
     assert size(kept[True]) > 3 * size(inputs)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -127,6 +127,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_ctrl_c_stops_a_process_of_its_own_after_a_checkpoint(tiny_recipe: Path, tmp_path: Path):
     words = ["-m", "dmlkit", "train", str(tiny_recipe), "-o", str(tmp_path / "run"), "--device", "cpu"]
     command = [sys.executable, *words, "--set", "training.epochs=100000"]
