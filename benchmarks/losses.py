@@ -102,17 +102,17 @@ def products(rows: int, columns: int, device: str, dtype: torch.dtype = torch.fl
     return run
 
 
-def take_turns(steps: Sequence[Callable[[], object]], device: str, repeats: int) -> list[float]:
-    """The median milliseconds of each, one after the other, ``repeats`` times after two warm-up rounds."""
+def take_turns(steps: Sequence[Callable[[], object]], device: str, repeats: int, warm_up: int = 2) -> list[float]:
+    """The median milliseconds of each, one after the other, ``repeats`` times after some rounds that do not count."""
     times: list[list[float]] = [[] for _ in steps]
-    for _ in range(repeats + 2):
+    for _ in range(warm_up + repeats):
         for run, seconds in zip(steps, times, strict=True):
             started = time.perf_counter()
             run()
             if device == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)
-    return [median(seconds[2:]) * 1e3 for seconds in times]
+    return [median(seconds[warm_up:]) * 1e3 for seconds in times]
 
 
 def time_row(name: str, classes: int, device: str) -> str:
@@ -234,7 +234,7 @@ def times(names: list[str], device: str) -> list[str]:
         "| loss | C | ours ms | PML ms | ours / PML | floor ms | ours / floor |",
         "|---|---|---|---|---|---|---|",
     ]
-    for classes in (100, 11_318):
+    for classes in REPEATS:
         for name in names:
             if classes == 100 or hasattr(ours(name, 100, "cpu"), "proxies"):
                 lines.append(time_row(name, classes, device))

@@ -19,7 +19,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -130,7 +130,7 @@ def class_rows() -> Rows:
         gc.collect()
         memory = peak(build, points, labels)
         loss = build().to(DEVICE)
-        mine, floor = in_turns([step(loss, points, labels), products(points.detach())], apart=2)
+        mine, floor = take_turns([step(loss, points, labels), products(points.detach())], DEVICE, repeats=TURNS)
         seconds = f"{mine / 1e3:.2f} s; the products {floor / 1e3:.2f} s"
         rows.append([f"C={CLASSES:,}", name, seconds, f"{mine / floor:.2f}; peak {memory:,.0f} MB"])
         print(rows[-1], flush=True)
@@ -147,7 +147,8 @@ def evaluation_rows() -> Rows:
             (block @ points.T).topk(nearest + 1)
 
     metrics = [f"recall@{nearest}", *EVERYTHING]
-    mine, floor = in_turns([lambda: retrieval_metrics(points, labels, metrics=metrics), search])
+    steps = [lambda: retrieval_metrics(points, labels, metrics=metrics), search]
+    mine, floor = take_turns(steps, DEVICE, repeats=TURNS, warm_up=1)
     what = f"{SOP[0]:,} x 512, the {nearest:,} nearest"
     return [
         [what, "blocked product and top-k", f"{floor / 1e3:.2f} s", "1.00"],
@@ -169,18 +170,6 @@ def products(points: torch.Tensor) -> Callable[[], None]:
             torch.mm(part.T, points, out=gradient)
 
     return run
-
-
-def in_turns(steps: Sequence[Callable[[], object]], *, apart: int = 1) -> list[float]:
-    """Median milliseconds of each, the first turns apart."""
-    times: list[list[float]] = [[] for _ in steps]
-    for _ in range(apart + TURNS):
-        for run, taken in zip(steps, times, strict=True):
-            started = time.perf_counter()
-            run()
-            synchronize()
-            taken.append(1e3 * (time.perf_counter() - started))
-    return [statistics.median(taken[apart:]) for taken in times]
 
 
 def peak(build: Callable[[], Loss], points: torch.Tensor, labels: torch.Tensor) -> float:

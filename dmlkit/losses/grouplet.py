@@ -143,7 +143,7 @@ class Grouplet(ProxyLoss):
     def _push_in_closed_form(
         self, exponent: Tensor, others: Tensor, grouping: list[Tensor], factor: float
     ) -> ClosedForm:
-        """The sum over grouplets of the plain negative terms (w,), without the graph of every grouplet."""
+        """The sum over grouplets of the plain negative terms (w,), times a factor, without the graph of each."""
         exponent.masked_fill_(~others, -torch.inf)
         terms, gradient = exponent.new_zeros(exponent.shape[1]), torch.empty_like(exponent)
         for images in grouping:

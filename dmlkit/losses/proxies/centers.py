@@ -22,6 +22,10 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
     ``softmax`` :math:`t = \sum_k q_k s_k` with :math:`q_k = e^{s_k / \gamma} / \sum_l e^{s_l / \gamma}`, whose gradient
     is :math:`q_k (1 + (s_k - t) / \gamma)`; ``max``, whose gradient goes to equal ones in equal parts; or ``mean``.
 
+    Args:
+        kind: of these.
+        gamma: > 0, temperature of ``softmax``, in similarity units.
+
     Example:
         >>> similarity = torch.tensor([0.2, 0.6]).view(1, 2, 1)  # one row, K = 2, one class
         >>> [round(pool_centers(kind, 0.1)(similarity)[0].item(), 3) for kind in ("softmax", "max", "mean")]
@@ -29,7 +33,7 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
     """
 
     def pool(similarity: Tensor) -> Pooled:
-        match kind if similarity.shape[1] > 1 else "mean":
+        match kind if similarity.shape[1] > 1 else "mean":  # of one all are the same, and this one is exact
             case "softmax":
                 return _soft_pool(similarity, gamma)
             case "max":

@@ -52,7 +52,10 @@ class GradientSums:
     def add_terms(self, block: TracedBlock, terms: Terms) -> Tensor:
         """Add the gradients of the sum of a block's terms; returns the sum."""
         total = terms.sum()
-        self.add(block, *((block.similarity, terms.gradient) if isinstance(terms, ClosedForm) else (total,)))
+        if isinstance(terms, ClosedForm):
+            self.add(block, block.similarity, terms.gradient)
+        else:
+            self.add(block, total)
         return total.detach()
 
     def add(self, block: TracedBlock, outputs: Tensor, gradient: Tensor | None = None) -> None:

@@ -67,7 +67,7 @@ class ProxyLoss(Loss):
         return block.similarity
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        """Of a loss with a softmax: see `RowLoss`."""
+        """Of a loss with a softmax: a `RowLoss` of log sum_{c != y} exp(z_c) and z_y, (B,) each; the cross-entropy."""
         return cross_entropy(others, own)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ def classes_of(
 
 def select(shard: ClassShard, labels: Tensor, fraction: float) -> Selection:
     """The classes of a batch with labels (B,), and others drawn at random until ``fraction`` of all are chosen."""
-    own = labels if shard.classes.start == 0 else labels - shard.classes.start
+    first = shard.classes.start
+    own = labels - first if first else labels
     if fraction == 1:
         return Selection(own, shard.num_classes, shard)
     sizes = [sample_size(fraction, len(shard.of(rank).classes), len(labels)) for rank in range(shard.ranks)]

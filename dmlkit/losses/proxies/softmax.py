@@ -25,7 +25,8 @@ class RowLosses(NamedTuple):
 
 
 RowLoss = Callable[[Tensor, Tensor], RowLosses]
-"""Of log sum_{c != y_i} exp(z_ic) and z_iy_i, (B,) each; -inf where there is no other class, or where the logit is."""
+"""A function of log sum_{c != y_i} exp(z_ic) and z_iy_i, (B,) each: -inf where a row has no other class, or its own
+logit is -inf."""
 
 
 def cross_entropy(others: Tensor, own: Tensor) -> RowLosses:
@@ -125,7 +126,7 @@ class _MeanLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_gradient_of_gradient()
         classes, _, scale = ctx.arguments
-        grad_others, grad_own = _of_rows(ctx, grad_outputs[0], scale)
+        grad_others, grad_own = _row_gradients(ctx.rows, grad_outputs[0], scale)
         others = ctx.saved_tensors[-1].clamp(min=torch.finfo(grad_own.dtype).min)  # -inf where there is no other class
         gradients = GradientSums(classes.embeddings, classes.proxies, classes.parameters, classes.shard)
         with torch.enable_grad(), without_autocast(grad_own):
@@ -137,10 +138,10 @@ class _MeanLoss(torch.autograd.Function):
         return None, None, None, None, *gradients.over_ranks()
 
 
-def _of_rows(ctx: Any, grad: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The derivatives of the mean by the logits of the others and of the own class, before their scale: (B, 1) each."""
-    grad = grad * (scale / len(ctx.rows.values))
-    return (ctx.rows.of_others * grad)[:, None], (ctx.rows.of_own * grad)[:, None]
+def _row_gradients(rows: RowLosses, grad: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """From the gradient of the mean, those of the logits before their scale: of the others and the own, (B, 1) each."""
+    grad = grad * (scale / len(rows.values))
+    return (rows.of_others * grad)[:, None], (rows.of_own * grad)[:, None]
 
 
 def _softmaxes(classes: Classes, logits: Logits, scale: float) -> Iterator[_BlockSoftmax]:
@@ -193,7 +194,7 @@ class _MeanLossAtOnce(torch.autograd.Function):
         refuse_gradient_of_gradient()
         (classes, scale), kept, ctx.kept = ctx.arguments, ctx.kept, None
         _, proxies, *_ = ctx.saved_tensors  # refuses those that were changed since
-        grad_others, grad_own = _of_rows(ctx, grad_outputs[0], scale)
+        grad_others, grad_own = _row_gradients(ctx.rows, grad_outputs[0], scale)
         of_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format)
         with without_autocast(proxies):
             softmax = kept or _SoftmaxAtOnce.of(classes, scale)  # anew in a second backward pass
