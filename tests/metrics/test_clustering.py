@@ -1,5 +1,6 @@
 """Clustering metrics against scikit-learn and naive pairs; k-means against its definition."""
 
+import warnings
 from itertools import combinations
 
 import numpy as np
@@ -8,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans, kmeans_plusplus
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score, normalized_mutual_info_score
 
 from dmlkit.metrics.ami import adjusted_information
 from dmlkit.metrics.ari import adjusted_rand
 from dmlkit.metrics.clustering.contingency import Contingency
 from dmlkit.metrics.clustering.kmeans import KMeansOptions, kmeans
-from dmlkit.metrics.clustering.seeding import kmeans_plus_plus
+from dmlkit.metrics.clustering.seeding import kmeans_plus_plus, squarable
 from dmlkit.metrics.f1 import pairwise_f1
 from dmlkit.metrics.nmi import normalized_information
 
@@ -100,10 +102,12 @@ def test_restarts_and_seeds():
     assert kmeans(points, 30, KMeansOptions(seed=3, restarts=6)).inertia <= one.inertia
 
 
-def test_seeds_follow_the_squared_distances():
-    """The second and third seed of five points on a line, by chi-square against their exact probabilities."""
-    points = torch.tensor([[0.0], [1.0], [3.0], [4.0], [10.0]])
-    squared = (points - points.T).square().numpy()
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_seeds_follow_the_squared_distances(scale):
+    """The second and third seed of five points on a line, by chi-square against their exact probabilities; also where
+    float32 holds no square of them."""
+    line = torch.tensor([[0.0], [1.0], [3.0], [4.0], [10.0]])
+    squared, points = (line - line.T).square().numpy(), squarable(line * scale)
     exact = np.zeros((5, 5))
     for a in range(5):
         for b in range(5):
@@ -126,6 +130,44 @@ def test_fewer_distinct_points_than_clusters():
     result = kmeans(points, 6, KMeansOptions())
     assert result.inertia == 0
     assert [len(result.assignments[i::3].unique()) for i in range(3)] == [1, 1, 1]
+
+
+def extremes() -> dict[str, torch.Tensor]:
+    """Points whose squared distances leave float32: blobs of 6 classes, whole, or with one row of them elsewhere."""
+    ordinary = blobs(6, 10, 0.1)
+    changed = {name: ordinary.clone() for name in ("one row of 1e30", "one row of 1e-30", "one row of zeros")}
+    changed["one row of 1e30"][3] *= 1e30
+    changed["one row of 1e-30"][3] *= 1e-30
+    changed["one row of zeros"][3] = 0
+    return {**changed, "all of 1e30": ordinary * 1e30, "all of 1e-30": ordinary * 1e-30, "denormal": ordinary * 1e-42}
+
+
+@pytest.mark.parametrize("name", extremes())
+def test_extreme_lengths_cluster_as_in_float64(name):
+    """By NumPy's Lloyd from the same seeds, and by the inertia of scikit-learn's best of 20."""
+    points = extremes()[name]
+    wide = points.double().numpy() / points.abs().max().item()
+    _, seeds = kmeans_plus_plus(squarable(points), 7, torch.Generator().manual_seed(0))
+    assert len(set(seeds.tolist())) == 7
+    centers = wide[seeds]
+    for _ in range(20):
+        found = ((wide[:, None] - centers) ** 2).sum(2).argmin(1)
+        centers = np.stack([wide[found == j].mean(0) for j in range(7)])
+    assert kmeans(points, 7, KMeansOptions()).assignments.tolist() == found.tolist()
+    best = kmeans(points, 7, KMeansOptions(restarts=20)).assignments.numpy()
+    inertia = sum(((wide[best == j] - wide[best == j].mean(0)) ** 2).sum() for j in range(7))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # it takes the mean off, and with 1e30 all digits of others
+        assert inertia <= KMeans(7, n_init=20, random_state=0).fit(wide).inertia_ * (1 + 1e-5) + 1e-60
+
+
+def test_nothing_finite_ends():
+    """Callers refuse such rows; a caller that forgets to gets seeds, not a loop without end."""
+    for value in (float("nan"), float("inf")):
+        points = torch.eye(5)
+        points[2, 2] = value
+        assert len(kmeans_plus_plus(points, 4, torch.Generator().manual_seed(0))[1]) == 4
+    assert kmeans_plus_plus(torch.zeros(5, 2), 4, torch.Generator())[1].unique().numel() == 4
 
 
 def test_bad_input():

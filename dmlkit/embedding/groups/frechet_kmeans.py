@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
-from dmlkit.metrics.clustering.seeding import kmeans_plus_plus
+from dmlkit.metrics.clustering.seeding import kmeans_plus_plus, squarable
 
 ITERATIONS = 50  # of Lloyd's algorithm at most; 5 to 30 settle
 ENTRIES = 2**22  # similarities of points and centroids held at once: 16 MB, and temporaries of distances
@@ -42,8 +42,12 @@ def frechet_kmeans(
         [True, True, False, False]
     """
     generator = torch.Generator().manual_seed(seed)
-    assignments, _ = kmeans_plus_plus(manifold.to_features(points).contiguous(), clusters, generator)
-    centroids = torch.empty(clusters, points.shape[1])
+    features = manifold.to_features(points).contiguous()
+    scaled = squarable(features)
+    if scaled is not features:  # then distances on the manifold need float64 as well
+        points = points.double()
+    assignments, _ = kmeans_plus_plus(scaled, clusters, generator)
+    centroids = points.new_empty(clusters, points.shape[1])
     changed = torch.ones(clusters, dtype=torch.bool)
     for _ in range(ITERATIONS):
         order = assignments.argsort(stable=True)

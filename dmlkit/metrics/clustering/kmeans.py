@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.clustering.seeding import kmeans_plus_plus, nearest_centroids
+from dmlkit.metrics.clustering.seeding import kmeans_plus_plus, nearest_centroids, squarable
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class KMeansOptions:
 
 @dataclass(frozen=True)
 class Clustering:
-    """The cluster of each point, (N,) int64 in 0..k-1, and the sum of squared distances to the centroids."""
+    """The cluster of each point, (N,) int64 in 0..k-1, and the sum of squared distances to the centroids, in the
+    units of `squarable`."""
 
     assignments: Tensor
     inertia: float
@@ -44,6 +45,7 @@ def kmeans(points: Tensor, clusters: int, options: KMeansOptions) -> Clustering:
     if not 1 <= clusters <= len(points):
         raise ValueError(f"kmeans: expected between 1 and {len(points)} clusters, got {clusters}")
     generator = torch.Generator().manual_seed(options.seed)
+    points = squarable(points)
     runs = [_lloyd(points, clusters, options.iterations, generator) for _ in range(options.restarts)]
     return min(runs, key=lambda run: run.inertia)
 

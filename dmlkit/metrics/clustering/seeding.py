@@ -7,6 +7,7 @@ from torch.linalg import vecdot
 from dmlkit.metrics.ranking.products import inner_products_into, largest_columns
 
 BATCH = 2048  # candidates drawn from the same distances
+SQUARABLE = 2**-40, 2**50  # largest coordinates of rows whose squares, and the rounding of these, float32 holds
 BLOCK_ENTRIES = 2**24  # products held at once: 64 MB, whatever their shape; fewer rows slow thin products down by half
 
 
@@ -16,7 +17,13 @@ def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) 
 
     One pass over the points per seed would take as long as all of k-means. Instead a batch of candidates is drawn
     from the distances of the last pass, and each is kept with probability D^2 now / D^2 then, which needs only the
-    distances between candidates: rejection sampling, so the distribution is the same.
+    distances between candidates: rejection sampling, so the distribution is the same. The first of a batch is always
+    kept, as nothing has changed since it was drawn: every round brings a seed, so there are fewer rounds than seeds.
+
+    Args:
+        points: whose squared distances their dtype holds; see `squarable`.
+        clusters: how many seeds, at most N.
+        generator: of the draws.
 
     Returns:
         nearest: (N,) int64, the seed (0..clusters-1) nearest to each point.
@@ -39,6 +46,26 @@ def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) 
     return nearest, seeds
 
 
+def squarable(points: Tensor) -> Tensor:
+    """Points (N, D) as they are where their dtype holds the squares of their distances, else in float64 and in units of
+    the largest coordinate: of one point of 1e30 among others near 1 float32 holds no square.
+
+    Example:
+        >>> squarable(torch.tensor([[1.0, 0.0]]))
+        tensor([[1., 0.]])
+        >>> squarable(torch.tensor([[1e30, 0.0], [1.0, 0.0]]))[0]
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    least, most = points.aminmax(dim=1)
+    longest = torch.maximum(most, -least)
+    if not longest.any():
+        return points
+    low, high = SQUARABLE
+    if longest[longest > 0].min() >= low and longest.max() <= high:  # rows of zeros have exact squares
+        return points
+    return points.double() / longest.max()
+
+
 def _draw(squared: Tensor, size: int, generator: torch.Generator) -> Tensor | None:
     """Points drawn with probabilities proportional to ``squared``; None where all are 0."""
     total = squared.cumsum(0, dtype=torch.float64)
@@ -55,7 +82,7 @@ def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Ten
     now = then.cpu().clone()
     kept = torch.zeros(len(candidates), dtype=torch.bool)
     for i in range(len(candidates)):
-        if now[i] > threshold[i]:
+        if i == 0 or now[i] > threshold[i]:
             kept[i] = True
             now = now.minimum(between[i])
     return kept.to(candidates.device)

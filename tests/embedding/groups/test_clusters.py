@@ -41,6 +41,31 @@ def test_kmeans_finds_planted_clusters_on_every_manifold(manifold: Manifold):
     assert same_partition(frechet_kmeans(manifold, points, 4), labels)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-12])
+@pytest.mark.parametrize("manifold", [Euclidean(8), Poincare(8), Lorentz(8)], ids=lambda one: type(one).__name__)
+def test_kmeans_tells_clusters_apart_whose_squared_distances_float32_does_not_hold(manifold: Manifold, scale: float):
+    """At the origin every space is flat: the partition is that of the same features at length 1."""
+    points, labels = planted(Euclidean(8))
+    assert same_partition(frechet_kmeans(manifold, manifold.from_features(points * scale), 4), labels)
+
+
+def test_kmeans_of_a_row_of_1e30_ends_with_it_alone():
+    points, labels = planted(Euclidean(8))
+    points[3] *= 1e30
+    labels[3] = 4
+    assert same_partition(frechet_kmeans(Euclidean(8), points, 5), labels)
+
+
+@pytest.mark.parametrize("manifold", SPACES, ids=lambda one: f"{type(one).__name__} {one.similarity_name}")
+def test_kmeans_ends_whatever_the_rows_are(manifold: Manifold):
+    """Damaged rows, off the manifold or not finite: callers refuse them, but a loop must not wait for them."""
+    points, _ = planted(manifold)
+    for value in (1e30, 1e-30, 0.0, float("inf"), float("nan")):
+        damaged = points.clone()
+        damaged[3] = value
+        assert len(frechet_kmeans(manifold, damaged, 4)) == len(points)
+
+
 @pytest.mark.parametrize("manifold", [Sphere(3), Euclidean(3), Poincare(3)], ids=lambda one: type(one).__name__)
 def test_kmeans_ends_where_every_point_is_nearest_to_its_own_mean(manifold: Manifold):
     points = manifold.from_features(torch.randn(200, 3, generator=torch.Generator().manual_seed(2)))
