@@ -31,9 +31,11 @@ class MobiusLinear(Head):
 
     .. math:: y = (W \otimes \exp_0(h)) \oplus \exp_0(b), \quad W \otimes \exp_0(h) = \exp_0(W h)
 
-    Both exponential maps clip as the manifold says, and the sum is brought back inside the ball. By the identity on
-    the right (their lemma 6) the product is computed without leaving the tangent space. It also says that without
-    the bias the layer is a linear layer with an exponential map behind it: see docs/geometry.md.
+    By the identity on the right (their lemma 6) the product is computed without leaving the tangent space: W h is
+    clipped as the manifold says, h is not, however long (until dmlkit 0.1.0 it was, before the product as well, which
+    moved points that need no clipping). b and the sum are kept inside the ball. So it is `LorentzLinear` on the ball:
+    the same parameters give the same log maps. The identity also says that without the bias the layer is a linear layer
+    with an exponential map behind it: see docs/geometry.md.
 
     Args:
         num_features: F, width of the backbone's features h.
@@ -57,14 +59,10 @@ class MobiusLinear(Head):
         nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as the linear head
         self.bias = nn.Parameter(torch.zeros(manifold.dim)) if bias else None
 
-    @property
-    def ball(self) -> Poincare:
-        """The manifold."""
-        return cast(Poincare, self.manifold)
-
     def project(self, features: Tensor) -> Tensor:
-        return self.linear(self.ball.clip(features))
+        return self.linear(features)
 
     def to_points(self, projected: Tensor) -> Tensor:
-        points = self.ball.from_features(projected)
-        return points if self.bias is None else self.ball.add(points, self.ball.from_features(self.bias))
+        ball = cast(Poincare, self.manifold)
+        points = ball.from_features(projected)
+        return points if self.bias is None else ball.translate(points, self.bias)

@@ -124,14 +124,14 @@ class Lorentz(Manifold):
         .. math:: \exp_x(PT_{o \to x}(b)), \quad PT_{o \to x}(b) = b + \frac{\bar x \cdot b}{r (r + x_0)} (o + x), \quad
                 r = 1 / \sqrt{-K}
 
-        What leaves the numbers that a float holds is brought back to `farthest`.
+        A b longer than `farthest` is shortened to it, and what leaves the numbers that a float holds is brought back
+        there.
         """
-        radius, space = (-self.curvature).rsqrt(), points[..., 1:]
+        radius, space, border = (-self.curvature).rsqrt(), points[..., 1:], farthest(points.dtype)
+        features = clip_features(features, None, border * radius)
         time = radius + self._height(space.square().sum(-1, keepdim=True))
         along = (space * features).sum(-1, keepdim=True) / (radius * (radius + time))
-        border = farthest(points.dtype)
-        # a longer step than from border to border ends at the border too
-        length = (features.norm(dim=-1, keepdim=True) / radius).clamp(min=1e-15, max=2 * border)
+        length = (features.norm(dim=-1, keepdim=True) / radius).clamp(min=1e-15)
         moved = length.cosh() * space + length.sinh() / length * (features + along * space)
         return self._complete(clip_features(moved, None, radius * math.sinh(border)))
 

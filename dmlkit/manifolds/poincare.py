@@ -106,18 +106,11 @@ class Poincare(Manifold):
         return self.geometry.k
 
     def from_features(self, features: Tensor) -> Tensor:
-        features, root = self.clip(features), (-self.curvature).sqrt()
-        length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
-        return features * ((length / 2).tanh() / length)  # geoopt's scripted map cannot be exported
+        return self._exponential(features, self.clip_distance)
 
     def to_features(self, points: Tensor) -> Tensor:
         length = points.norm(dim=-1, keepdim=True).clamp(min=1e-15) * (-self.curvature).sqrt()
         return points * (2 * length.atanh() / length)
-
-    def clip(self, features: Tensor) -> Tensor:
-        """Features (..., d) shortened to ``clip_distance`` and to what stays inside the ball: log_0 of their points."""
-        border = farthest(features.dtype) * (-self.curvature).rsqrt()
-        return clip_features(features, self.clip_distance, border)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         r"""Möbius addition of points (..., d), brought back inside the ball (Ganea et al. 2018, eq. 3, c = -K).
@@ -130,6 +123,22 @@ class Poincare(Manifold):
         total = ((twice + c * y_squared) * x + (1 - c * x_squared) * y) / (twice + c.square() * x_squared * y_squared)
         longest = math.tanh(farthest(total.dtype) / 2) * c.rsqrt()
         return clip_features(total, None, longest)
+
+    def translate(self, points: Tensor, features: Tensor) -> Tensor:
+        r"""Points (..., d) moved along the tangent vector at the origin ``features`` (..., d), transported to each.
+
+        .. math:: \exp_x(PT_{o \to x}(b)) = x \oplus \exp_0(b)
+
+        (Ganea et al. 2018, section 3.2.) It is `Lorentz.translate` on the ball, and cuts b at the same length.
+        """
+        return self.add(points, self._exponential(features, None))
+
+    def _exponential(self, features: Tensor, radius: float | None) -> Tensor:
+        """exp_0 of features shortened to ``radius``, and to what stays inside the ball."""
+        root = (-self.curvature).sqrt()
+        features = clip_features(features, radius, farthest(features.dtype) / root)
+        length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
+        return features * ((length / 2).tanh() / length)  # geoopt's scripted map cannot be exported
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points of the proxies; where K is learned, the ball may have shrunk past them: they move inside."""

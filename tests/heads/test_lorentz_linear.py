@@ -1,11 +1,14 @@
 """The Lorentz-linear head against geoopt's operations, one by one."""
 
+from itertools import product
+
 import geoopt
 import pytest
 import torch
+from mpmath import matrix, mp, mpf
 from torch import Tensor
 
-from dmlkit.heads import LorentzLinear
+from dmlkit.heads import LorentzLinear, MobiusLinear
 from dmlkit.manifolds import Lorentz, Poincare
 
 CURVATURES = (-0.125, -1.0, -4.0)
@@ -61,6 +64,50 @@ def test_far_points_stay_on_the_sheet_with_a_finite_gradient():
     points.sum().backward()
     assert head.manifold.geometry.check_point_on_manifold(points.detach(), atol=1e-4)
     assert features.grad is not None and features.grad.isfinite().all()
+
+
+def log_map(projected: Tensor, bias: Tensor, curvature: float, clip_distance: float | None) -> list[float]:
+    """log_0 of (W h) moved by b, in 50 digits: by the Möbius sum in coordinates of the ball, as Ganea et al. write it."""
+    root, border = mp.sqrt(-mpf(curvature)), 2 * mp.atanh(1 - mpf("4e-3"))  # units of 1 / root; as far as points go
+
+    def cut(vector: matrix, length: mpf) -> matrix:
+        return vector * min(mpf(1), length / mp.norm(vector))
+
+    def exponential(vector: matrix) -> matrix:
+        return vector * (mp.tanh(mp.norm(vector) / 2) / mp.norm(vector))
+
+    longest = border if clip_distance is None else min(border, clip_distance * root)
+    x = exponential(cut(root * matrix(projected.tolist()), longest))
+    y = exponential(cut(root * matrix(bias.tolist()), border))
+    dot, xx, yy = (sum(a * b for a, b in zip(*pair, strict=True)) for pair in ((x, y), (x, x), (y, y)))
+    total = ((1 + 2 * dot + yy) * x + (1 - xx) * y) / (1 + 2 * dot + xx * yy)
+    moved = cut(total * (2 * mp.atanh(mp.norm(total)) / mp.norm(total)), border)
+    return [float(value / root) for value in moved]
+
+
+@pytest.mark.parametrize(("curvature", "clip_distance"), product((-0.1, -1.0, -4.0), (None, 2.3)))
+def test_it_is_the_moebius_head_and_the_closed_form_for_features_of_any_length(
+    curvature: float, clip_distance: float | None
+):
+    """In float32, with W as it starts and one that brings long features back, short and long biases."""
+    torch.manual_seed(0)
+    sheet = LorentzLinear(6, Lorentz(4, curvature=curvature, clip_distance=clip_distance))
+    ball = MobiusLinear(6, Poincare(4, curvature=curvature, clip_distance=clip_distance))
+    weight, direction = sheet.linear.weight.detach().clone(), torch.nn.functional.normalize(torch.randn(4), dim=0)
+    lengths = torch.tensor([1e-3, 0.3, 1.0, 5.0, 26.0, 100.0])
+    features = lengths[:, None] * torch.nn.functional.normalize(torch.randn(6, 6), dim=1)
+    for shrink, bias in product((1.0, 0.02), (0.01, 0.5, 3.0)):
+        parameters = {"linear.weight": shrink * weight, "bias": bias * direction}
+        sheet.load_state_dict(parameters, strict=False)
+        ball.load_state_dict(parameters, strict=False)
+        with torch.no_grad():
+            ours, others = (head.manifold.to_features(head(features)) for head in (sheet, ball))
+            projected = features.double() @ parameters["linear.weight"].double().T
+        with mp.workdps(50):
+            rows = [log_map(row, parameters["bias"].double(), curvature, clip_distance) for row in projected]
+        expected = torch.tensor(rows)
+        torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(others, expected, atol=2e-4, rtol=2e-4)
 
 
 def test_the_ball_is_refused():
