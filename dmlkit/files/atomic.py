@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
@@ -15,6 +16,7 @@ except ImportError:  # Windows: what a killed process left stays
     fcntl = None
 
 NAME = 200  # characters of a file's name that its partial keeps: a file system takes 255
+FULL = (ENOSPC, EDQUOT, EFBIG)  # a disk, a quota, or what a file may have
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial", re.DOTALL)
 
 
@@ -38,16 +40,29 @@ def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
         'whole'
     """
     folder, name = scratch or path.parent, path.name[:NAME]
-    _remove_abandoned(folder, name)
-    partial, held = _begin(folder, name)
+    with _faults_named(path, name):
+        _remove_abandoned(folder, name)
+        partial, held = _begin(folder, name)
+        try:
+            with held:
+                yield partial
+                with partial.open("rb+") as file:
+                    os.fsync(file.fileno())
+                partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _faults_named(path: Path, name: str) -> Generator[None]:
+    """Name the file that was asked for in an OSError of its partial, and of a full disk, which names no file."""
     try:
-        with held:
-            yield partial
-            with partial.open("rb+") as file:
-                os.fsync(file.fileno())
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        if error.errno in FULL if named is None else is_partial(named) and _whose(named) == name:
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 def is_partial(path: Path) -> bool:
@@ -66,6 +81,11 @@ def json_text(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
+def _whose(partial: Path) -> str:
+    """The name, cut to `NAME` characters, of the file that a partial is of."""
+    return partial.name[1:].rsplit(".", 2)[0]
+
+
 def _begin(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
     """A new partial, and a file that holds its lock until it is closed or the process ends."""
     while True:
@@ -80,7 +100,7 @@ def _begin(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
 def _remove_abandoned(folder: Path, name: str) -> None:
     """Remove partials of a file whose writers have ended: nobody holds their locks."""
     for entry in folder.iterdir():
-        if is_partial(entry) and entry.name[1:].rsplit(".", 2)[0] == name:
+        if is_partial(entry) and _whose(entry) == name:
             with suppress(OSError), entry.open("rb") as file:
                 if _lock(file, wait=False):
                     entry.unlink()

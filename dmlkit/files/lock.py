@@ -50,6 +50,8 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
             lock.acquire(timeout=patience - PATIENCE if isfinite(patience) else -1)
     except Timeout:
         raise UserError(f"{told}; wait for it, or choose another --output") from None
+    except OSError as error:  # a disk that is full, or for reading only
+        raise UserError(f"{folder}: cannot write into this folder: {error.strerror or error}") from error
     try:
         yield
     finally:

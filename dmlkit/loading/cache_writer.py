@@ -16,6 +16,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import MAX_BYTES
 from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import writing
 from dmlkit.files.regular import read_start
 from dmlkit.loading.cache import COLUMNS, INDEX, MANIFEST, PIXELS, CacheManifest, read_index, sha256, stamp
 from dmlkit.loading.faults import refuse_faults
@@ -103,7 +104,7 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
         atomic_write(output / INDEX) as index_path,
         atomic_write(output / MANIFEST) as manifest_path,
     ):
-        with pixels_path.open("wb") as file:
+        with writing(output / PIXELS), pixels_path.open("wb") as file:
             for pixels, fault in loader:
                 if fault:
                     refuse_faults([fault], recipe.dataset.on_bad_image)

@@ -13,7 +13,8 @@ from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
 from dmlkit.heads import HeadConfig, LinearConfig
 from dmlkit.losses import LossConfig
-from dmlkit.manifolds import ManifoldConfig, SphereConfig
+from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, too_curved
+from dmlkit.manifolds import LorentzConfig, ManifoldConfig, PoincareConfig, SphereConfig
 from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
 from dmlkit.miners import MinerConfig
 from dmlkit.optimizers import AdamWConfig, OptimizerConfig
@@ -98,6 +99,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             object.__setattr__(self, "transform", None)
         faults = list(self._samples_that_do_not_fit()) or [
             *self._unmet_requirements(),
+            *self._unrelated_points_out_of_reach(),
             *self._proxies_without_riemannian_optimizer(),
             *self._selection_by_unknown_metric(),
             *self._figures_given_twice(),
@@ -130,6 +132,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                         f"{component.name} needs {requirement.key} {allowed}, got {value}, "
                         f"because {requirement.reason}",
                     )
+
+    def _unrelated_points_out_of_reach(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        manifold, losses = self.manifold, [component for _, component in components_below(("loss",), self.loss)]
+        bounded = [loss.name for loss in losses if NEEDS_BOUNDED in loss.requirements()]
+        if isinstance(manifold, PoincareConfig | LorentzConfig) and bounded:
+            fault = too_curved(bounded[0], manifold.curvature, manifold.similarity)
+            if fault:
+                yield ("manifold", "curvature"), fault
 
     def _proxies_without_riemannian_optimizer(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         if self.manifold.proxies == "points" and not self.optimizer.name.startswith("riemannian"):

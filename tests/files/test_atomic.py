@@ -35,3 +35,40 @@ def test_what_a_killed_writer_left_is_removed_and_what_others_write_is_not(tmp_p
         assert first.exists() and second.exists()
         second.touch()
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*others, "a.json"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="takes a folder that nobody can write into")
+def test_a_fault_names_the_file_that_was_asked_for():
+    with pytest.raises(OSError) as refused, atomic_write(Path("/proc/recipe.yaml")):
+        pass
+    assert (refused.value.filename, refused.value.filename2) == ("/proc/recipe.yaml", None)
+
+
+def test_a_folder_in_the_place_of_the_file_is_named_and_a_fault_of_another_file_keeps_its_name(tmp_path: Path):
+    target = tmp_path / "there"
+    (target / "inside").mkdir(parents=True)
+    with pytest.raises(OSError) as refused, atomic_write(target):
+        pass
+    assert (refused.value.filename, refused.value.filename2) == (str(target), None)
+    with pytest.raises(FileNotFoundError) as missing, atomic_write(tmp_path / "file"):
+        (tmp_path / "source").read_text()
+    assert missing.value.filename == str(tmp_path / "source")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.fixture
+def small_files():
+    """No file of this process may become larger than 1 000 bytes."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, small_files: None):
+    target = tmp_path / "file"
+    with pytest.raises(OSError) as full, atomic_write(target) as partial:
+        partial.write_bytes(bytes(2000))
+    assert full.value.filename == str(target)
+    assert not list(tmp_path.iterdir())

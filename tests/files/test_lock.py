@@ -1,10 +1,13 @@
 """One writer a folder, held against other processes."""
 
+import re
 import subprocess
 import sys
+from errno import EROFS
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from dmlkit.errors import UserError
 from dmlkit.files.lock import LOCK, is_held, sole_writer
@@ -61,3 +64,13 @@ def test_a_folder_is_held_while_a_process_lives_in_it_and_looking_leaves_no_trac
     with sole_writer(tmp_path, what="a training"):
         assert is_held(tmp_path)
     assert not is_held(tmp_path) and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_into_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(lock: FileLock, **_: object) -> None:
+        raise OSError(EROFS, "Read-only file system", lock.lock_file)
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    told = re.escape(f"{tmp_path}: cannot write into this folder: Read-only file system")
+    with pytest.raises(UserError, match=f"^{told}$"), sole_writer(tmp_path, what="a change"):
+        pass

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from dmlkit.losses import ProxyAnchor, Triplet
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold
+from dmlkit.manifolds.numerics.hyperbolic import strongest_curvature
 
 
 def at_right_angles(manifold: Manifold, features_length: float) -> Tensor:
@@ -28,6 +30,29 @@ def test_in_hyperbolic_space_it_is_the_side_of_a_right_angled_triangle(
         root = mpmath.sqrt(-mpmath.mpf(manifold.curvature.item()))
         exact = float(mpmath.acosh(mpmath.cosh(root * UNRELATED_RADIUS) ** 2) / root)
     assert unrelated.item() == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Poincare, Lorentz])
+def test_up_to_the_strongest_curvature_two_points_of_float32_are_as_far_apart(kind: type[Poincare | Lorentz]):
+    """Against the distance in 60 digits, and against points as far out as float32 goes."""
+    strongest = strongest_curvature(UNRELATED_RADIUS)
+    far = 1e4 * torch.eye(2, 3)
+    for share, reached in ((0.98, True), (1.02, False)):
+        manifold = kind(3, curvature=share * strongest, clip_distance=None)
+        points = manifold.from_features(far)
+        assert bool(manifold.relative_similarity(points, points)[0, 1] <= 0) is reached
+        with mpmath.workdps(60):
+            root, border = mpmath.sqrt(-mpmath.mpf(share * strongest)), 2 * mpmath.atanh(1 - mpmath.mpf("4e-3"))
+            longest = mpmath.acosh(mpmath.cosh(border) ** 2) / root
+            unrelated = mpmath.acosh(mpmath.cosh(root * UNRELATED_RADIUS) ** 2) / root
+        assert (longest >= unrelated) is reached
+        assert float(manifold.distance(points, points)[0, 1]) == pytest.approx(float(longest), rel=1e-4)
+        if reached:
+            ProxyAnchor(manifold, 4)
+        else:
+            with pytest.raises(ValueError, match=r"ProxyAnchor: curvature got -9.84.*, expected -9.6 or weaker"):
+                ProxyAnchor(manifold, 4)
+        Triplet(manifold)  # compares distances with each other
 
 
 @pytest.mark.parametrize("curvature", [-1e3, -1e6, -1e12])

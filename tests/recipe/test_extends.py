@@ -124,6 +124,23 @@ def test_rules_across_parts_hold_across_files(recipes: Callable[..., Path]):
         read_recipe(path)
 
 
+@pytest.mark.parametrize("loss", ["{name: multi_similarity}", "{name: cross_batch_memory, loss: {name: multi_similarity}}"])
+@pytest.mark.parametrize("space", ["poincare", "lorentz"])
+def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(
+    recipes: Callable[..., Path], space: str, loss: str
+):
+    text = f"extends: _base.yaml\nloss: {loss}\nmanifold:\n  name: {space}\n  curvature: CURVATURE\n"
+    path = recipes(birds__own=text.replace("CURVATURE", "-9.6"), birds___base=BASE)
+    read_recipe(path)
+    path.write_text(text.replace("CURVATURE", "-12"))
+    with pytest.raises(UserError, match=r"own.yaml:5: manifold.curvature: got -12, expected -9.6 or weaker"):
+        read_recipe(path)
+    path.write_text(text.replace("CURVATURE", "-12") + "  similarity: origin_cosine\n")
+    read_recipe(path)
+    path.write_text(text.replace("CURVATURE", "-12").replace(loss, "{name: triplet}"))
+    read_recipe(path)
+
+
 @pytest.mark.parametrize(
     ("extends", "message"),
     [

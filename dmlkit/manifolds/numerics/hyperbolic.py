@@ -77,6 +77,16 @@ def farthest(dtype: torch.dtype) -> float:
     return 2 * math.atanh(1 - (1e-5 if dtype == torch.float64 else 4e-3))
 
 
+def strongest_curvature(radius: float) -> float:
+    """The K < 0 of the strongest curvature with points in float32 at a distance of ``radius`` from the origin.
+
+    Example:
+        >>> round(strongest_curvature(2.0), 2)
+        -9.65
+    """
+    return -((farthest(torch.float32) / radius) ** 2)
+
+
 def right_angle_distance(curvature: Tensor, radius: float) -> Tensor:
     r"""The distance u of two points at distance r from the origin, at right angles seen from there.
 
