@@ -128,6 +128,16 @@ def cached_features(
     return CachedFeatures(dataset, vectors)
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a folder's features are whole: nobody writes there any more, so readers need no lock.
+
+    Raises:
+        UserError: what says so is damaged.
+    """
+    path = folder / DESCRIPTION
+    return path.exists() and FeatureDescription.read(path).sha256 is not None
+
+
 def _description(dataset: Dataset, recipe: Recipe, model: EmbeddingModel, views: int) -> FeatureDescription:
     names, files = hashlib.sha256(), hashlib.sha256()
     for index in range(len(dataset)):

@@ -11,7 +11,7 @@ from torch import nn
 from dmlkit.backbones.identity import Identity
 from dmlkit.backbones.tuning.none import NoTuningConfig
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.features import cached_features
+from dmlkit.embedding.features import cached_features, is_complete
 from dmlkit.embedding.views import CachedFeatures, DrawnViews
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
@@ -54,14 +54,20 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
     folder = run.features if tuning.cache is None else Path(tuning.cache)
     of_training = folder / f"fold-{recipe.dataset.fold}" if recipe.dataset.split == "reality_check" else folder
 
+    def place(split: str) -> Path:
+        return (folder if split == "test" else of_training) / split  # folds have the test images in common
+
     def features(split: str, dataset: Dataset, views: int) -> CachedFeatures:
-        whose = (folder if split == "test" else of_training) / split  # folds have the test images in common
-        return cached_features(dataset, recipe, model, fabric, whose, views=views, bar=progress.images, what=split)
+        return cached_features(
+            dataset, recipe, model, fabric, place(split), views=views, bar=progress.images, what=split
+        )
 
     if folder.exists() and not folder.is_dir():
         raise UserError(f"backbone.tuning.cache: {folder}: is a file; expected a folder for features")
-    # of runs that share a folder one computes, and the others wait
-    with sole_writer(folder, what="a training", patience=inf) if fabric.is_global_zero else nullcontext():
+    splits = ("train", "validation", "test") if experiment.validation else ("train", "test")
+    # of runs that share a folder one computes, and the others wait; what is complete they all read at once
+    writes = fabric.is_global_zero and not all(is_complete(place(split)) for split in splits)
+    with sole_writer(folder, what="a training", patience=inf) if writes else nullcontext():
         fabric.barrier()
         training = features("train", experiment.train, tuning.feature_views)
         validation = experiment.validation and features("validation", experiment.validation, 0)

@@ -1,5 +1,6 @@
 """What a step is shown: features that runs share, at the same time too, and that no fault of a disk makes others."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +97,43 @@ def test_runs_share_a_cache_which_overwrite_leaves(recipe: Path, tmp_path: Path,
     run_of(recipe, tmp_path / "other", shared, "loss={name: triplet}", "embedding_dim=4")
     run_of(recipe, first, shared, overwrite=True)
     assert_same_weights(first, run_of(recipe, tmp_path / "again", shared))
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from dmlkit.files.lock import sole_writer
+with sole_writer(Path(sys.argv[1]), what="a training"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def held_by_another_process(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HOLD, str(folder), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_complete_cache_is_read_while_another_process_holds_it_and_an_incomplete_one_is_waited_for(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    cache = tmp_path / "shared"
+    first = run_of(recipe, tmp_path / "first", f"backbone.tuning.cache={cache}")
+    holder = held_by_another_process(cache, 600)
+    try:
+        assert_same_weights(first, run_of(recipe, tmp_path / "other", f"backbone.tuning.cache={cache}"))
+        assert holder.poll() is None and not caplog.records
+    finally:
+        holder.kill()
+        holder.wait()
+    shutil.rmtree(cache / "test")
+    monkeypatch.setattr("dmlkit.files.lock.PATIENCE", 0.1)  # seconds until it says that it waits
+    holder = held_by_another_process(cache, 2)
+    assert_same_weights(first, run_of(recipe, tmp_path / "third", f"backbone.tuning.cache={cache}"))
+    assert holder.poll() is not None
+    assert "is going on in this folder in another process; waiting for it to end" in caplog.text
 
 
 def test_folds_share_a_cache_in_which_test_images_are_once(recipe: Path, tmp_path: Path):
