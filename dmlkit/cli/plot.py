@@ -87,8 +87,11 @@ def plot(
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
+    from dmlkit.datasets.files.image import EXTENSIONS
     from dmlkit.embedding.split import embed_split
+    from dmlkit.files.outputs import check_outside_data
     from dmlkit.files.pictures import check_picture
+    from dmlkit.run_folder.folder import RunFolder
 
     console = Console()
     of_run = {"--split": split, "--checkpoint": checkpoint, "--set": overrides, "--device": device}
@@ -105,6 +108,8 @@ def plot(
     check_options(kind, of_run | asked)
     if output is not None:
         check_picture(output)
+        if not is_study and output.suffix.lower() in EXTENSIONS:  # a picture among images would be read as one
+            check_outside_data(output, [RunFolder(run).recipe().dataset.data_root for run in sources])
     if is_study:
         plot_of_study(sources[0], kind, metric, output, console)
     elif kind == "results":

@@ -1,6 +1,7 @@
 """The dataset interface: labelled samples of one split, and how validation classes are cut from training ones."""
 
 from math import ceil
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -33,6 +34,12 @@ class DatasetConfig(ComponentConfig, frozen=True):
     """Whether an image that cannot be read stops the command, or is left out and listed in the summary."""
     cache: str | None = None
     """A folder that ``dmlkit data cache`` wrote: images are taken from it instead of being decoded."""
+
+    @property
+    def data_root(self) -> Path | None:
+        """The folder all of which is its data: nothing else may be written there. None where a table names files."""
+        root = getattr(self, "root", None)
+        return None if root is None else Path(root)
 
     @property
     def validates(self) -> bool:

@@ -26,6 +26,10 @@ class TableConfig(DatasetConfig, frozen=True):
     root: str | None = None
     """What the paths are relative to; null is the table's own folder."""
 
+    @property
+    def data_root(self) -> None:
+        return None  # other files beside those of the table are not read
+
     def listing(self) -> Listing:
         file = Path(self.file)
         return TableRows(read_table(file), file, Path(self.root) if self.root else file.parent).listing()

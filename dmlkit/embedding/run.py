@@ -12,6 +12,7 @@ from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import check_place
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -62,6 +63,8 @@ def embed(
     fabric = start_fabric("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
     trained = load_model(folder, fabric, checkpoint, overrides=overrides)
+    if output is not None:
+        check_place(output, [images, trained.recipe.dataset.data_root])
     dataset, labelled = dataset_of(images, split or "test", trained.recipe)
     job = EmbedJob(
         dataset,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonpath
 from pathlib import Path
 from typing import cast, get_args
 
@@ -17,6 +18,7 @@ from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import ModelFormat, ModelManifest, beside, check_model_output, export_model
 from dmlkit.export.store import Destination
 from dmlkit.export.stores import StoreFormat, export_to_store
+from dmlkit.files.outputs import check_place
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -77,6 +79,7 @@ def export(
             raise UserError(f"{source}: holds embeddings; --format {format} exports the model of a run")
         run = RunFolder(source)
         if path is not None:
+            check_place(path, [run.recipe().dataset.data_root])
             check_model_output(kind, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
         trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides, merged=False)
         path = path or run.exports / MODEL_FILES[kind]
@@ -87,6 +90,8 @@ def export(
     for name, value in (("--checkpoint", checkpoint), ("--set", overrides)):
         if value:
             raise UserError(f"export: {name} does not apply to a folder of embeddings; leave it out")
+    if output is not None and not is_address(str(output)):
+        check_place(Path(output), data_of(EmbeddingFolder(source)))
     if is_store:
         folder, store = EmbeddingFolder(source), cast(StoreFormat, format)
         target = None if output is None else str(output)
@@ -96,3 +101,10 @@ def export(
     if path is not None:
         check_embeddings_output(source, kind, path)
     return Exported([*export_embeddings(EmbeddingFolder(source), kind, path or source / EMBEDDING_FILES[kind])])
+
+
+def data_of(folder: EmbeddingFolder) -> list[Path]:
+    """The folders that hold the images of embeddings; none where these lie all over the working folder, or above it."""
+    classes = {Path(path).absolute().parent for path in folder.items["path"].to_pylist()}
+    found = [Path(folder.manifest.source).absolute(), *([Path(commonpath(classes))] if classes else [])]
+    return [root for root in found if not Path.cwd().is_relative_to(root)]

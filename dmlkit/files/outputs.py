@@ -7,6 +7,9 @@ from pathlib import Path
 from dmlkit.errors import UserError
 
 HEAD_BYTES = 4096
+GALLERY_MARK, RUN_MARKS = "gallery.json", ("recipe.yaml", "environment.json")  # files that say what a folder is
+PLACES_OF_RUN = (("embeddings",), ("evaluations",), ("exports",), ("plots",))
+"""Where commands write into a run."""
 PICTURES = {
     ".png": ("Software", b"Software\0dmlkit"),
     ".svg": ("Creator", b"<dc:title>dmlkit</dc:title>"),
@@ -40,6 +43,44 @@ def check_output(
             f"{option} {path}: is there already, and nothing tells that this command has written it; remove it, or "
             f"choose another {option}"
         )
+
+
+def check_outside_data(output: Path, data: Iterable[Path | None], *, option: str = "--output") -> None:
+    """Make sure that an output is not inside a folder of data, which would be read as images or classes from then on.
+
+    Raises:
+        UserError: it is.
+    """
+    for root in data:
+        if root is not None and root.is_dir() and output.resolve().is_relative_to(root.resolve()):
+            raise UserError(
+                f"{option} {output}: is inside {root}, all of which is read as data; choose a place outside of it"
+            )
+
+
+def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--output", is_run: bool = False) -> None:
+    """Make sure that an output is inside no folder of data, no gallery, and no run but for `PLACES_OF_RUN`.
+
+    Args:
+        output: the file or folder that the user names.
+        data: folders that the command, or the run that it is about, reads.
+        option: that names the output, for errors.
+        is_run: the output is a run, which may be there already.
+
+    Raises:
+        UserError: it is inside one of them.
+    """
+    check_outside_data(output, data, option=option)
+    place = output.resolve()
+    for folder in (place, *place.parents):
+        if (folder / GALLERY_MARK).is_file():
+            raise UserError(f"{option} {output}: is inside a gallery ({folder}); choose a place outside of it")
+        inside = place.relative_to(folder).parts[:1]
+        if all((folder / name).is_file() for name in RUN_MARKS) and inside not in (*PLACES_OF_RUN, *[()] * is_run):
+            raise UserError(
+                f"{option} {output}: is inside a run ({folder}); choose a place outside of it, or in its "
+                + ", ".join(f"{place}/" for (place,) in PLACES_OF_RUN)
+            )
 
 
 def head_of(path: Path) -> bytes:

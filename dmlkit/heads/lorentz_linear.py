@@ -32,7 +32,8 @@ class LorentzLinear(Head):
     .. math:: y = \exp_{z}(PT_{o \to z}(b)), \quad z = \exp_o(W h)
 
     The Grouplet paper compares it (Table 3, "Hyperboloid") with `MobiusLinear`, its twin on the ball, which the same
-    parameters turn into the same points. W h is clipped as the manifold says, h is not. Without the bias it is a linear layer with an exponential map behind it.
+    parameters turn into the same points. W h is clipped as the manifold says, h is not. Without the bias it is a
+    linear layer with an exponential map behind it.
 
     Args:
         num_features: F, width of the backbone's features h, taken as tangent vectors at the origin o.

@@ -16,7 +16,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import MAX_BYTES
 from dmlkit.files.lock import sole_writer
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.regular import read_start
 from dmlkit.loading.cache import COLUMNS, INDEX, MANIFEST, PIXELS, CacheManifest, read_index, sha256, stamp
 from dmlkit.loading.faults import refuse_faults
@@ -85,6 +85,7 @@ def write_cache(
     Raises:
         UserError: the folder holds a cache or files of somebody else's, or an image cannot be read.
     """
+    check_place(output, [recipe.dataset.data_root])
     check_output(output, overwrite=overwrite)
     with sole_writer(output, what="dmlkit data cache"):
         check_output(output, overwrite=overwrite)  # again: another process may have written one meanwhile

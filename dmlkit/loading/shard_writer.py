@@ -22,7 +22,7 @@ from dmlkit.datasets.shards import ShardsConfig
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial
 from dmlkit.files.lock import LOCK, sole_writer
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import check_place, writing
 from dmlkit.loading.cache import stamp
 
 
@@ -42,7 +42,7 @@ class ShardWriter:
         if listing is None or listing.sample != "image":
             raise UserError(f"dataset {config.name}: has no image files; shards hold image files")
         raise_faults([*listing.faults, *listing.overlaps()])
-        self.listing, self.images_per_shard = listing, images_per_shard
+        self.listing, self.images_per_shard, self.data_root = listing, images_per_shard, config.data_root
         images = listing.everything()
         assert isinstance(images, ListedImages)
         self.images = images
@@ -68,6 +68,7 @@ class ShardWriter:
             classes=tuple(self.listing.class_names),
             shards={shard: len(rows) for shard, rows in rows_of.items()},
         )
+        check_place(output, [self.data_root])
         _check_output(output, manifest)
         with sole_writer(output, what="dmlkit data shards"):
             _check_output(output, manifest)  # again: another process may have written meanwhile

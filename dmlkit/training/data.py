@@ -15,9 +15,11 @@ from dmlkit.embedding.features import cached_features, is_complete
 from dmlkit.embedding.views import CachedFeatures, DrawnViews
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import check_place
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.model import EmbeddingModel
+from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
 from dmlkit.training.progress import Progress
@@ -74,3 +76,18 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
         tested = features("test", test, 0)
     head = EmbeddingModel(nn.Identity(), Identity(model.backbone.num_features), model.head)
     return TrainingData(head, DrawnViews(training), validation, tested)
+
+
+def check_places(recipe: Recipe, run: Path) -> None:
+    """Make sure that neither the run nor a cache of features that it names would lie in data, or in another run.
+
+    Raises:
+        UserError: one would.
+    """
+    data, tuning = [recipe.dataset.data_root], recipe.backbone.tuning
+    check_place(run, data, is_run=True)
+    if isinstance(tuning, NoTuningConfig) and tuning.cache is not None:
+        cache, key = Path(tuning.cache), "backbone.tuning.cache:"
+        check_place(cache, data, option=key)
+        if cache.resolve().is_relative_to(run.resolve()):
+            raise UserError(f"{key} {cache}: is inside the run, which keeps its own features; leave the key out")

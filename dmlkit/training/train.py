@@ -24,7 +24,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State, restore, save, save_best
 from dmlkit.training.checkpoint_writer import CheckpointWriter
 from dmlkit.training.cost import forget_peak_memory, peak_memory
-from dmlkit.training.data import TrainingData, training_data
+from dmlkit.training.data import TrainingData, check_places, training_data
 from dmlkit.training.divergence import check_losses, check_weights, compute_loss
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import take_step
@@ -67,6 +67,7 @@ def train(
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     fabric = fabric or start_fabric(device, recipe.training.precision)
     run = RunFolder(Path(folder))
+    check_places(recipe, run.path)
     held = run.held() if fabric.is_global_zero else nullcontext()
     with held, shown(progress or Silent(), recipe, run, fabric) as progress:
         return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite)

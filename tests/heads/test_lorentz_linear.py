@@ -67,7 +67,7 @@ def test_far_points_stay_on_the_sheet_with_a_finite_gradient():
 
 
 def log_map(projected: Tensor, bias: Tensor, curvature: float, clip_distance: float | None) -> list[float]:
-    """log_0 of (W h) moved by b, in 50 digits: by the Möbius sum in coordinates of the ball, as Ganea et al. write it."""
+    """log_0 of W h moved by b, in 50 digits: by the Möbius sum in coordinates of the ball (Ganea et al.)."""
     root, border = mp.sqrt(-mpf(curvature)), 2 * mp.atanh(1 - mpf("4e-3"))  # units of 1 / root; as far as points go
 
     def cut(vector: matrix, length: mpf) -> matrix:

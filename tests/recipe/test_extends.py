@@ -124,7 +124,9 @@ def test_rules_across_parts_hold_across_files(recipes: Callable[..., Path]):
         read_recipe(path)
 
 
-@pytest.mark.parametrize("loss", ["{name: multi_similarity}", "{name: cross_batch_memory, loss: {name: multi_similarity}}"])
+@pytest.mark.parametrize(
+    "loss", ["{name: multi_similarity}", "{name: cross_batch_memory, loss: {name: multi_similarity}}"]
+)
 @pytest.mark.parametrize("space", ["poincare", "lorentz"])
 def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(
     recipes: Callable[..., Path], space: str, loss: str

@@ -22,7 +22,7 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
 from dmlkit.files.lock import LOCK, sole_writer
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import check_place, writing
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -59,6 +59,7 @@ def create_gallery(
         raise UserError(f"--label {label}: is of IMAGES; name them, or leave it out to create an empty gallery")
     check_threshold(threshold)
     _check_new(output)
+    check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
     database = lancedb()
     incoming = Incoming.of([] if images is None else images_of(images, label))
     fabric = start_fabric(device)

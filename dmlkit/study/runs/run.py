@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import check_place
 from dmlkit.study.runs.assembly import check_components
 from dmlkit.study.findings.beside import beside_figures
 from dmlkit.study.definition.checks import study_notes
@@ -78,6 +79,8 @@ def run_study(
         TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint or between two runs.
     """
     deadline = monotonic() + budget
+    recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
+    check_place(folder, {recipe.dataset.data_root for recipe in recipes})
     with open_study(study.record(), folder, fabric, command), stop_signals(deadline) as stop_requested:
         runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs, engine, device)
         for line in study_notes(study, check_components(study, folder)):
