@@ -40,18 +40,19 @@ class Override:
     value: Tree
 
 
-def read_recipe(path: Path, overrides: Sequence[str | Override] = ()) -> Recipe:
+def read_recipe(path: Path, overrides: Sequence[str | Override] = (), *, is_trained: bool = False) -> Recipe:
     """Read and check a recipe.
 
     Args:
         path: a YAML file, or the name of a recipe that comes with dmlkit, e.g. ``glyphs/proxy_anchor``; its
             ``extends`` may name another to build on, see `dmlkit.recipe.extends.read_tree`.
         overrides: each ``key.subkey=value``, the value in YAML, or parsed; they replace what the file says, in turn.
+        is_trained: it is the recipe of a run, which stays readable where only its training would be refused today.
 
     Raises:
         UserError: the file cannot be read, or has faults: all of them, one a line, as ``file:line: key: what``.
     """
-    return _resolve(read_tree(path), overrides)
+    return _resolve(read_tree(path), overrides, is_trained)
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = ()) -> Recipe:
@@ -66,7 +67,7 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = (
     return _resolve(parse_yaml(text, source), overrides)
 
 
-def _resolve(tree: Tree, overrides: Sequence[str | Override]) -> Recipe:
+def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool = False) -> Recipe:
     for override in overrides if isinstance(tree.data, dict) else ():
         _apply_override(tree, parse_override(override) if isinstance(override, str) else override)
     if isinstance(tree.data, dict) and EXTENDS in tree.data:
@@ -74,10 +75,10 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override]) -> Recipe:
     _name_default_members(tree.data)
     spell_out(tree)
     write_out(tree)
-    return validate(tree)
+    return validate(tree, is_trained)
 
 
-def validate(tree: Tree) -> Recipe:
+def validate(tree: Tree, is_trained: bool = False) -> Recipe:
     """A tree as a recipe; every fault at once.
 
     Raises:
@@ -85,7 +86,8 @@ def validate(tree: Tree) -> Recipe:
     """
     try:
         # strict in JSON mode: lists become tuples, and nothing else is coerced
-        return Recipe.model_validate_json(json.dumps(tree.data)).read_from(dict(tree.origins))
+        recipe = Recipe.model_validate_json(json.dumps(tree.data), context={"is_trained": is_trained})
+        return recipe.read_from(dict(tree.origins))
     except ValidationError as error:
         raise UserError("\n".join(describe_faults(error, tree, Recipe))) from None
 

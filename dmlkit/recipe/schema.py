@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Annotated
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, PrivateAttr, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from dmlkit.backbones import BackboneConfig, SmallCNNConfig
@@ -93,13 +93,13 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         return f"{where}: {'.'.join(map(str, key))}: {text}" if where else f"{'.'.join(map(str, key))}: {text}"
 
     @model_validator(mode="after")
-    def check_requirements(self) -> "Recipe":
+    def check_requirements(self, info: ValidationInfo) -> "Recipe":
         """Hold every component's requirements against the other components; all faults at once."""
         if self.dataset.sample == "vector" and "transform" not in self.model_fields_set:
             object.__setattr__(self, "transform", None)
         faults = list(self._samples_that_do_not_fit()) or [
             *self._unmet_requirements(),
-            *self._unrelated_points_out_of_reach(),
+            *(() if (info.context or {}).get("is_trained") else self._unrelated_points_out_of_reach()),
             *self._proxies_without_riemannian_optimizer(),
             *self._selection_by_unknown_metric(),
             *self._figures_given_twice(),

@@ -130,7 +130,7 @@ class RunFolder:
                 "train wrote"
             )
         open_plugins(Environment.read(self.environment_path).plugins, str(self.path))
-        return read_recipe(self.recipe_path)
+        return read_recipe(self.recipe_path, is_trained=True)
 
     def check_same_recipe(self, recipe: Recipe) -> None:
         """Refuse to continue a run with another recipe, or with other code of its plug-ins. Keys that no figure depends

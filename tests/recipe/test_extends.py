@@ -137,6 +137,7 @@ def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(
     path.write_text(text.replace("CURVATURE", "-12"))
     with pytest.raises(UserError, match=r"own.yaml:5: manifold.curvature: got -12, expected -9.6 or weaker"):
         read_recipe(path)
+    assert read_recipe(path, is_trained=True).manifold.curvature == -12  # a run of earlier versions stays readable
     path.write_text(text.replace("CURVATURE", "-12") + "  similarity: origin_cosine\n")
     read_recipe(path)
     path.write_text(text.replace("CURVATURE", "-12").replace(loss, "{name: triplet}"))
