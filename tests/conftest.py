@@ -8,6 +8,7 @@ os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 import ctypes
 import gc
 import inspect
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -108,6 +109,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = inspect.unwrap(sole_writer).__kwdefaults__  # its module's constant is read once, at its definition
     assert defaults is not None
     monkeypatch.setitem(defaults, "patience", 0.1)
+
+
+@pytest.fixture(scope="session")
+def tracked() -> list[str]:
+    """The files of this tree that git tracks, as paths from its root."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this tree is no git checkout")
+    return [name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
 
 
 @pytest.fixture

@@ -178,6 +178,14 @@ def test_modules_are_short():
     assert len(entries) <= 33  # 32, and testing, which the tests of strangers import by that name
 
 
+def test_ruff_sees_every_tracked_module(tracked: list[str]):
+    pytest.importorskip("ruff", reason="ruff is not installed")
+    command = [sys.executable, "-m", "ruff", "check", "--show-files"]
+    shown = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True).stdout.splitlines()
+    seen = {Path(path).relative_to(PACKAGE.parent).as_posix() for path in shown}
+    assert {name for name in tracked if name.endswith(".py")} <= seen
+
+
 def test_listing_imports_no_training_export_or_ray():
     code = (
         "import sys; sys.argv = ['dmlkit', 'list', 'losses']\n"

@@ -70,6 +70,8 @@ def export(
     for name, value in (("--table", table is not None), ("--overwrite", overwrite)):
         if value and not is_store:
             raise UserError(f"export: {name} applies to a store ({', '.join(get_args(StoreFormat))}); leave it out")
+    if output is not None and not str(output):  # which a store and TensorBoard would take for the current folder
+        raise UserError("export: --output is empty; expected a file, a folder or an address, or leave it out")
     if output is not None and not is_store and is_address(str(output)):
         raise UserError(f"--output: is an address, but --format {format} writes a file; name one")
     path = None if output is None or is_store else Path(output)

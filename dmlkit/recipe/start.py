@@ -1,15 +1,20 @@
 """The first recipe for someone's photos: plain choices, each with its reason in a comment."""
 
+import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from dmlkit.backbones.pretrained.at_hand import Pretrained
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.errors import UserError
 
 LEAST_VALIDATION = 10  # classes: fewer choose a checkpoint by chance
 MOST_VALIDATION = 0.3  # of the training classes
 MARK = "by dmlkit start"
+STAMP = re.compile(r" \(sha256 ([0-9a-f]{16})\)$")
+"""What ends the first line: a checksum of the text without it, by which a recipe that was edited is known."""
 EPOCHS = 20  # where photos of 40 products stopped gaining with a head on frozen features
 
 
@@ -37,8 +42,8 @@ class Photos:
 
 
 def starting_recipe(setting: Photos) -> str:
-    """The text of a recipe, YAML with comments."""
-    return "\n".join(
+    """Return the text of a recipe: YAML with comments, and with its own checksum in the first line."""
+    text = "\n".join(
         [
             f"# A first recipe for {setting.images:,} training photos of {setting.classes:,} classes, {MARK}",
             *_dataset(setting),
@@ -49,11 +54,29 @@ def starting_recipe(setting: Photos) -> str:
             "",
         ]
     )
+    return text.replace("\n", f" (sha256 {_checksum(text)})\n", 1)
 
 
 def is_starting_recipe(path: Path) -> bool:
-    """Whether a file was written here and may be written anew."""
-    return MARK in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    """Return whether a file is as `starting_recipe` wrote it, so that nothing of the user's is lost with it.
+
+    Raises:
+        UserError: `starting_recipe` wrote it, and it has been edited since.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    head, newline, body = text.partition("\n")
+    stamp = STAMP.search(head)
+    if stamp and stamp[1] == _checksum(STAMP.sub("", head) + newline + body):
+        return True
+    if MARK in head:
+        raise UserError(
+            f"--output {path}: has been edited since dmlkit start wrote it; choose another --output, or remove the file"
+        )
+    return False
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def validation_fraction(classes: int) -> float:

@@ -62,8 +62,8 @@ class RunFolder:
         return self.checkpoints / f"{name}.pt"
 
     def holds_run(self) -> bool:
-        """Whether a run was started here: a recipe alone may be anybody's, the environment only `create` writes."""
-        return self.recipe_path.exists() and self.environment_path.exists()
+        """Return whether a run was started here: only `create` writes such an environment.json."""
+        return self.recipe_path.exists() and Environment.is_at(self.environment_path)
 
     def is_being_replaced(self) -> bool:
         """Whether an old run lies here still, whose place a new one takes with its first checkpoint."""
@@ -77,7 +77,7 @@ class RunFolder:
             UserError: another training goes on here, or the folder holds something else.
         """
         if self.path.exists() and not (self.holds_run() or is_being_replaced(self.path) or self._was_half_created()):
-            raise UserError(f"{self.path}: exists and is not a dmlkit run; choose another --output")
+            raise UserError(f"{self.path}: exists and is not a dmlkit run{self._fault()}; choose another --output")
         with sole_writer(self.path, what="a training"):
             take_over(self.path)
             discard_new(self.path)
@@ -85,6 +85,15 @@ class RunFolder:
                 yield
             finally:
                 discard_new(self.path)
+
+    def _fault(self) -> str:
+        """Return what is wrong with an environment.json beside a recipe, which may be a run's that was damaged."""
+        try:
+            if self.recipe_path.exists() and self.environment_path.exists():
+                Environment.read(self.environment_path)
+        except UserError as error:
+            return f" ({error})"
+        return ""
 
     def create(self, recipe: Recipe, *, overwrite: bool) -> None:
         """Start a new run in a folder that is held. It replaces an old one, and what was made with its weights, at its
@@ -115,6 +124,7 @@ class RunFolder:
         return (
             self.path.is_dir()
             and all(entry.name in ours or is_partial(entry) for entry in self.path.iterdir())
+            and (Environment.is_at(self.environment_path) or not self.environment_path.exists())
             and not (self.checkpoints.exists() and any(self.checkpoints.iterdir()))
         )
 
@@ -124,7 +134,7 @@ class RunFolder:
         Raises:
             UserError: the folder holds no run, or one of missing plug-ins, or of a dmlkit with other recipe keys.
         """
-        if not self.holds_run():
+        if not (self.recipe_path.exists() and self.environment_path.exists()):
             raise UserError(
                 f"{self.path}: no run here (recipe.yaml or environment.json is missing); expected a folder that "
                 "train wrote"

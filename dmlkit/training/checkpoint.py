@@ -67,17 +67,18 @@ def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state
 
 
 def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
-    """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts anew.
+    """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts again.
 
     Raises:
         UserError: the checkpoint is gone though epochs are finished, or it cannot be read, or does not fit the run.
     """
     path, rows = run.checkpoint_path("last"), run.read_metrics()
     if not path.exists():
-        if len(rows) > 1:  # a kill between the first epoch's row and its checkpoint leaves one
+        # A kill in the first epoch may come after best.pt and after its row, and before last.pt: neither is a proof.
+        finished = run.summary_path if run.summary_path.exists() else run.metrics_path if len(rows) > 1 else None
+        if finished:
             raise UserError(
-                f"{path}: missing, though {run.metrics_path} has finished epochs; bring it back, or train anew with "
-                "--overwrite"
+                f"{path}: missing, though {finished} has finished epochs; restore the file, or retrain with --overwrite"
             )
         return State()
     saved = run.load_checkpoint("last")

@@ -150,10 +150,18 @@ def test_an_output_that_can_be_no_file_is_one_line_t4(dmlkit, here: Path, kind: 
 def test_other_outputs_that_can_be_no_file_are_one_line_t4(dmlkit, here: Path):
     for words in (["export", "emb", "--format", "tensorboard"], ["report", "st"], PLOT, ARRAYS):
         for output in ("emb", "", "r.yaml/x.png", "r.yaml"):
-            if words[1:] == ["emb", "--format", "tensorboard"] and not output.startswith("r.yaml"):
+            if words[1:] == ["emb", "--format", "tensorboard"] and output == "emb":
                 continue  # a folder is what it expects
             result = dmlkit(*words, "--per-class" if words[0] == "eval" else "-o", output)
             assert result.code == 2 and result.err.count("\n") == 1, (words, output, result.err)
+
+
+@pytest.mark.parametrize("kind", [*EMBEDDING_FORMATS, *MODEL_FORMATS, "lancedb", "qdrant", "pgvector"])
+def test_an_empty_output_of_export_is_refused_before_anything_is_written_u2(dmlkit, here: Path, kind: str):
+    before = set(here.rglob("*"))
+    result = dmlkit("export", "run" if kind in MODEL_FORMATS else "emb", "--format", kind, "-o", "")
+    assert result.code == 2 and result.err.count("\n") == 1 and "--output is empty" in result.err, result.err
+    assert set(here.rglob("*")) == before
 
 
 def test_pictures_are_known_by_their_metadata(tmp_path: Path):

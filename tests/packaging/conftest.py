@@ -25,7 +25,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     copy, place = tmp_path_factory.mktemp("project"), str(tmp_path_factory.mktemp("dist"))
     for name in ("dmlkit", "recipes", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):  # hatchling leaves out what git ignores
         shutil.copy(ROOT / name, copy)
     (wheel,) = wheels.WheelBuilder(str(copy)).build(directory=place, versions=["standard"])
     (sdist,) = sdists.SdistBuilder(str(copy)).build(directory=place, versions=["standard"])

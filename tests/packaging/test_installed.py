@@ -2,10 +2,15 @@
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+
+from dmlkit.cli.app import app
+from tests.conftest import TINY_RECIPE
 
 pytestmark = pytest.mark.heavy
 SMALL = ["--set", "training.epochs=1", "--set", "dataset.images_per_class=6", "--set", "dataset.classes=40"]
@@ -33,6 +38,28 @@ def test_it_is_the_wheel_that_runs_and_nothing_of_development_is_there(
     told = f"print([name for name in {DEVELOPMENT!r} if find_spec(name)]); import dmlkit; print(dmlkit.__file__)"
     missing, place = run("python", "-c", f"from importlib.util import find_spec; {told}").stdout.splitlines()
     assert missing == "[]" and place.startswith(str(installed.parent))
+
+
+def test_every_command_shows_its_help(run: Callable[..., subprocess.CompletedProcess[str]]):
+    def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield words
+        for name, below in getattr(command, "commands", {}).items():
+            yield from commands(below, (*words, name))
+
+    every = list(commands(get_command(app), ()))
+    assert {("study",), ("gallery", "create")} <= set(every)
+    for words in every:
+        assert "--help" in run("dmlkit", *words, "--help").stdout, words
+
+
+def test_a_study_runs_and_is_reported(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path):
+    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1"))
+    study, folder = tmp_path / "study.yaml", str(tmp_path / "study")
+    study.write_text("claim: A claim\nrecipe: tiny.yaml\nseeds: [0]\ngrid: {loss.margin: [0.1, 0.3]}\n")
+    assert "2 runs: 2 models" in run("dmlkit", "study", str(study), "-o", folder, "--dry-run").stdout
+    run("dmlkit", "study", str(study), "-o", folder, "--device", "cpu")
+    assert "2 of 2" in run("dmlkit", "status", folder).stdout
+    run("dmlkit", "report", folder, "-o", str(tmp_path / "report.md"))
 
 
 def test_train_eval_embed_and_export(run: Callable[..., subprocess.CompletedProcess[str]]):

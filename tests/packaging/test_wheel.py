@@ -28,6 +28,14 @@ def test_every_module_and_no_test_is_in_it(wheel: zipfile.ZipFile):
     assert [name for name in names if "__pycache__" in name or "/test_" in name] == []
 
 
+def test_both_hold_exactly_the_tracked_modules(built: tuple[Path, Path], wheel: zipfile.ZipFile, tracked: list[str]):
+    expected = {name for name in tracked if name.startswith("dmlkit/")}
+    with tarfile.open(built[1]) as archive:
+        files = [name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()]
+    for names in (wheel.namelist(), files):
+        assert {name for name in names if name.startswith("dmlkit/") and "/_recipes/" not in name} == expected
+
+
 def test_every_recipe_is_in_it_as_it_is(wheel: zipfile.ZipFile):
     for path in (ROOT / "recipes").rglob("*.yaml"):
         assert wheel.read(f"dmlkit/_recipes/{path.relative_to(ROOT / 'recipes')}") == path.read_bytes()

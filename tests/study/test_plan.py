@@ -108,10 +108,10 @@ def test_several_keys_are_tuned_by_their_combinations_and_extended_one_at_a_time
     tried = [names[0].split("/")[1] for names in end(plan, tell)[1:-1]]
     assert tried == [
         "lr=0.004,scale=16",
+        "lr=0.004,scale=8",  # the scale is at the edge of its grid too, and was not extended yet
         "lr=0.008,scale=16",
-        "lr=0.016,scale=16",  # which was worse, so the other key is next
-        "lr=0.008,scale=32",  # within the grid, and not tried beside this learning rate
-        "lr=0.008,scale=8",
+        "lr=0.016,scale=16",
+        "lr=0.008,scale=32",  # within the grid, and not tried with this learning rate
     ]
     assert plan.chosen["small"].label == "lr=0.008,scale=16"
 

@@ -14,6 +14,7 @@ from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import read_recipe
+from dmlkit.run_folder.documents import Environment
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.protocol import ProtocolResults, concatenate, fold_recipe, summarize
 from dmlkit.study.record import ProtocolRecord
@@ -105,7 +106,7 @@ def test_a_protocol_killed_half_way_goes_on_to_the_same_figures(dmlkit, recipe, 
 
 def test_a_run_killed_while_it_was_created_is_begun_again(dmlkit, recipe, tmp_path):
     (tmp_path / "o" / "repeat-0" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "o" / "repeat-0" / "environment.json").write_text("{}")
+    Environment.here(read_recipe(recipe)).write(tmp_path / "o" / "repeat-0" / "environment.json")
     ProtocolRecord(protocol="official").write(tmp_path / "o" / "protocol.json")
     assert dmlkit("protocol", "official", recipe, "-o", tmp_path / "o", "--repeats", "1", "--device", "cpu").code == 0
 

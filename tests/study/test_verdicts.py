@@ -11,7 +11,7 @@ from scipy import stats
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.definition.file import read_study
 from dmlkit.study.findings.looks import compare_at_looks
-from dmlkit.study.findings.variant_results import Tuned, VariantResults, edges_of
+from dmlkit.study.findings.variant_results import End, Tuned, VariantResults, edges_of
 from dmlkit.study.findings.verdicts import JudgedStatement, are_equal, judge
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.reports.tables import verdict_text
@@ -118,6 +118,20 @@ def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
     assert verdict_text(judged, variants) == (
         "holds; tuned at the edge: method (optimizer.lr the highest tried), base (optimizer.lr the lowest tried)"
     )
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        ("only", "loss.scale the only one tried with the other chosen values"),
+        ("only, highest", "loss.scale the highest tried, and the only one with the other chosen values"),
+        ("only, lowest", "loss.scale the lowest tried, and the only one with the other chosen values"),
+    ],
+)
+def test_a_value_that_is_the_only_one_tried_is_at_an_edge(end: End, text: str):
+    tuned = Tuned(chosen="scale=8", validation={}, edge={"loss.scale": end})
+    variants = {"base": variant(BASE), "method": variant([value + 0.1 for value in BASE], tuned=tuned)}
+    assert verdict_text(one(**variants), variants) == f"holds; tuned at the edge: method ({text})"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dmlkit.recipe.file import parse_recipe, read_recipe
+from dmlkit.run_folder.documents import Environment
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import END, ROOT, TINY_RECIPE
 from tests.processes import Forked, held_command_line, start, wait_until
@@ -244,9 +245,58 @@ def test_a_folder_with_a_recipe_alone_is_no_run(dmlkit, tiny_recipe: Path, tmp_p
     assert (home / "checkpoints" / "imagenet.pth").read_text() == "weights"
 
 
+def foreign_folder(folder: Path, recipe: str | None, environment: str) -> dict[Path, bytes]:
+    """Write files of these names that no training wrote; return the content of each."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "environment.json").write_text(environment)
+    if recipe is not None:
+        (folder / "recipe.yaml").write_text(f"{recipe}# my comment\n")
+        (folder / "checkpoints" / "imagenet.pth").write_text("weights")
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("options", [(), ("--resume",), ("--overwrite",)])
+@pytest.mark.parametrize(
+    "environment", ["{}", '{"packages": {"torch": "2"}}', '{"format": 99, "dmlkit": "9"}', "[]", "no JSON"]
+)
+@pytest.mark.parametrize("with_recipe", [True, False])
+def test_files_that_have_the_names_of_a_runs_make_no_run_r2(
+    dmlkit, tiny_recipe: Path, tmp_path: Path, options: tuple[str, ...], environment: str, with_recipe: bool
+):
+    before = foreign_folder(tmp_path / "work", tiny_recipe.read_text() if with_recipe else None, environment)
+    result = dmlkit("train", tiny_recipe, "-o", tmp_path / "work", *options, "--device", "cpu")
+    assert result.code == 2 and result.err.count("\n") == 1, result.err
+    assert f"{tmp_path / 'work'}: exists and is not a dmlkit run" in result.err
+    assert {path: path.read_bytes() for path in (tmp_path / "work").rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_of_one_epoch_without_its_last_checkpoint_is_refused_r1(
+    dmlkit, tiny_recipe: Path, tmp_path: Path
+):
+    words = ("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu", "--set", "training.epochs=1")
+    assert dmlkit(*words).code == 0
+    (tmp_path / "run" / "checkpoints" / "last.pt").unlink()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    result = dmlkit(*words, "--resume")
+    assert result.code == 2 and "last.pt: missing, though" in result.err and "summary.json" in result.err
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_kill_after_the_first_best_checkpoint_and_before_the_last_one_starts_again(
+    dmlkit, tiny_recipe: Path, tmp_path: Path
+):
+    words = ("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu", "--set", "training.epochs=1")
+    assert dmlkit(*words).code == 0
+    best = weights(tmp_path / "run", "best")
+    for name in ("checkpoints/last.pt", "summary.json", "curves.png"):
+        (tmp_path / "run" / name).unlink()
+    assert dmlkit(*words, "--resume").code == 0
+    assert_equal_weights(weights(tmp_path / "run", "best"), best)
+
+
 def test_a_run_killed_while_it_was_created_begins_anew(dmlkit, tiny_recipe: Path, tmp_path: Path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "environment.json").write_text("{}")
+    Environment.here(read_recipe(tiny_recipe)).write(tmp_path / "run" / "environment.json")
     options = ("--set", "training.epochs=1", "--device", "cpu", "--resume")
     assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options).code == 0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import isclose
+from math import inf, isclose
 from typing import Any
 
 from dmlkit.errors import UserError
@@ -15,15 +15,18 @@ DIGITS = 6  # of a value beyond the edge: 0.001 / 3 is 0.000333333, in the name 
 
 
 def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Candidate) -> list[Mapping[str, Any]]:
-    """The tuned values one step on from the best ones, for each key and direction in which nothing was tried beside the
-    best values of the other keys: the next value of the key that was tried at all, or one beyond them.
+    """Return tuned values one step on from the best ones, for each key and direction in which nothing was tried with
+    the best values of the other keys: the next value of the key that was tried at all, or one beyond them.
+
+    Steps beyond all values that were tried come first, and of these the one of the key that was extended least: a scale
+    that is better at every step would otherwise use up `extend`, and leave a curvature at the edge of its grid.
 
     Args:
         own: a variant's candidates by the study's file, which are its grid.
         tried: those, and what was added to them.
         best: one of the tried ones.
     """
-    found: list[Mapping[str, Any]] = []
+    found: list[tuple[float, Mapping[str, Any]]] = []
     for key, value in best.values.items():
         grid, known = (grid_of([one.values[key] for one in candidates]) for candidates in (own, tried))
         line = values_beside(tried, best, key)
@@ -32,8 +35,9 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
                 further = [one for one in known if sign * one > sign * value]
                 step = min(further, key=lambda one: abs(one - value)) if further else value_beyond(best, key, ascending)
                 if step is not None:
-                    found.append({**best.values, key: step})
-    return found
+                    added = sum(sign * one > sign * ascending[-1] for one in known)
+                    found.append((inf if further else added, {**best.values, key: step}))
+    return [values for _, values in sorted(found, key=lambda one: one[0])]
 
 
 def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float | None:

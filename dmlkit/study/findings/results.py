@@ -42,8 +42,9 @@ class StudyResults(Document, frozen=True):
     """``results.json`` of a study: everything that a report tells of it."""
 
     kind: ClassVar[str] = "document of a study's results"
-    version: ClassVar[int] = 2
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # of whole studies alone; no correction, edges, last epoch
+    version: ClassVar[int] = 3
+    # 1: of whole studies alone; no correction, edges, last epoch; 2: no edge where a value was the only one of its line
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}
 
     claim: str
     """What is claimed."""

@@ -9,11 +9,13 @@ from pydantic import BaseModel
 from dmlkit.evaluation.significance import paired_runs
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.definition.config import Candidate
-from dmlkit.study.definition.edge import grid_of, value_beyond, values_beside
+from dmlkit.study.definition.edge import beyond_edge, grid_of, values_beside
 from dmlkit.study.findings.looks import paired_figures
 from dmlkit.study.protocol import MeanInterval
 
-End = Literal["lowest", "highest"]
+End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
+"""Of the values tried with the chosen ones of the other keys. The only one of these may be the lowest or highest of all
+values of the key."""
 
 
 class Difference(BaseModel, frozen=True, extra="forbid"):
@@ -37,7 +39,7 @@ class Tuned(BaseModel, frozen=True, extra="forbid"):
     validation: dict[str, float]
     """Scores on validation classes, by label; the mean over the seeds that choose."""
     edge: dict[str, End] = {}
-    """Keys of which the chosen value is the lowest or highest tried: a better one may lie beyond."""
+    """Keys of which the chosen value has no tried one beyond it: a better one may lie there."""
 
 
 class VariantResults(BaseModel, frozen=True, extra="forbid"):
@@ -81,7 +83,8 @@ def over_seeds(
 
 
 def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
-    """The tuned keys of which the chosen value is the lowest or the highest of those tried beside its other values.
+    """Return the tuned keys of which the chosen value is at an edge: in one direction, or in both where it is the only
+    one, nothing was tried with the chosen values of the other keys.
 
     Only numbers have an order, and nothing lies beyond 1 where the key takes whole numbers alone.
 
@@ -90,10 +93,15 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
         chosen: one of them.
     """
     edges: dict[str, End] = {}
+    steps = beyond_edge(candidates, candidates, chosen)
     for key, value in chosen.values.items():
-        line = grid_of(values_beside(candidates, chosen, key))
-        if len(line) > 1 and value in (line[0], line[-1]):
-            end, towards = ("lowest", line[::-1]) if value == line[0] else ("highest", line)
-            if value_beyond(chosen, key, towards) is not None:
-                edges[key] = end
+        known = grid_of([one.values[key] for one in candidates])
+        is_alone = len(grid_of(values_beside(candidates, chosen, key))) == 1
+        for step in (one[key] for one in steps if one[key] != value):
+            if not is_alone:
+                edges[key] = "lowest" if step < value else "highest"
+            elif step not in known:
+                edges[key] = "only, lowest" if step < value else "only, highest"
+        if known and is_alone:
+            edges.setdefault(key, "only")
     return edges

@@ -4,10 +4,17 @@ from collections.abc import Mapping
 
 from dmlkit.evaluation.tables import Rows
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.variant_results import Difference, VariantResults
+from dmlkit.study.findings.variant_results import Difference, End, VariantResults
 from dmlkit.study.findings.verdicts import JudgedStatement
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 
+END_TEXTS: dict[End, str] = {
+    "lowest": "the lowest tried",
+    "highest": "the highest tried",
+    "only": "the only one tried with the other chosen values",
+    "only, lowest": "the lowest tried, and the only one with the other chosen values",
+    "only, highest": "the highest tried, and the only one with the other chosen values",
+}
 Statement = tuple[str, str, str]  # which variant is better, than which, by which figure
 
 
@@ -177,7 +184,7 @@ def _untrained(variant: VariantResults, metric: str) -> str:
 
 def _ends(variant: VariantResults) -> str:
     edge = variant.tuned.edge if variant.tuned else {}
-    return ", ".join(f"{key} the {end} tried" for key, end in edge.items())
+    return ", ".join(f"{key} {END_TEXTS[end]}" for key, end in edge.items())
 
 
 def _interval(change: Difference | JudgedStatement) -> str:

@@ -10,11 +10,11 @@ from statistics import fmean
 from dmlkit.datasets.base import FOLDS
 from dmlkit.errors import UserError
 from dmlkit.run_folder.documents import Metrics
-from dmlkit.study.runs.assembly import check_recipe
-from dmlkit.study.findings.choice import Choice
 from dmlkit.study.definition.config import Candidate, Study, Variant
 from dmlkit.study.definition.edge import beyond_edge, with_values
+from dmlkit.study.findings.choice import Choice
 from dmlkit.study.findings.looks import is_decided, paired_figures
+from dmlkit.study.runs.assembly import check_recipe
 from dmlkit.study.runs.workers import Run
 
 

@@ -12,17 +12,17 @@ from lightning_fabric import Fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_place
-from dmlkit.study.runs.assembly import check_components
-from dmlkit.study.findings.beside import beside_figures
 from dmlkit.study.definition.checks import study_notes
 from dmlkit.study.definition.config import Study
+from dmlkit.study.findings.beside import beside_figures
 from dmlkit.study.findings.cost import Cost
+from dmlkit.study.findings.results import StudyResults, summarize_study
+from dmlkit.study.protocol import is_complete, run_once
+from dmlkit.study.record import FAILURES, StudyFailures, open_study
+from dmlkit.study.runs.assembly import check_components
 from dmlkit.study.runs.plan import Plan
 from dmlkit.study.runs.progress import RunProgress, StudyProgress
-from dmlkit.study.protocol import is_complete, run_once
 from dmlkit.study.runs.ray import train_on_ray
-from dmlkit.study.record import FAILURES, StudyFailures, open_study
-from dmlkit.study.findings.results import StudyResults, summarize_study
 from dmlkit.study.runs.scores import flat_figures, summaries, validation_score
 from dmlkit.study.runs.workers import Run, train_at_once
 from dmlkit.training.progress import Progress
