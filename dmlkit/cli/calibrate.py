@@ -34,6 +34,7 @@ def calibrate(
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
+    from dmlkit.evaluation.resampling import LEAST_CLASSES
     from dmlkit.evaluation.threshold import calibrate_run
 
     fabric = start_fabric(device)
@@ -47,12 +48,22 @@ def calibrate(
         say_json(found.stamped())
         return
     print_table(rate_rows(found), console, f"{found.checkpoint} checkpoint of {run}")
-    low, high = found.far_interval
     say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} is taken for the same class")
-    classes = f"{found.validation.classes:,} other classes"
-    say(console, f"on {classes} expect a FAR of {low:.2g} to {high:.2g} (95 %, bootstrap over classes)")
-    if found.test and not low <= found.test.far <= high:
-        say(console, f"note: the test classes show a FAR of {found.test.far:.2g}, outside of that")
+    classes = f"{found.validation.classes:,}"
+    if found.far_interval is None:
+        say(
+            console,
+            f"no interval for the FAR on other classes: {classes} validation classes do not tell how classes vary, "
+            f"{LEAST_CLASSES} are the least; train with a larger dataset.validation_fraction",
+        )
+    else:
+        low, high = found.far_interval
+        say(
+            console,
+            f"on {classes} other classes expect a FAR of {low:.2g} to {high:.2g} (95 %, bootstrap over classes)",
+        )
+        if found.test and not low <= found.test.far <= high:
+            say(console, f"note: the test classes show a FAR of {found.test.far:.2g}, outside of that")
     say(console, f"written to {run / 'threshold.json'}")
 
 

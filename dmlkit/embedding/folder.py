@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.searchable import GalleryItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import refuse_what_is_no_file
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.check_points import fault_in
 from dmlkit.run_folder.folder import RunFolder
 
 BLOCK = 65_536  # rows handled at once: 128 MB at 512 dimensions
@@ -27,7 +27,7 @@ class EmbeddingFolder:
         path: the folder.
 
     Attributes:
-        points: (N, D) float32, mapped into memory.
+        points: (N, D) float32, mapped into memory and not looked at: `blocks` and `read` check what they give.
         items: N rows with the columns ``id path label``.
 
     Raises:
@@ -37,9 +37,11 @@ class EmbeddingFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = Manifest.read(path / "manifest.json")
-        _check_geometry(path / "manifest.json", self.manifest, self.manifold())
+        self._space = self.manifold()
+        _check_geometry(path / "manifest.json", self.manifest, self._space)
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)
+        self._checked = 0  # the first rows, known to be points
 
     @property
     def run(self) -> Path | None:
@@ -56,10 +58,28 @@ class EmbeddingFolder:
         return len(self.points)
 
     def blocks(self, rows: int = BLOCK) -> Iterator[torch.Tensor]:
-        """The points, at most ``rows`` rows at a time."""
+        """The points, at most ``rows`` rows at a time, each checked when it is read for the first time.
+
+        Raises:
+            UserError: a row is no point of the manifold.
+        """
         for start in range(0, len(self.points), rows):
-            yield torch.from_numpy(np.array(self.points[start : start + rows]))
+            block = torch.from_numpy(np.array(self.points[start : start + rows]))
+            if start + len(block) > self._checked:
+                self._check(block, start)
+            yield block
             self._give_back()
+
+    def read(self) -> torch.Tensor:
+        """All points (N, D), checked, in memory.
+
+        Raises:
+            UserError: a row is no point of the manifold.
+        """
+        points = torch.empty(self.points.shape)
+        for start, block in zip(range(0, len(points), BLOCK), self.blocks(), strict=True):
+            points[start : start + BLOCK] = block
+        return points
 
     def points_at(self, rows: torch.Tensor) -> torch.Tensor:
         """The points (M, D) of rows (M,)."""
@@ -78,16 +98,21 @@ class EmbeddingFolder:
         names = ["id", "label", "path"]
         return [GalleryItem(**row) for row in self.items.select(names).take(rows.numpy()).to_pylist()]
 
-    def check_finite(self) -> None:
-        """Make sure that every point has a place.
+    def check_points(self) -> None:
+        """Make sure that every row is a point of the manifold, before anything is done with the first.
 
         Raises:
-            UserError: one has nan or inf.
+            UserError: one has nan or inf, or is off the manifold.
         """
-        for number, block in enumerate(self.blocks()):
-            row = first_non_finite(block)
-            if row is not None:
-                self.refuse_row(number * BLOCK + row, "its embedding has nan or inf")
+        for _ in self.blocks() if self._checked < len(self) else ():
+            pass
+
+    def _check(self, block: torch.Tensor, start: int) -> None:
+        fault = fault_in(self._space, block)
+        if fault is not None:
+            self.refuse_row(start + fault[0], fault[1])
+        if start <= self._checked:
+            self._checked = start + len(block)
 
     def refuse_row(self, row: int, fault: str) -> NoReturn:
         """Tell what is wrong with one embedding.
@@ -97,7 +122,8 @@ class EmbeddingFolder:
         """
         path = self.items["path"][row].as_py()
         raise UserError(
-            f"{self.path}: row {row} ({path}): {fault}; embed the images again, with weights that are sound"
+            f"{self.path}: row {row} ({path}): {fault}; bring embeddings.npy back, or embed the images again with "
+            "weights that are sound"
         )
 
 

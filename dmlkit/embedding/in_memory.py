@@ -11,6 +11,7 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists, gather_rows
 from dmlkit.loading.batches import evaluation_loader
+from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 
@@ -22,6 +23,8 @@ Bar = Callable[[str, int], AbstractContextManager[Advance]]
 
 EMBEDDING = "embedding"
 """The step of `Bar` that most take, in which images are read."""
+UNSOUND = "the weights are of a training that diverged, or not made for such inputs: use another --checkpoint or run"
+"""What to do where a model's output is no point of its manifold."""
 
 
 def no_bar(_what: str, _total: int) -> AbstractContextManager[Advance]:
@@ -57,6 +60,9 @@ def embed_dataset(
         transform: the one for evaluation is applied; None for vectors.
         workers: processes that read images; see `dmlkit.loading.batches.make_loader`.
         advance: told of every batch.
+
+    Raises:
+        UserError: an embedding has nan or inf, or is off the manifold.
     """
     model.check_takes(dataset)
     was_training = model.training
@@ -87,7 +93,9 @@ def embed_dataset(
     if fabric.world_size > 1:
         points, indices, faults = _gather(fabric, points, indices, faults)
     kept = indices >= 0
-    return Embeddings(points[kept], dataset.labels[indices[kept]], indices[kept], faults)
+    points, indices = points[kept], indices[kept]
+    check_points(model.manifold, points, lambda row: str(dataset.paths[int(indices[row])]), UNSOUND)
+    return Embeddings(points, dataset.labels[indices], indices, faults)
 
 
 def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:

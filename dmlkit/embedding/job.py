@@ -9,18 +9,17 @@ from typing import Any, ClassVar
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 
 from dmlkit import __version__
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.finite import first_non_finite
-from dmlkit.embedding.in_memory import Advance
+from dmlkit.embedding.in_memory import UNSOUND, Advance
 from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Draw, Inputs, inputs_of
+from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.recipe.provenance import plugins_of
 from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import TransformConfig
@@ -112,17 +111,10 @@ class PartEmbedder:
             if len(batch.labels):
                 points.append(self.model(batch.inputs.to(self.device)).float().cpu())
                 indices.append(batch.indices)
-                self._refuse_non_finite(points[-1], batch.indices)
+                names = [str(self.paths[index]) for index in batch.indices.tolist()]
+                check_points(self.model.manifold, points[-1], names.__getitem__, UNSOUND)
             advance(len(batch.labels) + len(batch.faults))
         return Part(torch.cat(points), torch.cat(indices), faults)
-
-    def _refuse_non_finite(self, points: Tensor, indices: Tensor) -> None:
-        row = first_non_finite(points)
-        if row is not None:
-            raise UserError(
-                f"{self.paths[int(indices[row])]}: its embedding has nan or inf; the weights are of a training that "
-                "diverged: embed with another --checkpoint or run"
-            )
 
 
 class PartBatches:

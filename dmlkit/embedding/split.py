@@ -120,7 +120,7 @@ def embed_split(
         bar: shows the images.
 
     Raises:
-        UserError: there is no run, an image cannot be read, or an embedding is not finite.
+        UserError: there is no run, an image cannot be read, or see `embed_dataset`.
     """
     fabric, run = start_fabric(device), RunFolder(path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)

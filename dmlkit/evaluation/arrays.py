@@ -43,7 +43,7 @@ def evaluate_folder(
     if None in labels:
         raise UserError(f"{path}: {labels.count(None)} of {len(labels)} items have no label; nothing to score")
     names = folder.items["path"].to_pylist()
-    queries = folder.points, np.array(labels)
+    queries = folder.read(), np.array(labels)
     evaluation = _score(str(path), queries, None, folder.manifold(), _configs(metrics), ties, names, bar)
     return Report.of(evaluation, str(path), "all", ties=ties), evaluation
 

@@ -6,13 +6,14 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from dmlkit.evaluation.resampling import effective_number, tail_of
+from dmlkit.evaluation.resampling import LEAST_CLASSES, effective_number, tail_of
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairs.pairing import Pairing
 from dmlkit.run_folder.threshold import PairRates
 
 LEAST_ACCEPTED = 10  # pairs: a rate that fewer stand for is off by more than a third of itself
 MARGIN = 10  # times as many of the best pairs are kept: what other classes may accept at the same threshold
+MOST_COUNTED = 1e12  # pairs, of a million images; more are told by their size
 MOST_KEPT = 2**22  # 84 MB; more only where the rate itself asks for more
 RESAMPLES = 1000
 WEIGHED = 2**14  # pairs that a resample weighs; of more, every second, third ... stands for its neighbours
@@ -37,12 +38,12 @@ class Calibration:
 
     Args:
         threshold: the lowest that at most the share ``far`` of the pairs of different classes reaches, in float32.
-        interval: 95 %, the false accept rate to expect on as many other classes.
+        interval: 95 %, the false accept rate to expect on as many other classes; None of fewer than `LEAST_CLASSES`.
         rates: on the classes that chose it.
     """
 
     threshold: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
     rates: PairRates
 
 
@@ -62,17 +63,20 @@ def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibratio
     if pairing.same == 0:
         raise ValueError("no two images are of one class, so nothing tells how often the same is rejected")
     if far * different < LEAST_ACCEPTED:
+        pairs = LEAST_ACCEPTED / far
+        needed = f"{pairs:,.0f}" if pairs < MOST_COUNTED else f"{pairs:.2g}"
         raise ValueError(
             f"{different:,} pairs of different classes are too few for a false accept rate of {far:g}: at least "
-            f"{LEAST_ACCEPTED / far:,.0f} are needed, that is {LEAST_ACCEPTED} / {far:g}; ask for a larger rate, or "
-            "validate on more images"
+            f"{needed} are needed, that is {LEAST_ACCEPTED} / {far:g}; ask for a rate of at least "
+            f"{LEAST_ACCEPTED / max(different, LEAST_ACCEPTED):.2g}, or validate on more images"
         )
     accepted = int(far * different)
     accepted += (accepted + 1) / different <= far  # 0.29 * 100 is 28.999999999999996
     best = best_pairs(pairing, min(different, max(accepted + 1, min(MARGIN * accepted, MOST_KEPT))))
     threshold = float(torch.nextafter(best.scores[accepted].cpu(), torch.tensor(torch.inf)))
     sizes = pairing.row_labels.bincount().double()
-    return Calibration(threshold, far_interval(best, sizes, far, seed=seed), rates_at(pairing, threshold))
+    interval = far_interval(best, sizes, far, seed=seed) if len(sizes) >= LEAST_CLASSES else None
+    return Calibration(threshold, interval, rates_at(pairing, threshold))
 
 
 def rates_at(pairing: Pairing, threshold: float) -> PairRates:

@@ -47,7 +47,7 @@ class Report(Document, frozen=True):
     """That were queried, those without a positive included."""
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float] | None]
-    """95 % by bootstrap, of the metrics that are means over queries; null where the queries are of a single class."""
+    """95 % by bootstrap, of the metrics that are means over queries; null where they are of fewer than 5 classes."""
     intervals_by: Unit
     """What the bootstrap draws."""
     worst_classes: tuple[ClassFigures, ...]

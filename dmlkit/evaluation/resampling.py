@@ -13,6 +13,10 @@ Unit = Literal["classes", "queries"]
 RESAMPLES = 2000
 PERMUTATIONS = 10_000
 CHUNK_ENTRIES = 2**24  # random numbers held at once
+# Fewer tell nothing of how classes vary: of 300 simulated sets of 20 queries a class, whose shares of hits are drawn
+# from Beta(4, 1.5), 95 % intervals held the truth in 48, 73 and 86 % for 2, 3 and 4 classes, and in 92, 91, 95 and 96 %
+# for 5, 6, 8 and 10. Student's t over class means would hold it in 91 % from 2 on, by widths of 2.7, 0.9 and 0.6.
+LEAST_CLASSES = 5
 FEW_CLASSES = 10  # fewer tell little of how classes vary: 2 of 2^9 exchanges are as extreme as all of them can be
 
 
@@ -22,8 +26,8 @@ def bootstrap_intervals(
     """95 % intervals of means over queries, from 2 000 resamples of classes (cluster bootstrap; Field & Welsh 2007).
 
     Queries of a class share what makes it easy or hard, so classes are drawn, each with all its queries: an interval
-    says what other classes of the same kind would show. It is the expanded percentile interval, see `tail_of`. A single
-    class does not tell how classes vary: its interval is endless.
+    says what other classes of the same kind would show. It is the expanded percentile interval, see `tail_of`. Fewer
+    than `LEAST_CLASSES` do not tell how classes vary: their interval is endless.
 
     Args:
         per_query: (Q,) values by name, of the same queries.
@@ -41,7 +45,7 @@ def bootstrap_intervals(
         return {}
     values = torch.stack([column.double() for column in per_query.values()], 1)  # (Q, M)
     sums, sizes = _sums(values, classes)
-    if len(sizes) > 1:
+    if len(sizes) >= LEAST_CLASSES:
         draws = [counts @ sums / (counts @ sizes)[:, None] for counts in _resamples(len(sizes), seed)]
         tail = tail_of(effective_number(sizes))
         low, high = torch.cat(draws).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
@@ -130,16 +134,21 @@ def told_few(classes: int) -> str | None:
     """What a reader must know of intervals over few classes; nothing of `FEW_CLASSES` or more.
 
     Example:
-        >>> told_few(4), told_few(10)
-        ('intervals over 4 classes are rough; no p-value of theirs can be below 0.125', None)
+        >>> told_few(6), told_few(10)
+        ('intervals over 6 classes are rough, about 92 % instead of 95; no p-value of theirs can be below 0.0312', None)
+        >>> told_few(4)
+        'no intervals over 4 classes: at least 5 tell how classes vary; no p-value of theirs can be below 0.125'
         >>> told_few(1)
-        'a single class does not tell how classes vary: no intervals over classes, and p is 1'
+        'no intervals over a single class: at least 5 tell how classes vary; p is 1'
     """
     if classes >= FEW_CLASSES:
         return None
     if classes < 2:
-        return "a single class does not tell how classes vary: no intervals over classes, and p is 1"
-    return f"intervals over {classes} classes are rough; no p-value of theirs can be below {2 / 2**classes:.3g}"
+        return f"no intervals over a single class: at least {LEAST_CLASSES} tell how classes vary; p is 1"
+    least = f"no p-value of theirs can be below {2 / 2**classes:.3g}"
+    if classes < LEAST_CLASSES:
+        return f"no intervals over {classes} classes: at least {LEAST_CLASSES} tell how classes vary; {least}"
+    return f"intervals over {classes} classes are rough, about 92 % instead of 95; {least}"
 
 
 def _sums(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -32,10 +32,10 @@ def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: 
         What was written.
 
     Raises:
-        UserError: an embedding has nan or inf, or cannot be written in this format, or the disk is full; nothing is
-            left half written.
+        UserError: an embedding is no point of its manifold, or cannot be written in this format, or the disk is full;
+            nothing is left half written.
     """
-    folder.check_finite()
+    folder.check_points()  # of a faulty one nothing is written
     write = {"faiss": write_faiss, "parquet": write_parquet, "npz": write_npz, "tensorboard": write_tensorboard}
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.folder import BLOCK, EmbeddingFolder
 from dmlkit.embedding.manifest import Manifest, SearchIndex
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, writing
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.manifolds.numerics.check_points import fault_in
 
 
 class FaissIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
@@ -49,9 +50,9 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     index: Any = None
     for number, block in enumerate(folder.blocks()):
         vectors = manifold.index_vectors(block, "gallery").detach()
-        row = first_non_finite(vectors)
-        if row is not None:
-            folder.refuse_row(number * BLOCK + row, "its vector in the index would have nan or inf")
+        fault = fault_in(Euclidean(vectors.shape[1]), vectors)  # large numbers are points, their squares may be none
+        if fault is not None:
+            folder.refuse_row(number * BLOCK + fault[0], "its vector in the index would have nan or inf")
         index = index or faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors.numpy())
     if index is None:

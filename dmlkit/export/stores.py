@@ -38,9 +38,9 @@ def export_to_store(
         Where the table is, and what to know of it.
 
     Raises:
-        UserError: an embedding has nan or inf, or a table is there already, or the store refuses to write.
+        UserError: an embedding is no point of its manifold, or a table is there already, or the store refuses to write.
     """
-    folder.check_finite()
+    folder.check_points()  # of a faulty one nothing is written
     write = {"lancedb": write_lancedb, "qdrant": write_qdrant, "pgvector": write_pgvector}
     if target is None or not is_address(target):
         target = str(folder.path / format if target is None else Path(target))

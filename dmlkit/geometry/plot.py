@@ -69,13 +69,11 @@ def plot_embeddings(
         bar: shows t-SNE.
 
     Raises:
-        UserError: the disk is asked for embeddings that do not lie in it, or there are too few points, or not finite.
+        UserError: the disk is asked for embeddings that do not lie in it, or there are too few points.
     """
     points, labels = shown.points, shown.labels
     if len(points) < 3:
         raise UserError(f"plot: expected at least 3 embeddings, got {len(points)}")
-    if not points.isfinite().all():
-        raise UserError("plot: some embeddings are not finite: the weights are damaged, or training has diverged")
     whole = points if shown.proxies is None else torch.cat([points, shown.proxies[0]])
     everywhere = place_of(manifold, whole, kind, bar)
     place, of_proxies = everywhere[: len(points)], everywhere[len(points) :]

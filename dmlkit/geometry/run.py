@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
@@ -68,9 +67,8 @@ def _points_of(
             if value:
                 raise UserError(f"curvature: {name} does not apply to a folder of embeddings; leave it out")
         folder = EmbeddingFolder(source)
-        manifold = folder.manifold()
-        points = torch.cat([torch.empty(0, manifold.point_dim), *folder.blocks()])
-        return manifold, points, f"embeddings of {source}, by the distance of {folder.manifest.manifold.name}"
+        what = f"embeddings of {source}, by the distance of {folder.manifest.manifold.name}"
+        return folder.manifold(), folder.read(), what
     fabric, split = start_fabric(device or "auto"), split or "train"
     trained = load_model(RunFolder(source), fabric, overrides=overrides)
     features = backbone_features(trained, fabric, images_of_split(trained.recipe.dataset, split))

@@ -71,6 +71,18 @@ class Manifold(nn.Module, ABC):
         return points
 
     @abstractmethod
+    def distance_off(self, points: Tensor) -> Tensor:
+        """How far points (N, D) are off the manifold, in units of their own size: (N,); nan or inf where they are not
+        finite.
+
+        It is 0 but for rounding where they are points, and above 0.01 where they cannot be; see `fault_in`.
+        """
+
+    def describe_off(self, point: Tensor) -> str:
+        """What is wrong with finite numbers (D,) that are no point, and what was expected."""
+        raise NotImplementedError
+
+    @abstractmethod
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The distance of points x (N, D) and y (M, D): (N, M), by matrix products.
 

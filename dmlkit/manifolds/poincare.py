@@ -140,6 +140,18 @@ class Poincare(Manifold):
         length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
         return features * ((length / 2).tanh() / length)  # geoopt's scripted map cannot be exported
 
+    def distance_off(self, points: Tensor) -> Tensor:
+        """0 inside the ball. Outside there is no distance to anything, however near the boundary: |x| in radii."""
+        root = (-float(self.curvature)) ** 0.5
+        length = torch.linalg.vector_norm(points, dim=-1) * root
+        near = length > 0.9999  # where float32 may be wrong; all in float64 would take 10 times as long
+        length[near] = (torch.linalg.vector_norm(points[near].double(), dim=-1) * root).to(length.dtype)
+        return length * (length >= 1)
+
+    def describe_off(self, point: Tensor) -> str:
+        length, radius = float(point.double().norm()), (-float(self.curvature)) ** -0.5
+        return f"its length is {length:.8g}, where points of the ball are shorter than its radius of {radius:.8g}"
+
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """The points of the proxies; where K is learned, the ball may have shrunk past them: they move inside."""
         return self.geometry.projx(proxies) if self.proxies == "points" else self.from_features(proxies)

@@ -65,6 +65,13 @@ class Sphere(Manifold):
         """x / |x|. A zero vector stays zero; below |x| = 1e-6 the gradient is that of x / 1e-6."""
         return unit_vectors(features)
 
+    def distance_off(self, points: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(points, dim=-1) - 1).abs()
+
+    def describe_off(self, point: Tensor) -> str:
+        length = float(point.double().norm())
+        return f"its length is {length:.4g}, where points of the sphere have length 1"
+
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         squared = 2 - 2 * inner_products(x, None if x is y else y)  # (N, M)
         chord = safe_sqrt(squared.masked_fill(squared < 2 * rounding_error(x), 0))

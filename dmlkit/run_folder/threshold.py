@@ -40,8 +40,9 @@ class Threshold(Document, frozen=True):
     """Two images are taken for the same class where their similarity is at least this."""
     far: Share
     """The false accept rate that was asked for."""
-    far_interval: tuple[Share, Share]
-    """95 %: the false accept rate to expect on as many other classes, by bootstrap over classes."""
+    far_interval: tuple[Share, Share] | None
+    """95 %: the false accept rate to expect on as many other classes, by bootstrap over classes; null where there are
+    too few to tell how classes vary."""
     validation: PairRates
     """On the classes that chose it."""
     test: PairRates | None

@@ -16,6 +16,7 @@ from dmlkit.errors import UserError
 from dmlkit.losses import ProxyAnchor
 from dmlkit.manifolds import Sphere
 from dmlkit.recipe.file import dump_recipe, parse_recipe, read_recipe
+from dmlkit.training.experiment import assemble
 from dmlkit.training.train import train
 
 CLASSES, EACH, WIDTH = 12, 6, 5
@@ -267,3 +268,15 @@ def test_exports_take_vectors(file_format: str, recipe: Path, tmp_path: Path, dm
 
         output: Any = onnxruntime.InferenceSession(target).run(None, {"vectors": arrays()[0][:3]})
         assert output[0].shape == (3, 4)
+
+
+@pytest.mark.parametrize("row", [5, 3 * EACH + 1], ids=["train", "validation"])
+def test_a_vector_of_zeros_has_no_direction_on_the_sphere(row: int, recipe: Path, tmp_path: Path):
+    """`eval --embeddings` refuses it too; in flat space it is a place like others."""
+    vectors = arrays()[0]
+    vectors[row] = 0
+    np.save(tmp_path / "x.npy", vectors)
+    with pytest.raises(UserError, match=rf"1 of \d+ vectors are zero .* the first is {tmp_path / 'x.npy'}:{row};"):
+        train(recipe, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    assemble(read_recipe(recipe, ["manifold={name: euclidean}"]))

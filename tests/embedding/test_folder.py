@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet
 from pydantic import BaseModel
 
-from dmlkit.embedding.finite import first_non_finite
+from dmlkit.embedding import folder as folder_module
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.manifest import Manifest, ModelSource, Preprocessing, SearchIndex
 from dmlkit.errors import UserError
@@ -201,16 +201,8 @@ def test_every_command_tells_a_damaged_folder_in_one_line_t7_u5(dmlkit, tmp_path
 def test_a_folder_without_rows_is_read(tmp_path: Path):
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out", POINTS[:0]))
     assert folder.points.shape == (0, 8) and list(folder.blocks()) == []
-    folder.check_finite()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_the_first_row_that_is_not_finite_is_found(value: float):
-    rows = torch.ones(7, 3)
-    rows[4, 2], rows[6, 0] = value, -value
-    assert first_non_finite(rows) == 4
-    assert first_non_finite(rows[:4]) is None and first_non_finite(rows[:0]) is None
-    assert first_non_finite(torch.full((2, 3), 3e38)) is None  # their sum is not finite
+    folder.check_points()
+    assert folder.read().shape == (0, 8)
 
 
 DOCUMENTS = [Manifest, FaissManifest, ModelManifest, CacheManifest]
@@ -220,3 +212,44 @@ PARTS = [SearchIndex, FaissIndex, ModelSource, Preprocessing, Parity]
 @pytest.mark.parametrize("kind", [*DOCUMENTS, *PARTS], ids=lambda kind: kind.__name__)
 def test_every_key_says_what_it_is(kind: type[BaseModel]):
     assert meanings_of(kind).keys() == kind.model_fields.keys()
+
+
+def test_rows_are_checked_once_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    looked: list[int] = []
+    real = folder_module.fault_in
+    monkeypatch.setattr(folder_module, "fault_in", lambda space, block: looked.append(len(block)) or real(space, block))
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "out"))
+    assert looked == [] and len(next(folder.blocks(2))) == 2 and looked == [2]
+    assert [len(block) for block in folder.blocks(3)] == [3, 2] and looked == [2, 3, 2]
+    folder.check_points()
+    assert np.array_equal(folder.read().numpy(), folder.points) and looked == [2, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "space", "told"),
+    [
+        (np.nan, None, "its embedding has nan or inf"),
+        (1e30, None, "its length is 1e+30, where points of the sphere have length 1"),
+        (1e4, POINCARE, "its length is 10000, where points of the ball are shorter than its radius of 1.4184633"),
+    ],
+    ids=["nan", "long", "outside of the ball"],
+)
+def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: float, space: Any, told: str):
+    points = 0.5 * POINTS if space else POINTS.copy()
+    whole = embeddings_at(tmp_path / "whole", points, **({"manifold": space} if space else {}))
+    points[3, 3] = value
+    faulty = embeddings_at(tmp_path / "faulty", points, **({"manifold": space} if space else {}))
+    for words in (
+        ["curvature", faulty],
+        ["search", faulty, whole],
+        ["search", whole, faulty],
+        ["eval", faulty],
+        ["cluster", faulty, "--clusters", "2"],
+        ["duplicates", whole, faulty, "--threshold", "-1"],
+        ["inspect", faulty, "-o", tmp_path / "inspection"],
+        *(["export", faulty, "--format", kind, "-o", tmp_path / kind] for kind in ("npz", "faiss", "lancedb")),
+    ):
+        result = dmlkit(*words)
+        assert result.code == 2 and f"{faulty}: row 3 (photos/3.jpg): {told}; bring emb" in result.err, result.err
+        assert result.err.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"whole", "faulty", "lancedb"}

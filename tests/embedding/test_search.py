@@ -133,7 +133,7 @@ def test_a_learned_curvature_is_searched():
         (torch.zeros(4, 3), torch.zeros(3), 1, r"queries of shape \(N, 3\), got \(3,\)"),
         (torch.zeros(4, 3), torch.zeros(1, 3), 5, "k must be from 1 to 4, the size of the gallery, got 5"),
         (torch.zeros(4, 3), torch.zeros(1, 3), 0, "k must be from 1 to 4"),
-        (torch.full((4, 3), torch.nan), torch.zeros(1, 3), 1, "finite points, got nan or inf"),
+        (torch.full((4, 3), torch.nan), torch.zeros(1, 3), 1, "points: row 0: its embedding has nan or inf"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(points: Tensor, queries: Tensor, k: int, message: str):

@@ -1,6 +1,7 @@
 """Calibration against loops over all pairs, and its interval against what other classes show."""
 
 import json
+import re
 import shutil
 from itertools import combinations
 from pathlib import Path
@@ -104,27 +105,43 @@ def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch
     assert found == pytest.approx((low, high), abs=0.01)
 
 
-def test_the_interval_holds_what_other_classes_show(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("classes", "far"), [(25, 0.01), (5, 0.05)])
+def test_the_interval_holds_what_other_classes_show(classes: int, far: float, monkeypatch: pytest.MonkeyPatch):
     """Nominally 95 %: 16 or fewer of 20 would be chance once in 60 times."""
     monkeypatch.setattr(calibration, "RESAMPLES", 200)
     held = 0
     for seed in range(20):
-        points = clusters(50, seed=100 + seed)
+        points = clusters(2 * classes, seed=100 + seed)
         sides = [points.labels % 2 == parity for parity in (0, 1)]
         first, second = (
             Points(points.embeddings[kept], points.labels[kept].unique(return_inverse=True)[1], points.manifold)
             for kept in sides
         )
-        found = calibrate_points(first, 0.01)
+        found = calibrate_points(first, far)
+        assert found.interval is not None
         low, high = found.interval
         held += low <= rates_at(Pairing.of(second), found.threshold).far <= high
     assert held >= 17
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_fewer_than_five_classes_have_no_interval(classes: int):
+    """Of 2 classes every draw is the same, so that the interval had no width: it held 0 of 60 simulated rates."""
+    found = calibrate_points(clusters(classes, seed=3), 0.3)
+    assert found.interval is None and 0 < found.rates.far <= 0.3
 
 
 def test_too_few_pairs_are_told_and_not_extrapolated():
     points = clusters(6, seed=0)
     with pytest.raises(ValueError, match=r"too few for a false accept rate of 1e-05: at least 1,000,000 are needed"):
         calibrate_points(points, 1e-5)
+    with pytest.raises(ValueError, match=r"rate of 1e-300: at least 1e\+301 are needed") as raised:
+        calibrate_points(points, 1e-300)
+    assert len(str(raised.value)) < 250
+    least = float(re.findall(r"a rate of at least (\S+),", str(raised.value))[0])
+    assert least == pytest.approx(10 / Pairing.of(points).different, rel=0.05)
+    with pytest.raises(ValueError, match="at least inf are needed"):
+        calibrate_points(points, 5e-324)
     single = Points(torch.eye(40), torch.arange(40), Sphere(40))
     with pytest.raises(ValueError, match="no two images are of one class"):
         calibrate_points(single, 0.1)
@@ -139,12 +156,14 @@ def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Pa
     missing = dmlkit("verify", run, "a.png", "b.png")
     assert missing.code == 2 and "no threshold for the best checkpoint; find one with dmlkit calibrate" in missing.err
     result = dmlkit("calibrate", run, "--far", "0.1")
-    assert result.code == 0 and "different pairs" in result.out and "bootstrap over classes" in result.out
+    assert result.code == 0 and "different pairs" in result.out
+    assert "3 validation classes do not tell how classes vary, 5 are the least" in " ".join(result.out.split())
     found = Threshold.read(run / "threshold.json")
     assert (found.validation.classes, found.validation.images) == (3, 18)
     assert (found.validation.same, found.validation.different) == (45, 108)
     assert found.test is not None and found.test.different == 15 * 36 and found.validation.far <= 0.1
-    assert json.loads(dmlkit("calibrate", run, "--far", "0.1", "--json").out)["threshold"] == found.threshold
+    answer = json.loads(dmlkit("calibrate", run, "--far", "0.1", "--json").out)
+    assert answer["threshold"] == found.threshold and answer["far_interval"] is None
     assert dmlkit("embed", run, "--split", "test", "-o", tmp_path / "e").code == 0
     carried = json.loads((tmp_path / "e" / "manifest.json").read_text())["threshold"]
     assert carried["threshold"] == found.threshold and carried["weights"] == found.weights
@@ -165,3 +184,14 @@ def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Pa
 def test_what_cannot_be_calibrated(dmlkit, run: Path, words: list[str], told: str):
     result = dmlkit("calibrate", run, *words)
     assert result.code == 2 and told in result.err and "Traceback" not in result.err
+
+
+def test_weights_with_nan_are_told_in_one_line(dmlkit, run: Path, tmp_path: Path):
+    broken = Path(shutil.copytree(run, tmp_path / "run"))
+    for path in (broken / "checkpoints").glob("*.pt"):
+        state = torch.load(path, weights_only=True)
+        [value for value in state["model"].values() if value.is_floating_point()][-1].fill_(torch.nan)
+        torch.save(state, path)
+    for words in (["calibrate", broken, "--far", "0.5"], ["eval", broken], ["cluster", broken, "--clusters", "2"]):
+        result = dmlkit(*words)
+        assert result.code == 2 and "its embedding has nan or inf; the weights" in result.err, result.err

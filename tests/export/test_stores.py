@@ -32,7 +32,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.store import StoreManifest
 from dmlkit.export.stores import export_to_store
 from tests.conftest import Result
-from tests.embedding.stored import INDEX, POINTS, embeddings_at, manifest
+from tests.embedding.stored import EUCLIDEAN, INDEX, POINTS, embeddings_at, manifest
 
 SPHERE = {"name": "sphere", "proxies": "features", "similarity": "cosine", "metric": "chord"}
 FLAT = {"name": "euclidean", "proxies": "features"}
@@ -263,7 +263,8 @@ def test_a_failed_export_leaves_what_was_there(
     store = target(kind)
     broken = POINTS.copy()
     broken[4] = 0
-    faulty = EmbeddingFolder(embeddings_at(tmp_path / "faulty", broken))
+    flat = {**EUCLIDEAN, "similarity": "cosine"}  # where 0 is a point
+    faulty = EmbeddingFolder(embeddings_at(tmp_path / "faulty", broken, manifold=flat))
     told = r"row 4 \(photos/4\.jpg\): its vector is 0, which has no cosine"
     with pytest.raises(UserError, match=told):
         export_to_store(faulty, kind, store, None)

@@ -95,15 +95,6 @@ def test_a_legend_leaves_no_class_out_w19():
     assert not any(text.get_parse_math() for text in texts)
 
 
-@pytest.mark.parametrize("kind", ["pca", "tsne"])
-def test_points_that_are_not_finite_are_one_line_t10(tmp_path, kind):
-    points = torch.randn(6, 4)
-    points[2, 1] = torch.nan
-    with pytest.raises(UserError, match="some embeddings are not finite"):
-        plot_embeddings(Sphere(4), Mapped(points, torch.arange(6) % 2, ("a", "b")), kind, tmp_path / "p.png", "test")
-    assert not list(tmp_path.iterdir())
-
-
 def test_images_of_a_map_do_not_cover_each_other_and_dots_without_one_had_no_room():
     place = torch.rand(300, 2, dtype=torch.float64)
     room = 0.06

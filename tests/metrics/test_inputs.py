@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.manifolds import Sphere
+from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics import retrieval_metrics
 
 POINTS = torch.eye(4).repeat(2, 1)
@@ -42,7 +42,8 @@ ZERO[3] = ZERO[6] = 0
             ((POINTS.numpy().astype(kind), LABELS), {}, "embeddings: expected real numbers of up to 64 bits, got")
             for kind in ("complex64", "U8", "longdouble", "M8[s]", [("a", "f4")])
         ),
-        ((POINTS * 1e25, LABELS), {"manifold": Sphere(4)}, "embeddings: too long, their inner products overflow"),
+        ((POINTS * 1e25, LABELS), {"manifold": Euclidean(4, similarity="dot")}, "embeddings: too long, their inner"),
+        ((POINTS * 1e25, LABELS), {"manifold": Sphere(4)}, "embeddings: row 0: its length is "),
         ((POINTS, LABELS), {"metrics": []}, "metrics: expected at least one"),
         ((POINTS, LABELS), {"metrics": ["recall@0"]}, "metrics: 'recall@0': k must be at least 1, got 0"),
         ((POINTS, LABELS), {"metrics": ["recall@-3"]}, "metrics: 'recall@-3': k must be at least 1, got -3"),

@@ -20,6 +20,7 @@ from dmlkit.embedding.searchable import GalleryItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.check_points import check_points
 
 IDS = 1000  # looked up at once
 
@@ -37,6 +38,7 @@ class GalleryFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_gallery_manifest(path)
+        self._space = self.manifold()
         self.table = open_table(path)
         self.version: int = self.table.version
         self.table.checkout(self.version)
@@ -57,20 +59,23 @@ class GalleryFolder:
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
         """The points in the order in which they were added, at most ``rows`` rows at a time."""
-        kept, count = list[Tensor](), 0
+        kept, count, start = list[Tensor](), 0, 0
         for batch in self.table.search().select(["point"]).to_batches(rows):
             if count + batch.num_rows > rows:
                 yield torch.cat(kept)
                 kept, count = [], 0
             kept.append(_points(batch.column("point"), self.manifest.dim))  # a batch never spans two files
-            count += batch.num_rows
+            self._check(kept[-1], torch.arange(start, start + batch.num_rows))
+            count, start = count + batch.num_rows, start + batch.num_rows
         if kept:
             yield torch.cat(kept)
 
     def points_at(self, rows: Tensor) -> Tensor:
         """The points (M, D) of rows (M,)."""
         found, places = self._take(rows, ["point"])
-        return _points(found.column("point").combine_chunks(), self.manifest.dim)[places]
+        points = _points(found.column("point").combine_chunks(), self.manifest.dim)[places]
+        self._check(points, rows)
+        return points
 
     def items_at(self, rows: Tensor) -> list[GalleryItem]:
         """What is known of the images of rows (M,)."""
@@ -108,6 +113,13 @@ class GalleryFolder:
             GalleryVersion(found["version"], found["timestamp"], int(found["metadata"]["total_rows"]))
             for found in open_table(self.path).list_versions()
         ]
+
+    def _check(self, points: Tensor, rows: Tensor) -> None:
+        def name(place: int) -> str:
+            row = rows[place : place + 1]
+            return f"{self.path}: image {int(row)} ({self.items_at(row)[0].path})"
+
+        check_points(self._space, points, name, "its files are damaged: bring them back, or create the gallery again")
 
     def _take(self, rows: Tensor, columns: list[str]) -> tuple[Any, Tensor]:
         """Columns of some rows, each once and in order, and where each of ``rows`` is among them."""

@@ -72,7 +72,7 @@ class Incoming:
         """The rows of the new images, which lie in a file without a name until the block ends.
 
         Raises:
-            UserError: none of the images could be read, or an embedding is not finite.
+            UserError: none of the images could be read, or see `embed_dataset`.
         """
         with writing(folder), TemporaryFile(dir=folder) as file:  # which may be full only when the file is closed
             rows = EmbeddedRows(manifest, file)

@@ -9,13 +9,13 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.files.thumbnail import thumbnail
-from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.gallery.images import LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.manifest import GalleryManifest
-from dmlkit.embedding.in_memory import Advance, embed_dataset
+from dmlkit.embedding.in_memory import UNSOUND, Advance, embed_dataset
 from dmlkit.embedding.trained import TrainedModel
-from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.manifolds.numerics.check_points import check_points
 
 CHUNK = 4096  # images embedded between two writes: 8 MB of points at 512 dimensions
 FEW = 128  # images: the start of loader processes would take longer than they do
@@ -64,7 +64,7 @@ class EmbeddedRows:
             By id, what is wrong with an image that could not be read.
 
         Raises:
-            UserError: an embedding is not finite.
+            UserError: see `embed_dataset`.
         """
         broken: dict[str, str] = {}
         workers = 0 if len(images) <= FEW else trained.recipe.training.workers
@@ -93,13 +93,8 @@ class EmbeddedRows:
         import pyarrow as pa
 
         vectors = self.manifold.index_vectors(points.double(), "gallery").float()
-        for values in (points, vectors):
-            row = first_non_finite(values)
-            if row is not None:
-                raise UserError(
-                    f"{images[row][1].path}: its embedding has nan or inf; the weights are of a training that "
-                    "diverged: create the gallery with another run"
-                )
+        # numbers near 1e38 may be points of flat space, while their squares are none
+        check_points(Euclidean(vectors.shape[1]), vectors, lambda row: images[row][1].path, UNSOUND)
         now = datetime.now(UTC)
         columns = [
             pa.array([id for id, _ in images], pa.string()),  # noqa: A001

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,7 +102,7 @@ def collection_at(
         bar: shows each step.
 
     Raises:
-        UserError: it is neither, or holds nothing, or a point is not finite, or an option is for runs alone.
+        UserError: it is neither, or holds nothing, or what is no point of its manifold, or an option is for runs alone.
     """
     if (source / "manifest.json").exists():
         for name, value in (("--split", split), ("--set", " ".join(overrides)), ("--device", device)):
@@ -122,14 +121,13 @@ def stored_collection(path: Path) -> Collection:
     """All of a folder of embeddings.
 
     Raises:
-        UserError: it is damaged, or holds nothing, or a point is not finite.
+        UserError: it is damaged, or holds nothing, or a row is no point of its manifold.
     """
     folder = EmbeddingFolder(path)
-    folder.check_finite()
     if len(folder) == 0:
         raise UserError(f"{path}: holds no embeddings")
     items = folder.items
-    points = torch.from_numpy(np.array(folder.points))
+    points = folder.read()
     paths: list[str] = items["path"].to_pylist()
     labels: list[str | None] = items["label"].to_pylist()
     return Collection(str(path), folder.manifest, points, paths, labels, folder.manifest.skipped)
@@ -141,7 +139,7 @@ def embedded_collection(
     """Images embedded by a model, those that can be read.
 
     Raises:
-        UserError: none can be read, or an embedding is not finite.
+        UserError: none can be read, or see `embed_dataset`.
     """
     found = embed_images(trained, fabric, dataset, source, bar)
     rows = found.indices.tolist()

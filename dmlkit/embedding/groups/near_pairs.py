@@ -12,6 +12,9 @@ from dmlkit.manifolds.base import Manifold
 MOST_PAIRS = 5_000_000  # 100 MB here, 2 GB while they are grouped
 BLOCK_ROWS = 16_384  # of both sides of a product: an index of 8 MB at 128 dimensions
 DISTANCE_ROWS = 2048  # float64 distances of a block and their temporaries: 32 MB each
+# Unit vectors in float32 are as long as 1 but for 2e-7, so that the cosine of equal ones is 1 - 4e-7 to 1 + 4e-7 (2 to
+# 2 048 dimensions): nothing tells a cosine above this from 1.
+ALIKE = 1 - 1e-6
 CHECKED = 2**16  # pairs whose similarity is computed exactly at once: 64 MB at 128 dimensions
 
 
@@ -41,7 +44,7 @@ def near_pairs(
         manifold: the geometry; its similarity is compared.
         points: (N, D).
         others: (M, D) to pair them with; None: pairs of two of the points, each once.
-        threshold: the least similarity.
+        threshold: the least similarity; of cosines those above `ALIKE` count as 1.
         advance: told N in all, little by little.
 
     Raises:
@@ -54,6 +57,8 @@ def near_pairs(
         [1]
     """
     is_distance = manifold.similarity_name.endswith("distance")
+    if manifold.similarity_name.endswith("cosine"):
+        threshold = min(threshold, ALIKE)
     search = _near_distances if is_distance else _near_products
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     count, told = 0, 0

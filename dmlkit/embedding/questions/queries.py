@@ -4,14 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.finite import first_non_finite
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.images import ImageList, dataset_of
@@ -20,7 +17,6 @@ from dmlkit.embedding.same_model import check_same_model, load_same_model
 from dmlkit.embedding.searchable import Searchable
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
-from dmlkit.files.arrays import Values
 from dmlkit.loading.faults import refuse_nothing_read
 
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
@@ -32,19 +28,18 @@ class Queries:
     """Points to search with.
 
     Args:
-        points: (Q, D) float32, perhaps mapped into memory.
+        points: (Q, D) float32, or a folder of them, which are checked as they are read.
         paths: Q names.
         skipped: one message per image that could not be read.
     """
 
-    points: Values
+    points: Tensor | EmbeddingFolder
     paths: Sequence[str]
     skipped: tuple[str, ...] = ()
 
     def blocks(self) -> Iterator[Tensor]:
         """The points, a bounded number of rows (n, D) at a time."""
-        for start in range(0, len(self.points), QUERY_ROWS):
-            yield torch.from_numpy(np.array(self.points[start : start + QUERY_ROWS]))
+        yield from self.points.split(QUERY_ROWS) if isinstance(self.points, Tensor) else self.points.blocks(QUERY_ROWS)
 
 
 def queries_of(
@@ -72,8 +67,7 @@ def queries_of(
             raise UserError(f"--run {run}: {queries} holds embeddings, which need no run; leave it out")
         folder = EmbeddingFolder(queries)
         check_same_model(folder.manifest, str(queries), searched.manifest, str(searched.path))
-        folder.check_finite()
-        return Queries(folder.points, folder.items["path"].to_pylist(), folder.manifest.skipped)
+        return Queries(folder, folder.items["path"].to_pylist(), folder.manifest.skipped)
     if holds_gallery(queries):
         raise UserError(f"{queries}: is a gallery; search with an image, a folder of images, or embeddings")
     if not queries.exists():
@@ -83,23 +77,17 @@ def queries_of(
     dataset = ImageList([str(queries)]) if queries.is_file() else dataset_of(queries, "test", trained.recipe)[0]
     found = embed_images(trained, fabric, dataset, str(queries), bar)
     paths = [dataset.paths[int(index)] for index in found.indices]
-    return Queries(found.points.numpy(), paths, tuple(found.faults))
+    return Queries(found.points, paths, tuple(found.faults))
 
 
 def embed_images(trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
     """Embed images; those that cannot be read are told, unless they are all.
 
     Raises:
-        UserError: no image could be read, or an embedding is not finite.
+        UserError: no image could be read, or see `embed_dataset`.
     """
     workers, transform = 0 if len(dataset) <= BATCH else trained.recipe.training.workers, trained.recipe.transform
     with bar(EMBEDDING, len(dataset)) as advance:
         found = embed_dataset(fabric, trained.model, dataset, transform, workers=workers, advance=advance)
     refuse_nothing_read(len(found.points), found.faults, source)
-    row = first_non_finite(found.points)
-    if row is not None:
-        raise UserError(
-            f"{dataset.paths[int(found.indices[row])]}: its embedding has nan or inf; the weights are of a training "
-            "that diverged: use another --checkpoint or run"
-        )
     return found

@@ -52,11 +52,7 @@ def searchable_at(source: Path) -> Searchable:
     Raises:
         UserError: it is neither, or holds nothing.
     """
-    if holds_gallery(source):
-        searched = GalleryFolder(source)
-    else:
-        searched = EmbeddingFolder(source)
-        searched.check_finite()
+    searched = GalleryFolder(source) if holds_gallery(source) else EmbeddingFolder(source)
     if len(searched) == 0:
         raise UserError(f"{source}: holds no embeddings to search in")
     return searched

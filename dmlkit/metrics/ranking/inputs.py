@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.check_points import fault_in
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.lookup import Lookup
 from dmlkit.metrics.ranking.search import Search
@@ -74,6 +75,19 @@ def as_points(features: Tensor, manifold: Manifold, name: str) -> Tensor:
     return manifold.from_features(features / largest.where(extreme, 1.0))
 
 
+def refuse_what_is_no_point(manifold: Manifold, points: Tensor, name: str) -> None:
+    """Make sure that embeddings (N, D) are points of the manifold that they are said to lie on.
+
+    Raises:
+        ValueError: another number of coordinates, or a row that is off.
+    """
+    if points.shape[1] != manifold.point_dim:
+        raise ValueError(f"{name}: expected {manifold.point_dim} coordinates, got {points.shape[1]}")
+    fault = fault_in(manifold, points)
+    if fault is not None:
+        raise ValueError(f"{name}: row {fault[0]}: {fault[1]}; map features onto it with manifold.from_features")
+
+
 def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
     """Labels or ids of queries and gallery as int64 in 0..C-1, numbered alike on both sides.
 
@@ -111,11 +125,8 @@ def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -
     distance, so it is taken in float64; cosine and dot products keep their dtype.
 
     Raises:
-        ValueError: points of another dimension, or so long that their products overflow.
+        ValueError: points so long that their products overflow.
     """
-    for name, side in (("embeddings", points), ("gallery", gallery)):
-        if side is not None and side.shape[1] != manifold.point_dim:
-            raise ValueError(f"{name}: expected {manifold.point_dim} coordinates, got {side.shape[1]}")
     items = points if gallery is None else gallery
     queries = manifold.index_vectors(points, "query")
     targets = manifold.index_vectors(items, "gallery")

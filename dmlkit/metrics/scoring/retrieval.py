@@ -18,6 +18,7 @@ from dmlkit.metrics.ranking.inputs import (
     as_points,
     build_search,
     default_manifold,
+    refuse_what_is_no_point,
     search_vectors,
 )
 from dmlkit.metrics.ranking.rankings import Ties, rankings
@@ -91,8 +92,8 @@ def retrieval_metrics(
         Fractions by name, e.g. ``{"recall@1": 0.93, "map@r": 0.61}``.
 
     Raises:
-        ValueError: embeddings that are not finite, or zero where the cosine is taken, lengths that differ, an empty
-            gallery, a single class, no query with a positive, an unknown metric or a k below 1.
+        ValueError: embeddings that are not finite, off the manifold, or zero where the cosine is taken, lengths that
+            differ, an empty gallery, a single class, no query with a positive, an unknown metric or a k below 1.
 
     Example:
         >>> points = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
@@ -155,6 +156,9 @@ def score_retrieval(
         manifold = default_manifold(points)
         points = as_points(points, manifold, "embeddings")
         items = None if items is None else as_points(items, manifold, "gallery")
+    refuse_what_is_no_point(manifold, points, "embeddings")
+    if items is not None:
+        refuse_what_is_no_point(manifold, items, "gallery")
     targets = None if items is None else Targets(items, keys[1], names[1], keys[0], names[0])
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
     vectors = search_vectors(manifold, points, items)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.gallery import folder
 from dmlkit.embedding.gallery import index as building
 from dmlkit.embedding.gallery.approximate import ApproximateGallery
 from dmlkit.embedding.gallery.change import compact_gallery, remove_images, restore_version
@@ -228,3 +229,16 @@ def test_a_kill_leaves_an_index_or_an_exact_search(place: Path, tmp_path: Path):
         assert (found.indices[:, 0] == exact.indices[:, 0]).double().mean() > 0.5
         assert index_gallery(path, "ivf_hnsw_sq", 0.5).index.kind == "ivf_hnsw_sq"
     assert killed > 0
+
+
+def test_rows_that_are_no_points_are_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gallery = GalleryFolder(stocked(place, tmp_path / "gallery", "sphere"))
+    real = folder._points
+    monkeypatch.setattr(folder, "_points", lambda column, dim: real(column, dim) * torch.tensor(1e30))
+    told = (
+        r"gallery: image 0 \(/none/.*\.jpg\): its length is 1e\+30, where points of the sphere have length 1; its files"
+    )
+    with pytest.raises(UserError, match=told):
+        next(gallery.blocks(100))
+    with pytest.raises(UserError, match=told.replace("image 0", "image 7")):
+        gallery.points_at(torch.tensor([7, 3]))

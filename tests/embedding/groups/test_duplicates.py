@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ from pyarrow import parquet
 
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
-from tests.embedding.stored import embeddings_at
+from tests.embedding.stored import EUCLIDEAN, embeddings_at
 
 Cli = Callable[..., Result]
 HURTS = "<b>\"'\n\u202eevil\U0001f600"
@@ -143,3 +144,16 @@ def test_data_check_tells_leaks_between_splits(run: Path, dmlkit: Cli, tmp_path:
     assert any("0/0.png" in line and "3/2.png" in line for line in lines)
     alone = dmlkit("data", "check", tmp_path / "table.csv", "--model", run)
     assert alone.code == 2 and "--model RUN and --threshold T go together" in alone.err
+
+
+@pytest.mark.parametrize("space", [None, EUCLIDEAN], ids=["cosine", "distance"])
+def test_equal_embeddings_are_equal_to_the_rounding_of_float32(dmlkit: Cli, tmp_path: Path, space: Any):
+    """Their cosine in float64 is 1 - 4e-7 to 1 + 4e-7; those 0.1 degrees apart have 1 - 1.5e-6."""
+    units = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    cosines = (units.astype(np.float64) ** 2).sum(1)
+    assert cosines.min() < 1 < cosines.max()
+    points = np.concatenate([units, units, turned(0, 0.1)])
+    source = embeddings_at(tmp_path / "e", points, **({"manifold": space} if space else {}))
+    result = dmlkit("duplicates", source, "--threshold", 0 if space else 1)
+    assert result.code == 0 and "82 images: 40 groups of near-duplicates hold 80 of them" in result.out, result.out

@@ -71,7 +71,7 @@ def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypat
 
     asked = queries_of(place / "asked", gallery, run=None, device="cpu")
     assert [Path(path).name for path in asked.paths][-1] == "known.jpg"
-    for answer, point in zip(found.answers, torch.from_numpy(asked.points), strict=True):
+    for answer, point in zip(found.answers, torch.cat(list(asked.blocks())), strict=True):
         label, score, margin = naive(gallery, point, by, 5)
         assert answer.label == label and answer.score == pytest.approx(score, abs=1e-6)
         assert answer.margin == pytest.approx(margin, abs=1e-6)
