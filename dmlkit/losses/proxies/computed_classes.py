@@ -19,7 +19,7 @@ class ComputedClasses(Classes):
             yield from self.ready or super().blocks()
         elif not self.ready:  # a second such pass computes them again
             yield from super().blocks(with_graph=True)
-        while with_graph and self.ready:  # last first, as it is still in the cache; each is freed after use
+        while with_graph and self.ready:  # last first because it is still in the cache; each is freed after use
             yield self.ready.pop()
 
 

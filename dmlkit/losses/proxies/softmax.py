@@ -150,7 +150,7 @@ def _softmaxes(classes: Classes, logits: Logits, scale: float) -> Iterator[_Bloc
 
 
 def _popped(kept: list[_BlockSoftmax]) -> Iterator[_BlockSoftmax]:
-    """Yield what was kept, last first, as it is still in the cache; each block is freed after use."""
+    """Yield what was kept, last first because it is still in the cache; each block is freed after use."""
     while kept:
         yield kept.pop()
 
