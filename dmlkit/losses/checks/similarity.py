@@ -17,10 +17,10 @@ def require_similarity(name: str, manifold: Manifold, allowed: tuple[str, ...], 
     Example:
         >>> from dmlkit.manifolds import Sphere
         >>> sphere = Sphere(8, similarity="negative_distance")
-        >>> require_similarity("ArcFace", sphere, ("cosine",), "it is angular")
+        >>> require_similarity("Circle", sphere, ("cosine",), "it is bounded")
         Traceback (most recent call last):
         ...
-        ValueError: ArcFace: expected a manifold with similarity 'cosine', because it is angular; got 'negative_distance'
+        ValueError: Circle: expected a manifold with similarity 'cosine', because it is bounded; got 'negative_distance'
     """
     if manifold.similarity_name not in allowed:
         expected = " or ".join(map(repr, allowed))
