@@ -1,4 +1,4 @@
-"""The only magic in dmlkit: families of components that find their own members.
+"""Families of components that find their own members.
 
 A family root (``LossConfig``) records its subclasses by their ``name``. ``Annotated[LossConfig, one_of]``
 becomes a tagged union over them, so a recipe's ``loss: {name: triplet, margin: 0.1}`` is validated by the
@@ -19,12 +19,12 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a component needs of another component of the recipe; ``Recipe`` checks it when it is read.
+    """A condition that a component sets on another component of the recipe; ``Recipe`` checks it when it is loaded.
 
     Args:
         key: dotted key of the other component, e.g. ``"manifold.name"``.
-        allowed: the values that go with this component.
-        reason: why, in words that complete "..., because <reason>".
+        allowed: the values that are compatible with this component.
+        reason: a clause that completes "..., because <reason>".
     """
 
     key: str
@@ -37,12 +37,12 @@ class MemberError(TypeError):
 
 
 class NameTakenError(MemberError):
-    """Two members of a family have one name.
+    """Two members of a family have the same name.
 
     Args:
-        name: that both have.
-        taken_by: the member that was there first.
-        member: the one that is refused.
+        name: the name of both.
+        taken_by: the member that was defined first.
+        member: the member that is rejected.
     """
 
     def __init__(self, name: str, taken_by: type[Any], member: type[Any]) -> None:
@@ -51,11 +51,11 @@ class NameTakenError(MemberError):
 
 
 class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Base of every family root. A direct subclass is a root, a subclass of a root is a member unless it is
-    ``abstract``: what several members share.
+    """Base of every family root. A direct subclass is a root; a subclass of a root is a member. A subclass defined
+    with ``abstract=True`` is neither: it holds what several members share.
 
     Raises:
-        MemberError: a member's ``name`` is no Literal with a default, or another member has it.
+        MemberError: a member's ``name`` is not a Literal with a default, or another member has the same name.
 
     Example:
         >>> from typing import Literal
@@ -71,7 +71,7 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     name: str
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
-        """Take ``abstract``, which `__pydantic_init_subclass__` looks at once the fields are known."""
+        """Accept ``abstract``, which `__pydantic_init_subclass__` reads once the fields are known."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
@@ -83,30 +83,30 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         field = cls.model_fields["name"]
         name = field.default
         if get_origin(field.annotation) is not Literal or get_args(field.annotation) != (name,):
-            raise MemberError(f'{cls.__qualname__}: name it by a field such as name: Literal["mine"] = "mine"')
+            raise MemberError(f'{cls.__qualname__}: the class needs a field such as name: Literal["mine"] = "mine"')
         known = cls.variants.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NameTakenError(name, known, cls)
         cls.variants[name] = cls
 
     def options(self, *others: str) -> dict[str, Any]:
-        """The fields as keyword arguments for what is built, without the name and ``others``."""
+        """Return the fields except ``name`` and ``others`` as keyword arguments for the constructor."""
         return {field: getattr(self, field) for field in type(self).model_fields if field not in ("name", *others)}
 
     def requirements(self) -> Iterable[Requirement]:
-        """What this component needs of other components of the recipe; nothing unless a member says so."""
+        """Return the conditions on other components of the recipe; none by default."""
         return ()
 
 
 class FromWeights:
-    """Marker for ``Annotated[int, from_weights]``: a recipe may leave the key to its published weights."""
+    """Marker for ``Annotated[int, from_weights]``: the recipe may omit the key, whose value comes with the weights."""
 
 
 from_weights = FromWeights()
 
 
 class OneOf:
-    """Marker for ``Annotated[Root, one_of]``: the member is chosen by its ``name``."""
+    """Marker for ``Annotated[Root, one_of]``: ``name`` selects the member."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices = {tag(name): handler.generate_schema(variant) for name, variant in source.variants.items()}
@@ -117,7 +117,7 @@ one_of = OneOf()
 
 
 def tag(name: str) -> str:
-    """The union tag of a member: in angle brackets, so that it never equals a key in an error's location."""
+    """Return the union tag of a member: in angle brackets, so that it never equals a key in an error's location."""
     return f"<{name}>"
 
 
@@ -127,7 +127,7 @@ def _discriminator(value: Any) -> str | None:
 
 
 def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
-    """Every component below a value, nested ones too, with its key."""
+    """Yield every component in a value, including nested ones, with its key."""
     if isinstance(value, ComponentConfig):
         yield key, value
     if isinstance(value, BaseModel):
@@ -139,10 +139,10 @@ def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[t
 
 
 def rebuild_unions() -> None:
-    """Build every model with a union of members again: a union is fixed once it is built, and members came later."""
+    """Rebuild every model that has a union of members: a union is fixed once built, but members were added later."""
     known: dict[type[BaseModel], bool] = {}
     holders = [model for model in _below(BaseModel) if _holds_union(model, known)]
-    for model in holders:  # else one would be built of what another was built of before
+    for model in holders:  # otherwise a model would be rebuilt from another's old schema
         if "__pydantic_core_schema__" in vars(model):
             del model.__pydantic_core_schema__
     for model in holders:
@@ -156,16 +156,16 @@ def _below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> bool:
-    """Whether a union is in a model, or in a model that is in it."""
+    """Return whether the model, or a model nested in it, has a union of members."""
     if model not in known:
-        known[model] = False  # until it is found: models may go round in a circle
+        known[model] = False  # for now: models may refer to each other in a cycle
         inside = [part for field in model.model_fields.values() for part in models_in(field.annotation)]
         known[model] = any(ComponentConfig in part.__bases__ or _holds_union(part, known) for part in inside)
     return known[model]
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The model classes inside an annotation.
+    """Yield the model classes inside an annotation.
 
     Example:
         >>> from typing import Annotated
@@ -179,10 +179,10 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def load_family(package: str) -> None:
-    """Import every file of a family's folder, so that its members are known; sub-folders hold none.
+    """Import every file of a family's folder, which registers its members; subfolders contain none.
 
-    The folder's ``__init__`` imports them by name as well, for editors and type checkers. A new file works in recipes
-    before it is named there, and a test tells the line to add.
+    The folder's ``__init__`` also imports them by name, for editors and type checkers. A new file works in recipes
+    before it is added there; a test prints the line to add.
     """
     for module_info in iter_modules(sys.modules[package].__path__, f"{package}."):
         if not module_info.ispkg:
@@ -190,10 +190,10 @@ def load_family(package: str) -> None:
 
 
 def missing_attribute(package: str, name: str) -> AttributeError:
-    """The error for ``from dmlkit.losses import Tripet``: it names what the family has."""
+    """Return the error for ``from dmlkit.losses import Tripet``, which names the members of the family."""
     from difflib import get_close_matches
 
     known = [key for key, value in vars(sys.modules[package]).items() if isclass(value)]
     near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
+    hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known))}"
     return AttributeError(f"module {package!r} has no attribute {name!r}; {hint}")

@@ -53,7 +53,7 @@ def test_a_taken_name_is_refused():
 @pytest.mark.parametrize("name", ["text: str = 'text'", "name: str = 'text'", "name: Literal['a', 'b'] = 'a'"])
 def test_a_member_without_a_literal_name_is_refused(name: str):
     scope = {"__name__": __name__, "ShapeConfig": ShapeConfig, "Literal": Literal}
-    with pytest.raises(TypeError, match="TextConfig: name it by a field such as"):
+    with pytest.raises(TypeError, match="TextConfig: the class needs a field such as"):
         exec(f"class TextConfig(ShapeConfig, frozen=True):\n    {name}", scope)
     assert "text" not in ShapeConfig.variants
 

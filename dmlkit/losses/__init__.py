@@ -1,4 +1,4 @@
-"""Losses: ``loss(embeddings, labels)`` is a scalar tensor. Each file holds one, with its configuration."""
+"""Losses: ``loss(embeddings, labels)`` is a scalar tensor. Each file holds one loss and its configuration."""
 
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ __all__ = [
 
 load_family(__name__)
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
 
     def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name)

@@ -1,4 +1,4 @@
-"""ArcFace loss: a softmax over cosines, with a margin added to the angle of the own class."""
+"""ArcFace loss: a softmax over cosines, with a margin added to the angle of the row's own class."""
 
 from collections.abc import Iterable
 from math import cos, pi, sin
@@ -19,7 +19,7 @@ REASON = "its margin is an angle"
 
 
 class ArcFaceConfig(ProxyLossConfig, frozen=True):
-    """ArcFace (Deng et al. 2019): cross-entropy of cosines, the own class handicapped by an angle."""
+    """ArcFace (Deng et al. 2019): cross-entropy of cosines, with an angular margin on the own class."""
 
     name: Literal["arcface"] = "arcface"
     margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5
@@ -40,14 +40,14 @@ class ArcFace(ProxyLoss):
     .. math:: \frac{1}{B} \sum_i -\log
         \frac{e^{s \cos(\theta_{y_i} + m)}}{e^{s \cos(\theta_{y_i} + m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
 
-    Where theta + m passes pi, cos(theta) - m sin(m) takes the place of cos(theta + m), which would rise again.
+    Where theta + m exceeds pi, cos(theta + m) would rise again; cos(theta) - m sin(m) replaces it there.
 
     Args:
         manifold: the geometry of embeddings and proxies; its similarity must be a cosine.
-        num_classes: C, one proxy each.
+        num_classes: C; each class has one proxy.
         margin: m in [0, pi), in radians.
         scale: s > 0, inverse temperature.
-        chunk_size: see `ProxyLoss`, as the next.
+        chunk_size: see `ProxyLoss`.
         negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
@@ -57,7 +57,7 @@ class ArcFace(ProxyLoss):
         >>> from dmlkit.manifolds import Sphere
         >>> loss = ArcFace(Sphere(2), num_classes=2, scale=1.0, margin=pi / 2)
         >>> _ = loss.proxies.data.copy_(torch.eye(2))
-        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin evens it out: log(2)
+        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin cancels the lead: log(2)
         0.6931
     """
 
@@ -88,9 +88,9 @@ class ArcFace(ProxyLoss):
 
 
 def turn(cosine: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """cos(theta + margin) of cos(theta), falling over all of [0, pi], and its derivative by cos(theta).
+    """Return cos(theta + margin) given cos(theta), decreasing over [0, pi], and its derivative by cos(theta).
 
-    The derivative is finite: that of the sine counts as 0 at theta = 0 and pi.
+    The derivative is finite: the derivative of the sine counts as 0 at theta = 0 and pi.
 
     Example:
         >>> [[round(number, 4) for number in tensor.tolist()] for tensor in turn(torch.tensor([1.0, 0.0, -1.0]), 0.5)]

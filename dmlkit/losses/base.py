@@ -1,4 +1,4 @@
-"""The loss interface: a batch is checked, and computed in full precision inside mixed-precision training."""
+"""The loss interface: checks the batch and computes in full precision within mixed-precision training."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -16,15 +16,15 @@ class LossConfig(ComponentConfig, frozen=True):
     """Root of the loss family."""
 
     shares_classes: ClassVar[bool] = False
-    """Whether ranks may share its classes out, and a step may sample them."""
+    """Whether the classes may be split over ranks and a step may sample them."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Loss":
-        """The loss for ``num_classes`` training classes with embeddings on ``manifold``."""
+        """Return the loss for ``num_classes`` training classes and embeddings on ``manifold``."""
         raise NotImplementedError
 
 
 class Loss(nn.Module, ABC):
-    """A metric-learning objective. It owns its proxies and memories; ``state_dict`` is complete.
+    """A metric-learning objective. It owns its proxies and memories, which ``state_dict`` contains.
 
     Args:
         manifold: the geometry of the embeddings.
@@ -38,15 +38,15 @@ class Loss(nn.Module, ABC):
         self.manifold, self.num_classes = manifold, num_classes
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch, a scalar.
+        """Compute the loss of a batch, a scalar.
 
         Args:
             embeddings: (B, D) points on the manifold; half precision is computed in float32.
             labels: (B,) int64 in 0..C-1.
 
         Raises:
-            ValueError: a wrong shape or dtype; on the CPU also a label out of range or a non-finite embedding
-                (on a GPU these would stall the step; the trainer reports a non-finite loss instead).
+            ValueError: the shape or dtype is wrong; on the CPU also a label is out of range or an embedding non-finite
+                (on a GPU these checks would stall the step; the trainer reports a non-finite loss instead).
         """
         check_batch(type(self).__name__, embeddings, labels, self.manifold.point_dim, self.num_classes)
         with without_autocast(embeddings):  # e^35 = 1.6e15 overflows float16
@@ -54,16 +54,18 @@ class Loss(nn.Module, ABC):
 
     @abstractmethod
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a checked batch in at least float32."""
+        """Compute the loss of a checked batch in at least float32."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Told before each epoch, counted from 0."""
+        """Prepare for an epoch, counted from 0; called before each epoch."""
 
     def keep_shard(self, rank: int, ranks: int) -> None:
-        """Keep this rank's classes only; once, before an optimizer is built. A rank without any raises ValueError."""
-        raise ValueError(f"{type(self).__name__}: has no classes to share out over {ranks} ranks")
+        """Keep only this rank's classes; call once, before an optimizer is built. Raise ValueError if it has none."""
+        raise ValueError(
+            f"{type(self).__name__}: has no classes to split over {ranks} ranks; set training.shard_proxies to false"
+        )
 
     def sharded_parameters(self) -> list[ShardedParameter]:
-        """The parameters of which this rank holds some rows, those of losses inside this one included."""
+        """Return the parameters of which this rank holds only some rows, including those of nested losses."""
         inner = [(name, child) for name, child in self.named_children() if isinstance(child, Loss)]
         return [one._replace(name=f"{name}.{one.name}") for name, loss in inner for one in loss.sharded_parameters()]

@@ -14,7 +14,7 @@ from dmlkit.manifolds.base import Manifold
 
 
 class BinomialDevianceConfig(PairLossConfig, frozen=True):
-    """Binomial deviance (Yi et al. 2014): a logistic loss of each pair's similarity, harder on negatives."""
+    """Binomial deviance (Yi et al. 2014): a logistic loss on the similarity of each pair; negatives weigh more."""
 
     name: Literal["binomial_deviance"] = "binomial_deviance"
     scale: PositiveFloat = 2.0
@@ -22,9 +22,9 @@ class BinomialDevianceConfig(PairLossConfig, frozen=True):
     threshold: float = 0.5
     """beta, in similarity units (cosine on the sphere)."""
     positive_cost: PositiveFloat = 1.0
-    """eta of positive pairs."""
+    """eta+, the cost of positive pairs."""
     negative_cost: PositiveFloat = 25.0
-    """eta of negative pairs."""
+    """eta-, the cost of negative pairs."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (*super().requirements(), NEEDS_BOUNDED)
@@ -40,17 +40,17 @@ class BinomialDevianceConfig(PairLossConfig, frozen=True):
 
 
 class BinomialDeviance(PairLoss):
-    r"""Yi et al., ICPR 2014 (arXiv:1407.4979), as Chen et al., AAAI 2021 (CGML), eq. 7 print it; s = relative
+    r"""Yi et al., ICPR 2014 (arXiv:1407.4979), in the form of Chen et al., AAAI 2021 (CGML), eq. 7; s = relative
     similarity.
 
     .. math:: \frac{1}{|P|} \sum_{P} \log(1 + e^{-\alpha (s_{ij} - \beta) \eta_+})
             + \frac{1}{|N|} \sum_{N} \log(1 + e^{\alpha (s_{ij} - \beta) \eta_-})
 
-    Positive pairs P and negative pairs N are averaged apart, as Yi et al. do, where CGML prints one sum: a batch
-    of 13 classes x 10 images has 13 times more negatives.
+    Positive pairs P and negative pairs N are averaged separately, as in Yi et al.; CGML prints one sum. A batch
+    of 13 classes x 10 images has 13 times more negatives than positives.
 
     Args:
-        manifold: the geometry whose similarity is compared; the papers use the cosine.
+        manifold: the geometry whose similarity is used; the papers use the cosine.
         scale: alpha > 0.
         threshold: beta, in similarity units.
         positive_cost: eta+ > 0.

@@ -1,4 +1,4 @@
-"""Circle loss: each similarity is pushed at its own pace, by how far it is from its optimum."""
+"""Circle loss: each similarity is weighted by its distance from its optimum."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -11,17 +11,17 @@ from dmlkit.component import Requirement
 from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
 from dmlkit.manifolds.base import Manifold
 
-REASON = "its optima 1 + m and -m are those of a similarity that ends at 1 and is 0 between unrelated points"
+REASON = "its optima 1 + m and -m assume a similarity that is at most 1, and 0 between unrelated points"
 
 
 class CircleConfig(PairLossConfig, frozen=True):
-    """Circle (Sun et al. 2020): each pair is weighed by its distance from the optimal similarity."""
+    """Circle (Sun et al. 2020): each pair is weighted by its distance from the optimal similarity."""
 
     name: Literal["circle"] = "circle"
     margin: PositiveFloat = 0.4
-    """m, relaxation, in cosine units."""
+    """m, the relaxation, in cosine units."""
     scale: PositiveFloat = 80.0
-    """gamma, inverse temperature."""
+    """gamma, the inverse temperature."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Circle":
         return Circle(manifold, margin=self.margin, scale=self.scale)
@@ -36,11 +36,11 @@ class Circle(PairLoss):
     .. math:: \log\Big(1 + \sum_{n} e^{\gamma [s_n + m]_+ (s_n - m)}
             \sum_{p} e^{-\gamma [1 + m - s_p]_+ (s_p - 1 + m)}\Big)
 
-    The weights in brackets are constants for the gradient. The mean runs over the anchors that have a positive and
+    The weights in brackets count as constants in the gradient. The mean is over the anchors that have a positive and
     a negative.
 
     Args:
-        manifold: one whose similarity is the cosine.
+        manifold: a manifold whose similarity is the cosine.
         margin: m > 0, in cosine units: 0.25 for faces and persons, 0.4 for fine-grained retrieval.
         scale: gamma > 0: 256 for faces, 128 for persons, 80 for fine-grained retrieval.
 
@@ -59,7 +59,7 @@ class Circle(PairLoss):
         super().__init__(manifold)
         if manifold.similarity_name != "cosine":
             raise ValueError(
-                f"Circle: expected a manifold with the similarity 'cosine', because {REASON}; "
+                f"Circle: expected a manifold with similarity 'cosine', because {REASON}; "
                 f"got {manifold.similarity_name!r}"
             )
         self.margin, self.scale = margin, scale

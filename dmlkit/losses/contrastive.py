@@ -1,4 +1,4 @@
-"""Contrastive loss: positives come closer than one margin, negatives leave the other."""
+"""Contrastive loss: pulls positives within one margin and pushes negatives beyond another."""
 
 from typing import Literal
 
@@ -11,15 +11,15 @@ from dmlkit.manifolds.base import Manifold
 
 
 class ContrastiveConfig(PairLossConfig, frozen=True):
-    """Contrastive (Hadsell et al. 2006): pulls positives together, pushes negatives out of a margin."""
+    """Contrastive (Hadsell et al. 2006): pulls positives together and pushes negatives beyond a margin."""
 
     name: Literal["contrastive"] = "contrastive"
     positive_margin: NonNegativeFloat = 0.0
-    """Distance within which positives rest."""
+    """m+, the distance below which a positive pair has no loss."""
     negative_margin: PositiveFloat = 1.0
-    """m, distance beyond which negatives rest."""
+    """m-, the distance above which a negative pair has no loss."""
     squared: bool = True
-    """Square each violation, as the paper does."""
+    """Square each violation, as in the paper."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Contrastive":
         return Contrastive(
@@ -31,18 +31,18 @@ class ContrastiveConfig(PairLossConfig, frozen=True):
 
 
 class Contrastive(PairLoss):
-    r"""Hadsell et al., CVPR 2006, eq. 4; d = manifold distance, q = 2, or 1 where not ``squared``.
+    r"""Hadsell et al., CVPR 2006, eq. 4; d = manifold distance; q = 2, or 1 without ``squared``.
 
     .. math:: \frac{1}{|P_+|} \sum_{P} [d_{ij} - m_+]_+^q + \frac{1}{|N_+|} \sum_{N} [m_- - d_{ij}]_+^q
 
-    The paper's factors 1/2 are left out and its sum over pairs is an average over P+ and N+, the positive and the
-    negative pairs with a positive term: most negatives rest, and would drown the others.
+    The paper's factors 1/2 are omitted, and its sum over pairs is replaced by averages over P+ and N+, the positive and
+    the negative pairs with a positive term: most negatives have no loss and would outweigh the others in a mean.
 
     Args:
-        manifold: the geometry whose distance is compared.
+        manifold: the geometry whose distance is used.
         positive_margin: m+ >= 0, a distance; 0 in the paper.
         negative_margin: m- > 0, a distance.
-        squared: square each violation.
+        squared: whether to square each violation.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -69,10 +69,10 @@ class Contrastive(PairLoss):
         weight = torch.where(pushed, _share(pushed, distance), 0.0)
         weight = torch.where(pulled, _share(pulled, distance), weight)
         margin = distance.new_full(distance.shape, self.negative_margin)
-        violation = distance - margin.masked_fill_(pairs.positive, self.positive_margin)  # but for its sign
+        violation = distance - margin.masked_fill_(pairs.positive, self.positive_margin)  # up to its sign
         return ((violation.square() if self.squared else violation.abs()) * weight).sum()
 
 
 def _share(where: Tensor, like: Tensor) -> Tensor:
-    """What each of the entries kept by ``where`` has in their mean, a scalar; 1 if none is kept."""
+    """Return the weight of each entry kept by ``where`` in their mean, a scalar; 1 if none is kept."""
     return where.count_nonzero().clamp(min=1).to(like.dtype).reciprocal()

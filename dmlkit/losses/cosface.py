@@ -1,4 +1,4 @@
-"""CosFace loss: a softmax over cosines, with a margin taken off the cosine of the own class."""
+"""CosFace loss: a softmax over cosines, with a margin subtracted from the cosine of the row's own class."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -17,7 +17,7 @@ REASON = "its margin is a difference of cosines"
 
 
 class CosFaceConfig(ProxyLossConfig, frozen=True):
-    """CosFace (Wang et al. 2018): cross-entropy of cosines, the own class handicapped by a margin."""
+    """CosFace (Wang et al. 2018): cross-entropy of cosines, with a cosine margin on the own class."""
 
     name: Literal["cosface"] = "cosface"
     margin: NonNegativeFloat = 0.35
@@ -40,10 +40,10 @@ class CosFace(ProxyLoss):
 
     Args:
         manifold: the geometry of embeddings and proxies; its similarity must be a cosine.
-        num_classes: C, one proxy each.
+        num_classes: C; each class has one proxy.
         margin: m >= 0, in units of the cosine.
         scale: s > 0, inverse temperature.
-        chunk_size: see `ProxyLoss`, as the next.
+        chunk_size: see `ProxyLoss`.
         negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
@@ -54,7 +54,7 @@ class CosFace(ProxyLoss):
         >>> from dmlkit.manifolds import Sphere
         >>> loss = CosFace(Sphere(2), num_classes=2, scale=1.0, margin=1.0)
         >>> _ = loss.proxies.data.copy_(torch.eye(2))
-        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin evens it out: log(2)
+        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin cancels the lead: log(2)
         0.6931
     """
 

@@ -16,16 +16,16 @@ from dmlkit.manifolds.base import Manifold
 class CrossBatchMemoryConfig(LossConfig, frozen=True):
     """Cross-batch memory (Wang et al. 2020): a pair loss over the batch and a queue of past embeddings."""
 
-    # The union of losses is complete only when all of them are imported, so its schema waits for its first use.
+    # The union of losses is complete only after all of them are imported, so the schema is built on first use.
     model_config = ConfigDict(defer_build=True)
 
     name: Literal["cross_batch_memory"] = "cross_batch_memory"
     loss: Annotated[LossConfig, one_of] = ContrastiveConfig()
-    """One that compares pairs."""
+    """The pair loss to compute over the batch and the memory."""
     size: PositiveInt = 1024
-    """Embeddings remembered."""
+    """Number of embeddings in the memory."""
     start_epoch: NonNegativeInt = 0
-    """Epochs of the bare loss, until embeddings drift slowly."""
+    """Number of epochs without the memory, until embeddings drift slowly."""
 
     @field_validator("loss")
     @classmethod
@@ -44,22 +44,22 @@ class CrossBatchMemory(Loss):
 
     .. math:: L = \mathrm{loss}(\text{rows} = X, \text{columns} = [X, M])
 
-    M holds embeddings of earlier batches, without gradient; the batch enters it after its loss, pushing out the
-    oldest. The value is that of the paper's Algorithm 1, which enters the batch first; the batch's own columns keep
-    their gradient here, so that an empty memory gives exactly the bare loss. In evaluation mode and before
-    ``start_epoch`` the memory rests and the bare loss is computed. The queue, its position and its fill are buffers:
-    ``state_dict`` restores them.
+    M holds embeddings of earlier batches, without gradient. After its loss is computed, the batch is added to the
+    memory and replaces the oldest embeddings. The value equals that of the paper's Algorithm 1, which adds the batch
+    first; here the batch's own columns keep their gradient, so an empty memory gives exactly the plain loss. In
+    evaluation mode and before ``start_epoch`` the memory is neither read nor filled, and the plain loss is computed.
+    The queue and its position are buffers, which ``state_dict`` restores.
 
     Args:
         manifold: the geometry of the embeddings.
         loss: a `PairLoss`: binomial_deviance, circle, contrastive, margin, multi_similarity, n_pair,
-            pairwise_cross_entropy or triplet; contrastive by default, the paper's best.
-        size: how many embeddings are remembered.
-        start_epoch: the memory opens with this epoch (counted from 0, see `Loss.set_epoch`). The paper warms up
+            pairwise_cross_entropy or triplet; the default is contrastive, the best one in the paper.
+        size: number of embeddings in the memory.
+        start_epoch: the first epoch that uses the memory (counted from 0, see `Loss.set_epoch`). The paper waits
             until embeddings drift slowly.
 
     Raises:
-        ValueError: a loss without a form for pairs, such as a proxy loss.
+        ValueError: the loss does not compare pairs, e.g. a proxy loss.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -67,13 +67,13 @@ class CrossBatchMemory(Loss):
         >>> loss = CrossBatchMemory(line, size=8)
         >>> loss(torch.tensor([[0.0]]), torch.tensor([0])).item()
         0.0
-        >>> loss(torch.tensor([[3.0]]), torch.tensor([0])).item()  # 3^2 from the remembered one
+        >>> loss(torch.tensor([[3.0]]), torch.tensor([0])).item()  # 3^2, from the embedding in the memory
         9.0
     """
 
     memory: Tensor  # (size, D)
-    memory_labels: Tensor  # (size,), -1 where nothing is remembered yet
-    position: Tensor  # scalar, the slot that is written next
+    memory_labels: Tensor  # (size,), -1 for an empty slot
+    position: Tensor  # scalar, the next slot to write
 
     def __init__(self, manifold: Manifold, *, loss: Loss | None = None, size: int = 1024, start_epoch: int = 0) -> None:
         loss = loss or Contrastive(manifold)
@@ -82,7 +82,7 @@ class CrossBatchMemory(Loss):
             raise ValueError(f"CrossBatchMemory: {refusal(type(loss).__name__)}")
         self.loss = loss
         self.size, self.start_epoch, self.epoch = size, start_epoch, 0
-        # Empty slots hold a point of the manifold: its distances are finite, and so are their masked gradients.
+        # Empty slots hold a point of the manifold, so that distances and their masked gradients are finite.
         origin = manifold.from_features(torch.zeros(size, manifold.dim)).detach()
         self.register_buffer("memory", origin)
         self.register_buffer("memory_labels", torch.full((size,), -1))
@@ -109,6 +109,6 @@ class CrossBatchMemory(Loss):
 
 
 def refusal(name: str) -> str:
-    """Why the loss ``name`` has no use for a memory of embeddings."""
+    """Return the message for a loss that cannot use a memory of embeddings."""
     over_pairs = sorted(key for key, variant in LossConfig.variants.items() if issubclass(variant, PairLossConfig))
-    return f"{name} does not compare pairs of a batch and a memory; expected one of {', '.join(over_pairs)}"
+    return f"{name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(over_pairs)}"

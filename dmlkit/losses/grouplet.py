@@ -35,18 +35,18 @@ class GroupletConfig(ProxyLossConfig, frozen=True):
     shares_classes: ClassVar[bool] = False
     name: Literal["grouplet"] = "grouplet"
     group_size: PositiveInt = 4
-    """k, images in a grouplet."""
+    """k, number of images in a grouplet."""
     scope: Scope = "grouplet"
-    """Which images share a term, where the paper is silent: those of a grouplet, or, as ``proxy_anchor`` with
-    ``transport`` has it, the whole batch."""
+    """Which images share a term; the paper does not say. ``grouplet``: the images of a grouplet; ``batch``: the whole
+    batch, as in ``proxy_anchor`` with ``transport``."""
     solver: Annotated[TransportConfig, one_of] = ExactConfig()
-    """Of the plans x; the paper's is quadratic."""
+    """Solver for the plans x; the paper uses quadratic."""
     margin: NonNegativeFloat = 0.1
     """delta, in similarity units (cosine on the sphere)."""
     scale: PositiveFloat = 32.0
     """alpha, inverse temperature."""
     seed: NonNegativeInt = 0
-    """Of the grouping."""
+    """Seed of the random grouping."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (NEEDS_BOUNDED, *ALL_CLASSES)
@@ -66,31 +66,31 @@ class Grouplet(ProxyLoss):
     .. math:: \frac{1}{|P^+|} \sum_{j \in P^+} \log(1 + \sum_{t_i = j} (1 + x_{ij}) e^{-\alpha (s_{ij} - \delta)})
             + \frac{1}{C} \sum_j \log(1 + \sum_{t_i \ne j} (1 + x_{ij}) e^{\alpha (s_{ij} + \delta)})
 
-    The plan moves each image of a grouplet to the classes that the grouplet contains, at cost 1 - s_ij; see
-    `TransportWeights` for its problem, the grouping, resuming, and the smaller last grouplet where k does not divide
-    the batch. D: the set printed in the paper's f_0 for the negative term is t_i != j.
+    The plan moves each image of a grouplet to the classes in the grouplet, at cost 1 - s_ij. `TransportWeights`
+    documents the problem, the grouping, resuming, and the smaller last grouplet if k does not divide the batch.
+    D: the set printed in the paper's f_0 for the negative term is t_i != j.
 
-    The paper does not say over which i a term runs. D: here over the images of one grouplet, P+ its classes, and the
-    loss is the mean over grouplets, the smaller one counting as much as the others. The other reading, Proxy-Anchor's
-    terms over the whole batch with the plans inserted, is ``ProxyAnchor(transport=...)``; ``scope`` in a recipe
-    chooses.
+    The paper does not say over which images i a term runs. D: here over the images of one grouplet, where P+ are its
+    classes, and the loss is the mean over grouplets; a smaller last grouplet counts as much as the others. In the other
+    reading, the terms of Proxy-Anchor run over the whole batch with the plans inserted:
+    ``ProxyAnchor(transport=...)``; in a recipe, ``scope`` selects it.
 
     Args:
         manifold: the geometry of embeddings and proxies.
-        num_classes: C, one proxy each.
+        num_classes: C; each class has one proxy.
         group_size: k >= 1.
-        solver: of the plans. `Exact` has no gradient through x. The paper's quadratic programme with eps = 1e-4
-            gives the same plan and zero gradient unless costs tie within 1e-4 per unit, and then one of slope
-            1 / (2 eps): such ties spoil training without ``clip_grad_norm`` (map@r 0.431 for 0.577 on the glyphs).
-            `NoTransport` leaves the groups alone, as a control.
+        solver: computes the plans. `Exact` has no gradient through x. The paper's quadratic program with eps = 1e-4
+            gives the same plan and zero gradient unless costs tie within 1e-4 per unit; then the gradient has slope
+            1 / (2 eps). Ties harm training without ``clip_grad_norm`` (map@r 0.431 instead of 0.577 on the glyphs).
+            `NoTransport` uses plain groups, as a control.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
-        seed: of the grouping.
+        seed: seed of the grouping.
         chunk_size: see `ProxyLoss`.
-        negative_fraction: 1.
+        negative_fraction: must be 1.
 
     Raises:
-        ValueError: a group size below 1; see `Loss.forward`.
+        ValueError: group_size is below 1; see also `Loss.forward`.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -143,7 +143,7 @@ class Grouplet(ProxyLoss):
     def _push_in_closed_form(
         self, exponent: Tensor, others: Tensor, grouping: list[Tensor], factor: float
     ) -> ClosedForm:
-        """The sum over grouplets of the plain negative terms (w,), times a factor, without the graph of each."""
+        """Compute the plain negative terms (w,), summed over grouplets and times a factor, without a graph."""
         exponent.masked_fill_(~others, -torch.inf)
         terms, gradient = exponent.new_zeros(exponent.shape[1]), torch.empty_like(exponent)
         for images in grouping:
@@ -154,7 +154,7 @@ class Grouplet(ProxyLoss):
         return ClosedForm(terms.mul_(factor), gradient.mul_(self.scale * factor))
 
     def _terms_of_present_classes(self, group: Grouplets) -> Tensor:
-        """The weighted positive terms of a stack of grouplets, and the gain of the weights on the negative ones."""
+        """Compute the weighted positive terms of a stack of grouplets, plus the gain of the negative terms."""
         positive = -self.scale * (group.similarity - self.margin) + torch.log1p(group.plan)
         pull = log_one_plus_sum_exp(positive, group.own)  # (G, k)
         push = gain(self.scale * (group.similarity + self.margin), group.plan, ~group.own)

@@ -1,4 +1,4 @@
-"""Lifted-structure loss: each positive pair against all the negatives of both its ends."""
+"""Lifted-structure loss: compares each positive pair with all negatives of both its points."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -14,7 +14,7 @@ from dmlkit.manifolds.base import Manifold
 
 
 class LiftedStructureConfig(LossConfig, frozen=True):
-    """Lifted structure (Song et al. 2016): each positive pair against all the negatives of both its ends."""
+    """Lifted structure (Song et al. 2016): compares each positive pair with all negatives of both its points."""
 
     name: Literal["lifted_structure"] = "lifted_structure"
     margin: NonNegativeFloat = 1.0
@@ -34,11 +34,11 @@ class LiftedStructure(Loss):
                                + \sum_{(j,l) \in N} e^{\alpha - D_{jl}}\Big) \\
               \tilde J &= \frac{1}{2 |P|} \sum_{(i,j) \in P} \max(0, \tilde J_{ij})^2
 
-    It needs the negatives of both ends of a pair, which an embedding in a memory has not: `CrossBatchMemory`
-    does not take it.
+    The loss needs the negatives of both points of a pair; an embedding in a memory has none. Therefore
+    `CrossBatchMemory` does not accept this loss.
 
     Args:
-        manifold: the geometry whose distance is compared.
+        manifold: the geometry whose distance is used.
         margin: alpha >= 0, a distance.
 
     Example:
@@ -56,7 +56,7 @@ class LiftedStructure(Loss):
         pairs = make_pairs(embeddings, labels, embeddings, labels)
         distance = self.manifold.distance(embeddings, embeddings)  # (B, B)
         negatives = masked_logsumexp(self.margin - distance, where=pairs.negative)  # (B,)
-        # Both ends are of one class, so they have negatives together or not at all; -inf would have a nan gradient.
+        # Both points have the same label: either both have negatives or neither has; -inf would have a nan gradient.
         counted = pairs.positive & pairs.negative.any(1, keepdim=True)
         negatives = negatives.masked_fill(~pairs.negative.any(1), 0)
         bound = (torch.logaddexp(negatives[:, None], negatives) + distance).relu()

@@ -1,4 +1,4 @@
-"""Margin loss: pairs on the right side of a learned boundary, with negatives drawn evenly over the distances."""
+"""Margin loss: pairs on the right side of a learned boundary, with negatives sampled uniformly by distance."""
 
 from typing import Annotated, Literal
 
@@ -14,17 +14,17 @@ from dmlkit.miners.distance_weighted import DistanceWeighted, DistanceWeightedCo
 
 
 class MarginConfig(PairLossConfig, frozen=True):
-    """Margin (Wu et al. 2017): positives inside and negatives outside a boundary that each class learns."""
+    """Margin (Wu et al. 2017): positives inside and negatives outside a learned boundary for each class."""
 
     name: Literal["margin"] = "margin"
     margin: NonNegativeFloat = 0.2
     """alpha, a distance."""
     beta: PositiveFloat = 1.2
-    """beta_0, a distance: the boundary between positives and negatives at the start."""
+    """beta_0, a distance: the initial boundary between positives and negatives."""
     learn_beta: bool = True
     """Train a boundary for each class."""
     miner: Annotated[MinerConfig, one_of] = DistanceWeightedConfig()
-    """Which triplets count."""
+    """Selects the triplets."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Margin":
         return Margin(
@@ -43,19 +43,19 @@ class Margin(PairLoss):
     .. math:: \frac{1}{|L_+|} \sum_{(a,p,n)} [d(a,p) - \beta_{y_a} + \alpha]_+ + [\beta_{y_a} - d(a,n) + \alpha]_+
 
     L+ are the terms above 0. The boundary beta of a class starts at ``beta`` and is learned with the network (the
-    paper's beta_0 + beta_class; it has no per-image term and no regulariser nu). A pair that several triplets
-    share counts as often.
+    paper's beta_0 + beta_class, without its per-image term and its regularizer nu). A pair that occurs in several
+    triplets counts once for each.
 
     Args:
-        manifold: the geometry whose distance d is compared.
-        num_classes: C, one boundary each.
+        manifold: the geometry whose distance d is used.
+        num_classes: C; each class has one boundary.
         margin: alpha >= 0, a distance.
         beta: > 0, a distance.
-        learn_beta: beta is a parameter (C,); otherwise a constant.
-        miner: chooses the triplets; `DistanceWeighted` by default, as in the paper, which needs the sphere.
+        learn_beta: whether beta (C,) is trained; otherwise it is constant.
+        miner: selects the triplets; by default `DistanceWeighted`, as in the paper, which needs the sphere.
 
     Raises:
-        ValueError: the default miner with another manifold.
+        ValueError: the default miner is used with a manifold other than the sphere.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -92,7 +92,7 @@ class Margin(PairLoss):
 
 
 def _uses(triplets: Triplets, negative: Tensor) -> tuple[Tensor, Tensor]:
-    """How many triplets use each pair: as anchor and positive, as anchor and negative, (B, M) int64 each."""
+    """Count the triplets that use each pair as anchor and positive, and as anchor and negative: (B, M) int64 each."""
     keep = triplets.keep.long()
     if triplets.negative is None:
         return keep * negative.sum(1, keepdim=True), negative * keep.sum(1, keepdim=True)

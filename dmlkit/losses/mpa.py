@@ -23,19 +23,19 @@ class MPAConfig(ProxyLossConfig, frozen=True):
 
     name: Literal["mpa"] = "mpa"
     proxies_per_class: PositiveInt = 10
-    """K; 10 on CUB and Cars, 2 on SOP."""
+    """K, proxies per class; 10 on CUB and Cars, 2 on SOP."""
     class_similarity: CenterPooling = "softmax"
-    """Of a point to the K proxies of a class."""
+    """How the similarity of a point to a class is computed from those to its K proxies."""
     margin: NonNegativeFloat = 0.1
     """delta, in similarity units (cosine on the sphere)."""
     scale: PositiveFloat = 32.0
     """alpha, inverse temperature."""
     gamma: PositiveFloat = 0.1
-    """Temperature of the choice between the proxies of a class, in similarity units."""
+    """Temperature of the softmax over the proxies of a class, in similarity units."""
     regularizer_weight: NonNegativeFloat = 0.2
     """tau, weight of the distances between the proxies of a class."""
     transport: TransportWeightsConfig | None = None
-    """Weights (1 + x) from transport plans of grouplets."""
+    """Weights (1 + x) from transport plans of grouplets; null for none."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (NEEDS_BOUNDED,) if self.transport is None else (NEEDS_BOUNDED, *ALL_CLASSES)
@@ -53,21 +53,21 @@ class MPA(ProxyLoss):
             + \frac{1}{C} \sum_c \log(1 + \sum_{y_x \ne c} e^{\alpha (S(x, c) + \delta)})
             + \frac{\tau}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
 
-    With K = 1 it is Proxy-Anchor. D: alpha, which the paper does not print, is Proxy-Anchor's 32. D: the second mean
-    is over all classes, as in Proxy-Anchor, also where a batch holds a single class. On the sphere d is
-    sqrt(2 - 2 <w, w'>), here with a gradient that is finite at w = w'.
+    With K = 1 it is Proxy-Anchor. D: the paper does not print alpha; the default is Proxy-Anchor's 32. D: the second
+    mean is over all classes, as in Proxy-Anchor, even if the batch holds a single class. On the sphere d is
+    sqrt(2 - 2 <w, w'>), here with a finite gradient at w = w'.
 
     Args:
         manifold: the geometry of embeddings and proxies.
         num_classes: C.
-        proxies_per_class: K >= 1; with one proxy there is no regularizer.
-        class_similarity: S from the K similarities: ``softmax`` as above, ``max`` or ``mean``.
+        proxies_per_class: K >= 1; K = 1 has no regularizer.
+        class_similarity: how S is computed from the K similarities: ``softmax`` as above, ``max`` or ``mean``.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
-        gamma: > 0, temperature of the softmax between the proxies of a class, in similarity units.
-        regularizer_weight: tau >= 0, how much the distances between the proxies of a class count.
-        transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
-        chunk_size: see `ProxyLoss`, as the next.
+        gamma: > 0, temperature of the softmax over the proxies of a class, in similarity units.
+        regularizer_weight: tau >= 0, weight of the distances between the proxies of a class.
+        transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; None for none.
+        chunk_size: see `ProxyLoss`.
         negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:

@@ -1,4 +1,4 @@
-"""Multi-similarity loss: hard pairs are mined by each other, then weighted softly."""
+"""Multi-similarity loss: selects hard pairs by comparing positives with negatives, then weights them softly."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -15,7 +15,7 @@ from dmlkit.manifolds.base import Manifold
 
 
 class MultiSimilarityConfig(PairLossConfig, frozen=True):
-    """Multi-similarity (Wang et al. 2019): mines the pairs near the class boundary and weighs them softly."""
+    """Multi-similarity (Wang et al. 2019): selects the pairs near the class boundary and weights them softly."""
 
     name: Literal["multi_similarity"] = "multi_similarity"
     positive_scale: PositiveFloat = 2.0
@@ -25,7 +25,7 @@ class MultiSimilarityConfig(PairLossConfig, frozen=True):
     threshold: float = 0.5
     """lambda, in similarity units (cosine on the sphere)."""
     mining_margin: NonNegativeFloat | None = 0.1
-    """epsilon, in similarity units; null takes all pairs."""
+    """epsilon, in similarity units; null keeps all pairs."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (*super().requirements(), NEEDS_BOUNDED)
@@ -46,16 +46,16 @@ class MultiSimilarity(PairLoss):
     .. math:: \frac{1}{B} \sum_i \frac{1}{\alpha} \log(1 + \sum_{k \in P_i} e^{-\alpha (S_{ik} - \lambda)})
             + \frac{1}{\beta} \log(1 + \sum_{k \in N_i} e^{\beta (S_{ik} - \lambda)})
 
-    Mining (eq. 11, 12) keeps in N_i the negatives with S above min over positives - epsilon, and in P_i the
-    positives with S below max over negatives + epsilon. It belongs to the loss, not to a miner, since
-    it chooses pairs and not triplets.
+    Mining (eq. 11, 12) keeps in N_i the negatives with S above the smallest S of a positive minus epsilon, and in P_i
+    the positives with S below the largest S of a negative plus epsilon. It is part of the loss, not a miner, because
+    it selects pairs, not triplets.
 
     Args:
-        manifold: the geometry whose similarity is compared; the paper uses the cosine.
+        manifold: the geometry whose similarity is used; the paper uses the cosine.
         positive_scale: alpha > 0.
         negative_scale: beta > 0.
         threshold: lambda, in similarity units; 1 in the paper's text, 0.5 in the authors' code.
-        mining_margin: epsilon >= 0, in similarity units, or None to take all pairs.
+        mining_margin: epsilon >= 0, in similarity units, or None to keep all pairs.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -91,6 +91,6 @@ class MultiSimilarity(PairLoss):
 
 
 def _mine(similarity: Tensor, positive: Tensor, negative: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    hardest_positive = similarity.masked_fill(~positive, torch.inf).amin(1, keepdim=True)  # inf where there is none
+    hardest_positive = similarity.masked_fill(~positive, torch.inf).amin(1, keepdim=True)  # inf if there is none
     hardest_negative = similarity.masked_fill(~negative, -torch.inf).amax(1, keepdim=True)
     return positive & (similarity - margin < hardest_negative), negative & (similarity + margin > hardest_positive)

@@ -1,4 +1,4 @@
-"""Normalised softmax loss: cross-entropy over similarities to one learnable proxy per class."""
+"""Normalized softmax loss: cross-entropy over similarities to one learnable proxy per class."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from dmlkit.manifolds.base import Manifold
 
 
 class NormSoftmaxConfig(ProxyLossConfig, frozen=True):
-    """Normalised softmax (Zhai & Wu 2019): cross-entropy with cosines to the proxies as logits."""
+    """Normalized softmax (Zhai & Wu 2019): cross-entropy with cosines to the proxies as logits."""
 
     name: Literal["norm_softmax"] = "norm_softmax"
     temperature: PositiveFloat = 0.05
@@ -26,9 +26,9 @@ class NormSoftmax(ProxyLoss):
 
     Args:
         manifold: the geometry of embeddings and proxies.
-        num_classes: C, one proxy each.
+        num_classes: C; each class has one proxy.
         temperature: sigma > 0, in similarity units.
-        chunk_size: see `ProxyLoss`, as the next.
+        chunk_size: see `ProxyLoss`.
         negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:

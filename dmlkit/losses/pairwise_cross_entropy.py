@@ -1,4 +1,4 @@
-"""Pairwise cross-entropy: each image finds another one of its class among all the batch, by distance."""
+"""Pairwise cross-entropy: each image identifies another image of its class within the batch, by distance."""
 
 from typing import Literal
 
@@ -11,11 +11,11 @@ from dmlkit.manifolds.base import Manifold
 
 
 class PairwiseCrossEntropyConfig(PairLossConfig, frozen=True):
-    """Pairwise cross-entropy (Ermolov et al. 2022, Hyp-ViT): each image finds its partner by minus the distance."""
+    """Pairwise cross-entropy (Ermolov et al. 2022, Hyp-ViT): a softmax over minus distances finds the partner."""
 
     name: Literal["pairwise_cross_entropy"] = "pairwise_cross_entropy"
     temperature: PositiveFloat = 0.2
-    """tau, in units of the manifold's similarity: a distance; 0.1 in the paper for the cosine of the sphere."""
+    """tau, in units of the manifold's similarity: a distance; 0.1 in the paper for the cosine on the sphere."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "PairwiseCrossEntropy":
         return PairwiseCrossEntropy(manifold, temperature=self.temperature)
@@ -27,17 +27,17 @@ class PairwiseCrossEntropy(PairLoss):
     .. math:: \frac{1}{|P|} \sum_{(i, j) \in P} -\log
             \frac{e^{s_{ij} / \tau}}{e^{s_{ij} / \tau} + \sum_{y_k \ne y_i} e^{s_{ik} / \tau}}
 
-    P are all positive pairs in both directions, (i, j) and (j, i). With two images a class, the paper's batch, the
-    denominator is the sum over all images but i; the authors' code adds the two directions up, which is twice this.
-    D: of more images a class the other positives are left out of the denominator, as in the code; its negatives are
-    those at two of the batch's places for a class, here all.
+    P are all positive pairs in both directions, (i, j) and (j, i). With two images per class, the paper's batch, the
+    denominator is the sum over all images except i. The authors' code sums both directions, which is twice this value.
+    D: with more images per class, the other positives are left out of the denominator, as in the code. The code takes
+    two images per class as negatives; here all images of other classes are.
 
-    It is `NPair` with 1 / tau as scale, but takes the similarity itself where that takes the relative one: tau is in
-    the paper's units.
+    The loss equals `NPair` with scale 1 / tau, except that it uses the similarity itself instead of the relative
+    similarity, so tau is in the paper's units.
 
     Args:
-        manifold: the geometry whose similarity is compared: the ball with -d in the paper (K = -0.1), or the sphere
-            with the cosine, with which the paper compares it.
+        manifold: the geometry whose similarity is used: in the paper the ball with -d (K = -0.1), compared with the
+            sphere with the cosine.
         temperature: tau > 0.
 
     Example:

@@ -18,7 +18,7 @@ from dmlkit.manifolds.base import Manifold
 
 
 class ProxyAnchorConfig(ProxyLossConfig, frozen=True):
-    """Proxy-Anchor (Kim et al. 2020): each class proxy weighs the batch by how hard it is."""
+    """Proxy-Anchor (Kim et al. 2020): each class proxy weights the images of the batch by how hard they are."""
 
     name: Literal["proxy_anchor"] = "proxy_anchor"
     margin: NonNegativeFloat = 0.1
@@ -43,11 +43,11 @@ class ProxyAnchor(ProxyLoss):
             + \frac{1}{|P|} \sum_{p \in P} \log(1 + \sum_{y_x \ne p} e^{\alpha (s(x,p) + \delta)})
 
     Args:
-        manifold, num_classes: see `Loss`; a class has one proxy.
+        manifold, num_classes: see `Loss`; each class has one proxy.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
-        transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; none if None.
-        chunk_size, negative_fraction: see `ProxyLoss`; the latter is 1 with ``transport``.
+        transport: weights (1 + x_ij) from the transport plans x of random grouplets, as in `Grouplet`; None for none.
+        chunk_size, negative_fraction: see `ProxyLoss`; with ``transport``, negative_fraction must be 1.
 
     Example:
         >>> import torch

@@ -21,19 +21,19 @@ from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine", "dot")
-REASON = "it adds similarities up, so a proxy must count for its class: positive where alike, not a negative distance"
-ALL_CLASSES_REASON = "the k most alike are chosen among the proxies of all classes"
+REASON = "it adds similarities, so those of proxies near a point must be positive, unlike negative distances"
+ALL_CLASSES_REASON = "the k most similar proxies are chosen among all classes"
 
 
 class ProxyGMLConfig(ProxyLossConfig, frozen=True):
-    """ProxyGML (Zhu et al. 2020): a graph of the few proxies nearest to each point, classified as a whole."""
+    """ProxyGML (Zhu et al. 2020): a graph links each point to its few nearest proxies, which classify it together."""
 
     shares_classes: ClassVar[bool] = False
     name: Literal["proxy_gml"] = "proxy_gml"
     proxies_per_class: PositiveInt = 12
-    """N; 1 on SOP."""
+    """N, proxies per class; 1 on SOP."""
     ratio: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """r, the fraction of all proxies that a point is linked to."""
+    """r, fraction of all proxies that a point is linked to."""
     scale: PositiveFloat = 1.0
     """Inverse temperature; 20 on SOP."""
     regularizer_weight: NonNegativeFloat = 0.3
@@ -41,7 +41,7 @@ class ProxyGMLConfig(ProxyLossConfig, frozen=True):
     positive_mask: bool = True
     """Always link a point to all proxies of its class."""
     mask_softmax: bool = True
-    """Leave classes without a linked proxy out of the softmax."""
+    """Exclude classes without a linked proxy from the softmax."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (
@@ -54,20 +54,20 @@ class ProxyGMLConfig(ProxyLossConfig, frozen=True):
 
 
 class ProxyGML(ProxyLoss):
-    r"""Zhu et al., NeurIPS 2020 (arXiv:2010.13636), eq. 2-12, with s a cosine or the inner product.
+    r"""Zhu et al., NeurIPS 2020 (arXiv:2010.13636), eq. 2-12, where s is a cosine or the inner product.
 
     .. math:: Z_{ic} &= \sum_{p \in P_c \cap I_i} s(x_i, p), \quad M_{ic} = [P_c \cap I_i \ne \emptyset] \\
         L &= \frac{1}{B} \sum_i -\log \frac{M_{iy_i} e^{\sigma Z_{iy_i}}}{\sum_c M_{ic} e^{\sigma Z_{ic}}}
             + \frac{\lambda}{C N} \sum_p -\log \frac{e^{Z^p_{y_p}}}{\sum_c e^{Z^p_c}},
             \quad Z^p_c = \sum_{q \in P_c} s(p, q)
 
-    I_i are the k = ceil(r C N) proxies most alike to x_i. Z^p needs no (CN)^2 matrix: a sum of inner products is the
-    inner product with a sum, so it is one product with the C sums of proxies.
+    I_i are the k = ceil(r C N) proxies most similar to x_i. Z^p needs no (CN)^2 matrix: a sum of inner products is the
+    inner product with a sum, so one product with the C sums of proxies suffices.
 
-    D: ``positive_mask`` keeps all proxies of the own class, as the paper's prose and its authors' code do; adding the
-    printed 1 to their similarities does not always. Where k < N, k is N, with a warning. D: M is 1 for a class with a
-    linked proxy, whatever the sum Z. D: proxies as alike as the k-th are linked too. D: without ``positive_mask``, a
-    masked softmax has no term for a point whose class has no linked proxy; it adds 0 to the mean.
+    D: ``positive_mask`` keeps all proxies of the own class, as do the paper's text and the authors' code; the printed
+    formula, which adds 1 to their similarities, does not always keep them. If k < N, k is set to N with a warning. D: M
+    is 1 for a class with a linked proxy, whatever the sum Z is. D: proxies that tie with the k-th are linked too.
+    D: without ``positive_mask``, a point whose class has no linked proxy adds 0 to the mean of a masked softmax.
 
     Args:
         manifold: the geometry of embeddings and proxies; its similarity must be a cosine or the inner product.
@@ -76,10 +76,10 @@ class ProxyGML(ProxyLoss):
         ratio: r in (0, 1].
         scale: sigma > 0, an inverse temperature for Z (not for Z^p).
         regularizer_weight: lambda >= 0.
-        positive_mask: always link a point to all proxies of its class (S^pos of Table 1).
-        mask_softmax: leave classes without a linked proxy out of the softmax (M of Table 1), instead of Z = 0.
+        positive_mask: whether a point is always linked to all proxies of its class (S^pos of Table 1).
+        mask_softmax: exclude classes without a linked proxy from the softmax (M of Table 1), instead of using Z = 0.
         chunk_size: see `ProxyLoss`.
-        negative_fraction: 1.
+        negative_fraction: must be 1.
 
     Raises:
         ValueError: the manifold has another similarity, or r C N < 1; see also `Loss.forward`.
@@ -134,11 +134,11 @@ class ProxyGML(ProxyLoss):
         return RowLosses(*(torch.where(has_own, of_rows, 0) for of_rows in rows))
 
     def linked_sum(self, block: Block, threshold: Tensor) -> Tensor:
-        """Z of eq. 5 (B, w), -inf where the softmax leaves a class out.
+        """Compute Z of eq. 5 (B, w); -inf for a class excluded from the softmax.
 
         Args:
             block: similarities (B, N, w) to every proxy.
-            threshold: (B, 1, 1), the least similarity of a linked proxy.
+            threshold: (B, 1, 1), the smallest similarity of a linked proxy.
         """
         linked = block.similarity.detach() >= threshold
         if self.positive_mask:
@@ -147,13 +147,13 @@ class ProxyGML(ProxyLoss):
         return total.masked_fill(~linked.any(1), -torch.inf) if self.mask_softmax else total
 
     def regularizer(self) -> Tensor:
-        """L^p of eq. 11: the cross-entropy of every proxy, classified by all proxies."""
+        """Compute L^p of eq. 11: the cross-entropy of every proxy, classified by all proxies."""
         num_classes, per_class = self.proxies.shape[:2]
         points = self.manifold.proxy_points(self.proxies).flatten(0, 1)
-        vectors = self.manifold.index_vectors(points, "gallery")  # (CN, d), with the similarity as inner product
+        vectors = self.manifold.index_vectors(points, "gallery")  # (CN, d), whose inner products are the similarities
         sums = vectors.view(num_classes, per_class, -1).sum(1)  # (C, d)
 
-        def terms(block: Block) -> Tensor:  # of similarities (C, w), a column for each proxy
+        def terms(block: Block) -> Tensor:  # similarities are (C, w), a column for each proxy
             logits = block.similarity
             proxies = torch.arange(block.first, block.first + logits.shape[1], device=logits.device)
             return (logits.logsumexp(0) - logits.gather(0, proxies[None] // per_class)[0]) / len(vectors)
@@ -173,7 +173,7 @@ class ProxyGML(ProxyLoss):
 
     @torch.no_grad()
     def _threshold(self, classes: Classes) -> Tensor:
-        """The least similarity (B, 1, 1) of a linked proxy; with ``positive_mask``, of one of another class."""
+        """Return the smallest similarity (B, 1, 1) of a linked proxy; with ``positive_mask``, of another class."""
         count = self.linked - (self.proxies.shape[1] if self.positive_mask else 0)
         rows = len(classes.embeddings)
         best = classes.embeddings.new_empty(rows, 0)
@@ -192,17 +192,17 @@ def _inner_products(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _linked_proxies(num_classes: int, per_class: int, ratio: float, positive_mask: bool) -> int:
-    """k of section 3.2, at least N where all proxies of the own class are linked."""
+    """Return k of section 3.2, at least N if all proxies of the own class are linked."""
     if ratio * num_classes * per_class < 1:
         raise ValueError(
-            f"ProxyGML: ratio {ratio:g} of {num_classes} classes x {per_class} proxies selects none; "
+            f"ProxyGML: ratio {ratio:g} of {num_classes} classes x {per_class} proxies links none; "
             f"expected a ratio of at least {1 / (num_classes * per_class):.2g}"
         )
     count = ceil(ratio * num_classes * per_class - 1e-9)  # 0.07 * 100 is 7.000000000000001
     if positive_mask and count < per_class:
         warnings.warn(
-            f"ProxyGML: k = {count} is less than the {per_class} proxies of a class, so k is {per_class} and no proxy "
-            f"of another class is linked; a ratio above {1 / num_classes:.2g} links some",
+            f"ProxyGML: ratio {ratio:g} links {count} proxies, fewer than the {per_class} of a class; {per_class} are "
+            f"linked and none of another class; use a ratio above {1 / num_classes:.2g} to link other classes",
             stacklevel=3,
         )
         return per_class

@@ -1,4 +1,4 @@
-"""Proxy-ISA loss: Proxy-Anchor that listens to informative samples, by what each class has learned so far."""
+"""Proxy-ISA loss: Proxy-Anchor with more weight on samples that are informative for what a class has yet to learn."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from dmlkit.manifolds.base import Manifold
 
 
 class ProxyISAConfig(InformativeConfig, ProxyLossConfig, frozen=True):
-    """Proxy-ISA (Li et al. 2022): Proxy-Anchor that weighs samples by how informative they are for their class."""
+    """Proxy-ISA (Li et al. 2022): Proxy-Anchor that weights samples by how informative they are for their class."""
 
     name: Literal["proxy_isa"] = "proxy_isa"
     margin: NonNegativeFloat = 0.1
@@ -47,13 +47,13 @@ class ProxyISA(ProxyLoss):
             e^{\omega_{x,c}^+ \alpha (\delta - s(x,c))}) + \frac{1}{\sum_c \bar\omega_c^-} \sum_c \log(1 +
             \sum_{y_x \ne c} e^{\omega_{x,c}^- \alpha (\delta + s(x,c))})
 
-    The weights carry no gradient, and w-bar is their mean over the batch's own or other samples of a class. What they
-    are is told by `InformativeWeights`; with all of them 1 this is Proxy-Anchor. D: w-bar- is 1 where a batch holds no
-    other class.
+    The weights have no gradient, and w-bar is their mean over the batch's own or other samples of a class.
+    `InformativeWeights` defines them; if all are 1, this is Proxy-Anchor. D: w-bar- is 1 if a batch contains no other
+    class.
 
     Args:
         manifold: the geometry of embeddings and proxies.
-        num_classes: C, one proxy each.
+        num_classes: C; each class has one proxy.
         margin: delta >= 0, in similarity units.
         scale: alpha > 0, inverse temperature.
         volume: V >= 1, in samples.
@@ -63,9 +63,9 @@ class ProxyISA(ProxyLoss):
         delay: tau > 0.
         positive_penalty: for w+: ``none``, ``1/E``, ``v`` or ``sigma``.
         negative_penalty: for w-: ``none`` or ``1/E``.
-        memory_size: least T, in embeddings.
-        memory_per_class: T / C, where that is more.
-        chunk_size: see `ProxyLoss`, as the next.
+        memory_size: minimum of T, in embeddings.
+        memory_per_class: T / C, if that makes T larger.
+        chunk_size: see `ProxyLoss`.
         negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
@@ -148,13 +148,13 @@ class ProxyISA(ProxyLoss):
     def _plain_terms(
         self, block: Block, own: Tensor, others: Tensor, own_total: Tensor, others_total: Tensor | int
     ) -> Tensor:
-        """Eq. 17 of a block with weights w+ (B, 1) or (B, w) and w- (B, w), divided by their sums over classes."""
+        """Compute eq. 17 of a block with weights w+ (B, 1) or (B, w), w- (B, w), divided by their sums over classes."""
         pull = log_one_plus_sum_exp(-self.scale * own * (block.similarity - self.margin), where=block.own)
         push = log_one_plus_sum_exp(self.scale * others * (block.similarity + self.margin), where=~block.own)
         return pull / own_total + push / others_total
 
 
 def _rename_old(_: ProxyISA, state: dict[str, Any], prefix: str, *__: Any) -> None:
-    """Checkpoints of dmlkit 0.1.0 hold memory and epoch as the loss's own."""
+    """Rename the keys of checkpoints of dmlkit 0.1.0, in which memory and epoch belong to the loss itself."""
     for key in [key for key in state if key.startswith((f"{prefix}memory.", f"{prefix}epoch"))]:
         state[f"{prefix}informative.{key.removeprefix(prefix)}"] = state.pop(key)

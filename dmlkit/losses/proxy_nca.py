@@ -1,4 +1,4 @@
-"""ProxyNCA loss: neighbourhood components analysis with one learnable proxy per class."""
+"""ProxyNCA loss: neighborhood components analysis with one learnable proxy per class."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -23,9 +23,9 @@ class ProxyNCAConfig(ProxyLossConfig, frozen=True):
     scale: PositiveFloat = 18.0
     """Inverse temperature, in 1 / similarity."""
     positive_in_denominator: bool = True
-    """False takes negatives only, as printed in the paper."""
+    """Include the own class in the denominator; false uses negatives only, as printed in the paper."""
     informative: InformativeConfig | None = None
-    """Proxy-ISA's weights (its Figure 11b); null for none."""
+    """Weights of Proxy-ISA (its Figure 11b); null for none."""
 
     def requirements(self) -> Iterable[Requirement]:
         return () if self.informative is None else (NEEDS_BOUNDED,)
@@ -41,25 +41,25 @@ class ProxyNCA(ProxyLoss):
 
     .. math:: \frac{1}{B} \sum_i -\log \frac{e^{\sigma s(x_i, p_{y_i})}}{\sum_{c \in Z_i} e^{\sigma s(x_i, p_c)}}
 
-    Z_i are all classes, or (``positive_in_denominator=False``, the paper's form, which has no lower bound) all
-    classes but y_i. The paper has s = -|x - p|^2 on the sphere, that is 2 cos - 2, so sigma on the cosine is twice
-    that on the squared distance; here a squared distance comes as the relative similarity 1 - |x - p|^2 / 2, the
-    cosine. D: the default 18 is the 9 of the authors' code, which triples unit vectors.
+    Z_i are all classes, or with ``positive_in_denominator=False`` (the paper's form, which has no lower bound) all
+    classes except y_i. The paper has s = -|x - p|^2 on the sphere, that is 2 cos - 2, so sigma for the cosine is twice
+    that for the squared distance. Here, a squared distance becomes the relative similarity 1 - |x - p|^2 / 2, the
+    cosine. D: the default 18 corresponds to the 9 of the authors' code, which multiplies unit vectors by 3.
 
-    With ``informative`` the similarity of a point to its own proxy counts w+ times in the exponents, and to others w-
-    times: the weights of Proxy-ISA "directly on Proxy-NCA" (Li et al. 2022, Figure 11b). D: the paper says no more.
+    With ``informative``, the similarity of a point to its own proxy is multiplied by w+ in the exponents, and to others
+    by w-: the weights of Proxy-ISA "directly on Proxy-NCA" (Li et al. 2022, Figure 11b). D: the paper says no more.
 
     Args:
         manifold: the geometry of embeddings and proxies.
-        num_classes: C, one proxy each.
+        num_classes: C; each class has one proxy.
         scale: sigma > 0, inverse temperature.
-        positive_in_denominator: whether Z_i holds the class of x_i.
-        informative: weights of samples, as in `ProxyISA`; none if None.
-        chunk_size: see `ProxyLoss`, as the next.
+        positive_in_denominator: whether Z_i includes the class of x_i.
+        informative: weights of samples, as in `ProxyISA`; None for none.
+        chunk_size: see `ProxyLoss`.
         negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
-        ValueError: a single class and nothing but negatives in the denominator; see also `Loss.forward`.
+        ValueError: there is a single class and positive_in_denominator is False; see also `Loss.forward`.
 
     Example:
         >>> import torch
@@ -89,7 +89,7 @@ class ProxyNCA(ProxyLoss):
             negative_fraction=negative_fraction,
         )
         if num_classes == 1 and not positive_in_denominator:
-            raise ValueError("ProxyNCA: expected at least 2 classes, so that there are negatives; got 1")
+            raise ValueError("ProxyNCA: positive_in_denominator=False needs at least 2 classes, got 1")
         if informative is not None:
             require_bounded("ProxyNCA", manifold)
         self.positive_in_denominator, self.informative = positive_in_denominator, informative

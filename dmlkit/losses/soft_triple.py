@@ -17,15 +17,15 @@ class SoftTripleConfig(ProxyLossConfig, frozen=True):
 
     name: Literal["soft_triple"] = "soft_triple"
     centers_per_class: PositiveInt = 10
-    """K."""
+    """K, centers per class."""
     scale: PositiveFloat = 20.0
     """lambda, inverse temperature of the softmax."""
     gamma: PositiveFloat = 0.1
-    """Temperature of the choice between the centers of a class, in similarity units."""
+    """Temperature of the softmax over the centers of a class, in similarity units."""
     margin: NonNegativeFloat = 0.01
     """delta, in similarity units."""
     regularizer_weight: NonNegativeFloat = 0.2
-    """tau, weight of the distances between the proxies of a class."""
+    """tau, weight of the distances between the centers of a class."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "SoftTriple":
         return SoftTriple(manifold, num_classes, **self.options())
@@ -39,17 +39,17 @@ class SoftTriple(ProxyLoss):
             {e^{\lambda (S_{iy_i} - \delta)} + \sum_{c \ne y_i} e^{\lambda S_{ic}}}
             + \frac{\tau}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
 
-    On the sphere d is sqrt(2 - 2 <w, w'>), here with a gradient that is finite at w = w'.
+    On the sphere d is sqrt(2 - 2 <w, w'>), here with a finite gradient at w = w'.
 
     Args:
         manifold: the geometry of embeddings and centers.
         num_classes: C.
-        centers_per_class: K >= 1; with one center there is no regularizer.
+        centers_per_class: K >= 1; K = 1 has no regularizer.
         scale: lambda > 0, inverse temperature.
-        gamma: > 0, temperature of the choice between the centers of a class, in similarity units.
+        gamma: > 0, temperature of the softmax over the centers of a class, in similarity units.
         margin: delta >= 0, in similarity units.
-        regularizer_weight: tau >= 0, how much the distances between the centers of a class count.
-        chunk_size: see `ProxyLoss`, as the next.
+        regularizer_weight: tau >= 0, weight of the distances between the centers of a class.
+        chunk_size: see `ProxyLoss`.
         negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:

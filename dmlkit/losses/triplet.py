@@ -1,4 +1,4 @@
-"""Triplet loss: an anchor is closer to its own class than to any other, by a margin."""
+"""Triplet loss: an anchor must be closer to its own class than to any other, by a margin."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.miners.all import All, AllConfig
 from dmlkit.miners.base import Miner, MinerConfig, Triplets
 
-CHUNK = 2**21  # triplets computed at once by the smooth form: 8 MB a float32 matrix
+CHUNK = 2**21  # triplets that the smooth form computes at once: 8 MB per float32 matrix
 
 
 class TripletConfig(PairLossConfig, frozen=True):
@@ -22,13 +22,13 @@ class TripletConfig(PairLossConfig, frozen=True):
 
     name: Literal["triplet"] = "triplet"
     margin: NonNegativeFloat = 0.1
-    """alpha, in units of the squared distance, or of the distance."""
+    """alpha, in units of the squared distance, or of the distance without ``squared``."""
     squared: bool = True
     """Compare squared distances."""
     smooth: bool = False
-    """log(1 + e^x) in place of max(0, x)."""
+    """Use log(1 + e^x) instead of max(0, x)."""
     miner: Annotated[MinerConfig, one_of] = AllConfig()
-    """Which triplets count."""
+    """Selects the triplets."""
 
     def build(self, manifold: Manifold, num_classes: int) -> "Triplet":
         return Triplet(
@@ -49,16 +49,16 @@ class Triplet(PairLoss):
     log(1 + exp(d(a,p)^2 - d(a,n)^2 + alpha)) of Hermans et al., arXiv:1703.07737, section 2 (there with alpha = 0),
     is averaged over all mined triplets.
 
-    The sum of the hinges is linear in each distance but for its corners: sum(slope * d) + alpha |T+|. Where all
-    triplets are taken, sorting each row gives the slopes in time B^2 log B and memory B^2, not B^3, and the value is
-    the same. The smooth form walks the triplets in chunks.
+    The sum of the hinges is piecewise linear in each distance: sum(slope * d) + alpha |T+|. If all triplets are used,
+    sorting each row gives the slopes in time B^2 log B and memory B^2 instead of B^3, with the same value. The smooth
+    form processes the triplets in chunks.
 
     Args:
-        manifold: the geometry whose distance d is compared.
-        margin: alpha >= 0, in units of d^2, or of d where not ``squared``.
-        squared: compare squared distances.
-        smooth: softplus in place of the hinge.
-        miner: chooses the triplets; all of them by default.
+        manifold: the geometry whose distance d is used.
+        margin: alpha >= 0, in units of d^2, or of d without ``squared``.
+        squared: whether to compare squared distances.
+        smooth: whether to use softplus instead of the hinge.
+        miner: selects the triplets; all of them by default.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -94,10 +94,10 @@ class Triplet(PairLoss):
 
 
 def _slope(distance: Tensor, triplets: Triplets, negative: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """The slope of the sum of hinges in each distance (B, M), and how many hinges are above 0.
+    """Return the slope of the sum of hinges in each distance (B, M), and the number of hinges above 0.
 
-    The slope in a positive's distance is the number of negatives that violate it; in a negative's, minus the number of
-    positives that it violates. Both come in the dtype of ``distance``: margin * an int64 would round to float32.
+    The slope of a positive is the number of negatives that violate it; the slope of a negative is minus the number of
+    positives that it violates. Both have the dtype of ``distance``: margin times an int64 would round to float32.
     """
     if triplets.negative is not None:
         nearest_allowed = distance.gather(1, triplets.negative) - margin
@@ -105,26 +105,26 @@ def _slope(distance: Tensor, triplets: Triplets, negative: Tensor, margin: float
         return violated.scatter_add(1, triplets.negative, -violated), violated.sum()
     reach = (distance + margin).masked_fill(~triplets.keep, -torch.inf)
     negatives = distance.masked_fill(~negative, torch.inf)
-    violators = torch.searchsorted(negatives.sort(1).values, reach)  # (B, M), negatives nearer than the reach
-    spared = torch.searchsorted(reach.sort(1).values, negatives, right=True)  # (B, M), positives that do not reach it
+    violators = torch.searchsorted(negatives.sort(1).values, reach)  # (B, M), number of negatives within reach
+    spared = torch.searchsorted(reach.sort(1).values, negatives, right=True)  # (B, M), positives not reaching it
     violating = (distance.shape[1] - spared) * negative
     return (violators - violating).to(distance.dtype), violators.sum().to(distance.dtype)
 
 
 def _smooth_mean(distance: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
-    """Mean of log(1 + exp(d(a,p) - d(a,n) + margin)) over all triplets, at most `CHUNK` of them at a time."""
+    """Compute the mean of log(1 + exp(d(a,p) - d(a,n) + margin)) over all triplets, `CHUNK` of them at a time."""
 
     def chunk_sum(distance: Tensor, anchor: Tensor, column: Tensor) -> Tensor:
         violation = distance[anchor, column, None] - distance[anchor] + margin  # (pairs, M)
         return softplus(violation).masked_fill(~negative[anchor], 0).sum()
 
     pairs_at_once = max(1, CHUNK // distance.shape[1])
-    # The one list of indices in the pair losses, and so one wait for the device: B^3 cells would cost more.
+    # The only index list in the pair losses, and so one wait for the device: B^3 cells would cost more.
     chunks = positive.nonzero().split(pairs_at_once)
     if len(chunks) == 1:
         total = chunk_sum(distance, *chunks[0].T)
     else:
-        # Recomputed in the backward pass: all the chunks at once would hold B^3 numbers.
+        # Recomputed in the backward pass: keeping all chunks would take B^3 numbers.
         total = torch.stack([checkpoint(chunk_sum, distance, *chunk.T, use_reentrant=False) for chunk in chunks]).sum()
     count = (positive.sum(1) * negative.sum(1)).sum()
     return total / count.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Manifolds: the geometry that embeddings live in. Each file holds one thin adapter over geoopt."""
+"""Manifolds: the geometry of embeddings. Each file holds one thin adapter of a geoopt manifold."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ __all__ = [
 
 load_family(__name__)
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
 
     def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name)

@@ -11,7 +11,7 @@ from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.arithmetic.products import inner_products
 
 Side = Literal["query", "gallery"]
-# From the origin. Glyphs, 5 epochs, Proxy-Anchor's defaults on the hyperboloid, mean of 3 seeds on validation classes:
+# Distance from the origin. Glyphs, 5 epochs, Proxy-Anchor's defaults on the hyperboloid, mean of 3 seeds on validation:
 # map@r 0.867 at radius 1, 0.877 at 1.5, 0.896 at 2, 0.669 at 3.
 UNRELATED_RADIUS = 2.0
 
@@ -20,20 +20,20 @@ class ManifoldConfig(ComponentConfig, frozen=True):
     """Root of the manifold family."""
 
     proxies: Literal["features", "points"] = "features"
-    """How losses hold their proxies: ``features`` are free vectors mapped onto the manifold at every step,
-    for any optimizer; ``points`` live on the manifold and need a Riemannian optimizer."""
+    """How losses store their proxies: ``features`` are free vectors mapped onto the manifold at every step,
+    for any optimizer; ``points`` are on the manifold and need a Riemannian optimizer."""
 
     def build(self, dim: int) -> "Manifold":
-        """The manifold for embeddings with ``dim`` features."""
+        """Return the manifold for embeddings with ``dim`` features."""
         raise NotImplementedError
 
 
 class Manifold(nn.Module, ABC):
-    """A geometry for embeddings: points, their similarity and distance, and an exact inner-product search.
+    """A geometry for embeddings: points, their similarity and distance, and exact search by inner products.
 
     Args:
         dim: d, the number of features that ``from_features`` takes.
-        similarity: the name of the similarity that losses, evaluation and search use.
+        similarity: name of the similarity that losses, evaluation and search use.
         proxies: see `ManifoldConfig.proxies`.
 
     Attributes:
@@ -41,12 +41,12 @@ class Manifold(nn.Module, ABC):
         geometry: the geoopt manifold, for Riemannian optimizers.
 
     Raises:
-        ValueError: ``dim`` is not positive, or the similarity is not one that this manifold has.
+        ValueError: ``dim`` is not positive, or the manifold does not have this similarity.
     """
 
     similarities: ClassVar[tuple[str, ...]]
     takes_stacks: ClassVar[bool] = False
-    """Whether ``distance(x, x)`` may be of stacks of points (..., N, D)."""
+    """Whether ``distance(x, x)`` accepts stacks of points (..., N, D)."""
     geometry: Any
 
     def __init__(self, dim: int, *, similarity: str, proxies: Literal["features", "points"]) -> None:
@@ -67,7 +67,7 @@ class Manifold(nn.Module, ABC):
         """Map features (..., d) of any size to points (..., D) on the manifold."""
 
     def to_features(self, points: Tensor) -> Tensor:
-        """The features (..., d) of points (..., D): their log map at the origin where the space has one."""
+        """Map points (..., D) to features (..., d): their log map at the origin if the space has one."""
         return points
 
     @abstractmethod
@@ -84,32 +84,32 @@ class Manifold(nn.Module, ABC):
 
     @abstractmethod
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """The distance of points x (N, D) and y (M, D): (N, M), by matrix products.
+        """Compute the distances of points x (N, D) and y (M, D): (N, M), by matrix products.
 
-        What floating point cannot tell from zero is zero, with a zero gradient: d(x, x) = 0.
+        Values that rounding errors do not distinguish from zero are zero, with a zero gradient: d(x, x) = 0.
         """
 
     @abstractmethod
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """The distance of points x (..., D) and y (..., D), broadcast: (...), as exact as the dtype allows.
+        """Compute the distances of points x (..., D) and y (..., D), broadcast: (...), as exact as the dtype allows.
 
-        It takes differences before products, so it orders a short list of neighbours where `distance` rounds.
+        It subtracts before it multiplies, so it orders a short list of neighbors for which `distance` rounds.
         """
 
     @abstractmethod
     def product_vectors(self, points: Tensor) -> Tensor:
-        """Vectors (..., D') whose inner product is the similarity, where that is no distance: dot or a cosine."""
+        """Return vectors (..., D') whose inner product is the similarity, if that is dot or a cosine, no distance."""
 
     @abstractmethod
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """Vectors (N, D') whose inner product <query, gallery> falls with the distance of query and gallery."""
+        """Return vectors (N, D') whose inner product <query, gallery> decreases with the distance of the two points."""
 
     def squared_distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """The square of `distance`: (N, M)."""
+        """Compute the square of `distance`: (N, M)."""
         return self.distance(x, y).square()
 
     def similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        """The chosen similarity of points x (N, D) and y (M, D): (N, M), larger is more alike."""
+        """Compute the chosen similarity of points x (N, D) and y (M, D): (N, M); larger means more similar."""
         match self.similarity_name:
             case "negative_distance":
                 return -self.distance(x, y)
@@ -119,7 +119,7 @@ class Manifold(nn.Module, ABC):
                 return inner_products(self.product_vectors(x), None if x is y else self.product_vectors(y))
 
     def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        """The chosen similarity of points x (..., D) and y (..., D), broadcast: (...); see `paired_distance`."""
+        """Compute the chosen similarity of points x (..., D) and y (..., D), broadcast: (...)."""
         match self.similarity_name:
             case "negative_distance":
                 return -self.paired_distance(x, y)
@@ -129,19 +129,19 @@ class Manifold(nn.Module, ABC):
                 return vecdot(self.product_vectors(x), self.product_vectors(y))
 
     def unrelated_distance(self) -> Tensor | float:
-        """u, the distance of two points at `UNRELATED_RADIUS` from the origin, at right angles seen from there.
+        """Return u, the distance of two points at `UNRELATED_RADIUS` from the origin, in perpendicular directions.
 
-        In many dimensions two random directions are at right angles. Here in flat space; on the unit sphere both
-        are at radius 1, seen from its center.
+        In many dimensions, two random directions are almost perpendicular. This is the value in flat space; on the unit
+        sphere both points have distance 1 from the center.
         """
         return 2**0.5 * UNRELATED_RADIUS
 
     def relative_similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        """`similarity` of points x (N, D) and y (M, D) in units of a cosine, for losses: (N, M).
+        """Compute `similarity` of points x (N, D) and y (M, D) in units of a cosine, for losses: (N, M).
 
-        A cosine is 1 between a point and itself and 0 between unrelated ones. Losses with a margin or a threshold count
-        on that, and a negative distance, which is 0 and -u there, never gets to the far side of 0. So distances become
-        1 - d / u and 1 - (d / u)^2; cosines and inner products stay as they are. The order is that of `similarity`.
+        A cosine is 1 between a point and itself and 0 between unrelated points. Losses with margin or threshold assume
+        this. A negative distance is 0 and -u there and never positive. Therefore distances become 1 - d / u and
+        1 - (d / u)^2; cosines and inner products are unchanged. The order is that of `similarity`.
         """
         match self.similarity_name:
             case "negative_distance":
@@ -152,14 +152,14 @@ class Manifold(nn.Module, ABC):
                 return self.similarity(x, y)
 
     def index_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """Vectors whose inner product <query, gallery> orders a gallery as the similarity does.
+        """Return vectors whose inner product <query, gallery> orders a gallery as the similarity does.
 
         Args:
             points: (N, D).
-            side: ``"query"`` or ``"gallery"``; the two may be lifted differently.
+            side: ``"query"`` or ``"gallery"``; the two may be lifted in different ways.
 
         Returns:
-            (N, D'), the same D' on both sides, for any inner-product index.
+            (N, D'), with the same D' on both sides, for any inner-product index.
         """
         if self.similarity_name in ("negative_distance", "negative_squared_distance"):
             return self.distance_vectors(points, side)
@@ -167,27 +167,27 @@ class Manifold(nn.Module, ABC):
 
     @abstractmethod
     def index_form(self) -> dict[str, Any]:
-        """How `index_vectors` are made, by name and with parameters; in NumPy by `dmlkit.embedding.index_vectors`."""
+        """Return how to compute `index_vectors`, by name and parameters; `dmlkit.embedding.index_vectors` reads it."""
 
     def learned_options(self) -> dict[str, float]:
-        """Options of the config that training has changed, with their present values."""
+        """Return the options of the config that training changes, with their current values."""
         return {}
 
     def new_proxies(self, *shape: int) -> nn.Parameter:
-        """A learnable tensor (*shape, d or D) of proxies, drawn from the global generator.
+        """Return a learnable tensor (*shape, d or D) of proxies, drawn from the global generator.
 
-        Features have expected norm 1: the step of an adaptive optimizer then turns a proxy by the same angle
-        at any width.
+        Features have expected norm 1: the step of an adaptive optimizer then rotates a proxy by the same angle
+        for any width.
         """
         features = torch.randn(*shape, self.dim).div_(self.dim**0.5)  # in place: 2 GB for 1 000 000 proxies
         if self.proxies == "features":
             return nn.Parameter(features)
-        geometry = self.geometry  # first: it imports geoopt without its warning
+        geometry = self.geometry  # before the import below: it imports geoopt without its warning
         import geoopt
 
         parameter: Any = geoopt.ManifoldParameter  # its stub lacks the arguments of __new__
         return parameter(self.from_features(features), manifold=geometry)
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
-        """The points (..., D) of proxies made by `new_proxies`."""
+        """Return the points (..., D) of proxies made by `new_proxies`."""
         return self.from_features(proxies) if self.proxies == "features" else proxies

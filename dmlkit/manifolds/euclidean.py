@@ -14,11 +14,11 @@ from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
 class EuclideanConfig(ManifoldConfig, frozen=True):
-    """Flat space; embeddings keep their length."""
+    """Flat space; embeddings are not normalized."""
 
     name: Literal["euclidean"] = "euclidean"
     similarity: Literal["negative_distance", "negative_squared_distance", "dot", "cosine"] = "negative_distance"
-    """What orders neighbours, and what losses compare."""
+    """Similarity that orders neighbors and that losses use."""
 
     def build(self, dim: int) -> "Euclidean":
         return Euclidean(dim, similarity=self.similarity, proxies=self.proxies)
@@ -72,7 +72,7 @@ class Euclidean(Manifold):
         return points if self.similarity_name == "dot" else unit_vectors(points)
 
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """<(2x, -1), (y, |y|^2)> = |x|^2 - |x - y|^2."""
+        """Return lifted vectors: <(2x, -1), (y, |y|^2)> = |x|^2 - |x - y|^2."""
         if side == "query":
             return torch.cat([2 * points, -torch.ones_like(points[:, :1])], dim=-1)
         return torch.cat([points, points.square().sum(-1, keepdim=True)], dim=-1)

@@ -32,9 +32,9 @@ class LorentzConfig(ManifoldConfig, frozen=True):
     learnable_curvature: bool = False
     """Train K with the head."""
     clip_distance: PositiveFloat | None = 2.3
-    """Longest feature before the exponential map, and how far from the origin it lands; null does not clip."""
+    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
     similarity: HyperbolicSimilarity = "negative_distance"
-    """What orders neighbours, and what losses compare."""
+    """Similarity that orders neighbors and that losses use."""
 
     def build(self, dim: int) -> "Lorentz":
         return Lorentz(
@@ -56,8 +56,8 @@ class Lorentz(Manifold):
     :math:`\bar x = \sinh(\sqrt{-K}|v|)\, v / (\sqrt{-K}|v|)`. A feature of length r lands at distance r;
     distances tend to |x - y| as K tends to 0.
 
-    x_0 follows from the other coordinates. Distances take it from them, so that neither rounding nor a learned K
-    can leave the sheet.
+    x_0 follows from the other coordinates. Distances compute it from them, so that neither rounding nor a learned K
+    can move points off the sheet.
 
     Similarities: ``negative_distance`` -d, ``negative_squared_distance`` -d^2, ``origin_cosine`` the cosine of
     the log maps at the origin (Zhang et al., CVPR 2022, section 3.3).
@@ -65,8 +65,8 @@ class Lorentz(Manifold):
     Args:
         dim: d; points have D = d + 1 coordinates, x_0 first.
         curvature: K < 0.
-        learnable_curvature: learn K, from ``curvature`` on, as -e^t.
-        clip_distance: features longer than this are shortened to it; None for no clipping.
+        learnable_curvature: whether to learn K as -e^t, starting at ``curvature``.
+        clip_distance: longer features are shortened to this length; None for no clipping.
         similarity: see above.
         proxies: see `ManifoldConfig.proxies`.
 
@@ -95,7 +95,7 @@ class Lorentz(Manifold):
         check_hyperbolic("Lorentz", curvature, clip_distance)
         self.point_dim = dim + 1
         self.clip_distance = clip_distance
-        load_geoopt()  # whose hyperboloid this one derives from
+        load_geoopt()  # Sheet derives from its hyperboloid
         from dmlkit.manifolds.numerics.sheet import Sheet
 
         self.geometry = Sheet(k=-1 / curvature)
@@ -119,13 +119,12 @@ class Lorentz(Manifold):
         return space * (length.asinh() / length)
 
     def translate(self, points: Tensor, features: Tensor) -> Tensor:
-        r"""Points (..., D) moved along the tangent vector at the origin ``features`` (..., d), transported to each.
+        r"""Move points (..., D) along tangent vectors at the origin ``features`` (..., d), transported to the points.
 
         .. math:: \exp_x(PT_{o \to x}(b)), \quad PT_{o \to x}(b) = b + \frac{\bar x \cdot b}{r (r + x_0)} (o + x), \quad
                 r = 1 / \sqrt{-K}
 
-        A b longer than `farthest` is shortened to it, and what leaves the numbers that a float holds is brought back
-        there.
+        A b longer than `farthest` is shortened to it. Points beyond the range of the dtype are moved back to it.
         """
         radius, space, border = (-self.curvature).rsqrt(), points[..., 1:], farthest(points.dtype)
         features = clip_features(features, None, border * radius)
@@ -148,7 +147,7 @@ class Lorentz(Manifold):
         return f"its x_0 is {float(point[0]):.4g}, where the point of the hyperboloid has {time:.4g}"
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
-        """The points of the proxies; where K is learned, the sheet may have moved: x_0 follows it."""
+        """Return the points of the proxies; if K is learned, the sheet may have moved, so x_0 is recomputed."""
         return self._complete(proxies[..., 1:]) if self.proxies == "points" else self.from_features(proxies)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
@@ -167,10 +166,10 @@ class Lorentz(Manifold):
         return unit_vectors(points[..., 1:])
 
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """<(-x_0, x), (y_0 - 1 / sqrt(-K), y)> = <x, y>_L + x_0 / sqrt(-K).
+        """Return lifted vectors: <(-x_0, x), (y_0 - 1 / sqrt(-K), y)> = <x, y>_L + x_0 / sqrt(-K).
 
-        The shift of y_0 is the same for the whole gallery. It keeps the order and spares the cancellation of
-        x_0 y_0 and x.y near the origin and for K near 0, where this becomes (|x|^2 - |x - y|^2) / 2.
+        The shift of y_0 is the same for all gallery points. It keeps the order and avoids the cancellation of
+        x_0 y_0 and x.y near the origin and for K near 0, where the product becomes (|x|^2 - |x - y|^2) / 2.
         """
         space = points[:, 1:].double()
         height = self._height(space.square().sum(-1, keepdim=True))
@@ -191,7 +190,7 @@ class Lorentz(Manifold):
         return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}
 
     def _complete(self, space: Tensor) -> Tensor:
-        """The points (..., d + 1) above ``space`` (..., d)."""
+        """Return the points (..., d + 1) with the space coordinates ``space`` (..., d)."""
         height = self._height(space.square().sum(-1, keepdim=True))
         return torch.cat([height + (-self.curvature).rsqrt(), space], dim=-1)
 
@@ -201,6 +200,6 @@ class Lorentz(Manifold):
         return (squared - 1 / float(self.curvature)).sqrt()
 
     def _height(self, squared: Tensor) -> Tensor:
-        """x_0 - 1 / sqrt(-K), the height above the origin, from |x|^2, without the cancellation of x_0's form."""
+        """Compute x_0 - 1 / sqrt(-K), the height above the origin, from |x|^2, without cancellation."""
         radius_squared = -1 / self.curvature.to(squared.dtype)
         return squared / ((radius_squared + squared).sqrt() + radius_squared.sqrt())

@@ -24,7 +24,7 @@ from dmlkit.manifolds.numerics.unit import unit_vectors
 
 
 class PoincareConfig(ManifoldConfig, frozen=True):
-    """Hyperbolic space as a ball; room grows exponentially towards its boundary, as in a tree."""
+    """Hyperbolic space as a ball; volume grows exponentially towards its boundary, as in a tree."""
 
     name: Literal["poincare"] = "poincare"
     curvature: NegativeFloat = -1.0
@@ -32,9 +32,9 @@ class PoincareConfig(ManifoldConfig, frozen=True):
     learnable_curvature: bool = False
     """Train K with the head."""
     clip_distance: PositiveFloat | None = 2.3
-    """Longest feature before the exponential map, and how far from the origin it lands; null does not clip."""
+    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
     similarity: HyperbolicSimilarity = "negative_distance"
-    """What orders neighbours, and what losses compare."""
+    """Similarity that orders neighbors and that losses use."""
 
     def build(self, dim: int) -> "Poincare":
         return Poincare(
@@ -54,20 +54,20 @@ class Poincare(Manifold):
             \sqrt{\frac{-K |x - y|^2}{(1 + K|x|^2)(1 + K|y|^2)}}
 
     Features are tangent vectors at the origin, :math:`\exp_0(v) = \tanh(\sqrt{-K}|v|/2)\, v / (\sqrt{-K}|v|)`. A
-    feature of length r lands at distance r, as on the hyperboloid: the same features are the same points of both. Ganea
-    et al. (NeurIPS 2018, lemma 2), geoopt and Ermolov et al. write the tangent vector in coordinates of the ball, whose
-    metric at the origin is 4 times the Euclidean one: their v is half of this, and lands at distance 2|v|.
+    feature of length r lands at distance r, as on the hyperboloid: the same features give the same points in both.
+    Ganea et al. (NeurIPS 2018, lemma 2), geoopt and Ermolov et al. write the tangent vector in coordinates of the ball,
+    whose metric at the origin is 4 times the Euclidean one: their v is half of this v and lands at distance 2|v|.
 
     Similarities: ``negative_distance`` -d, ``negative_squared_distance`` -d^2, ``origin_cosine`` the cosine of
     the log maps at the origin (Zhang et al., CVPR 2022, section 3.3). A log map at the origin keeps the
-    direction, so this is also the cosine of the coordinates. A dot product of coordinates belongs to no geometry.
+    direction, so this is also the cosine of the coordinates. A dot product of coordinates has no geometric meaning.
 
     Args:
         dim: d.
         curvature: K < 0.
-        learnable_curvature: learn K, from ``curvature`` on, as -e^t.
-        clip_distance: features longer than this are shortened to it (Guo et al., CVPR 2022), which keeps points off
-            the boundary, where gradients vanish; None for no clipping. The radius of 2.3 of Ermolov et al., CVPR 2022,
+        learnable_curvature: whether to learn K as -e^t, starting at ``curvature``.
+        clip_distance: longer features are shortened to this length (Guo et al., CVPR 2022), which keeps points off
+            the boundary, where gradients vanish; None for no clipping. The radius 2.3 of Ermolov et al., CVPR 2022,
             is 4.6 here.
         similarity: see above.
         proxies: see `ManifoldConfig.proxies`.
@@ -95,7 +95,7 @@ class Poincare(Manifold):
         super().__init__(dim, similarity=similarity, proxies=proxies)
         check_hyperbolic("Poincare", curvature, clip_distance)
         self.clip_distance = clip_distance
-        # Stereographic takes K itself; PoincareBall would keep log(e^c - 1), which is -inf for c < 6e-8 in float32.
+        # Stereographic stores K itself; PoincareBall stores log(e^c - 1), which is -inf for c < 6e-8 in float32.
         self.geometry = load_geoopt().Stereographic(k=curvature)
         if learnable_curvature:
             make_learnable(self.geometry, sign=-1)
@@ -113,7 +113,7 @@ class Poincare(Manifold):
         return points * (2 * length.atanh() / length)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        r"""Möbius addition of points (..., d), brought back inside the ball (Ganea et al. 2018, eq. 3, c = -K).
+        r"""Compute the Möbius sum of points (..., d), moved back inside the ball (Ganea et al. 2018, eq. 3, c = -K).
 
         .. math:: x \oplus y = \frac{(1 + 2c\,x \cdot y + c|y|^2) x + (1 - c|x|^2) y}{1 + 2c\,x \cdot y + c^2|x|^2|y|^2}
         """
@@ -125,7 +125,7 @@ class Poincare(Manifold):
         return clip_features(total, None, longest)
 
     def translate(self, points: Tensor, features: Tensor) -> Tensor:
-        r"""Points (..., d) moved along the tangent vector at the origin ``features`` (..., d), transported to each.
+        r"""Move points (..., d) along the tangent vector at the origin ``features`` (..., d), transported to each.
 
         .. math:: \exp_x(PT_{o \to x}(b)) = x \oplus \exp_0(b)
 
@@ -134,14 +134,14 @@ class Poincare(Manifold):
         return self.add(points, self._exponential(features, None))
 
     def _exponential(self, features: Tensor, radius: float | None) -> Tensor:
-        """exp_0 of features shortened to ``radius``, and to what stays inside the ball."""
+        """Compute exp_0 of features, shortened to ``radius`` and to the inside of the ball."""
         root = (-self.curvature).sqrt()
         features = clip_features(features, radius, farthest(features.dtype) / root)
         length = features.norm(dim=-1, keepdim=True).clamp(min=1e-15) * root
         return features * ((length / 2).tanh() / length)  # geoopt's scripted map cannot be exported
 
     def distance_off(self, points: Tensor) -> Tensor:
-        """0 inside the ball. Outside there is no distance to anything, however near the boundary: |x| in radii."""
+        """Return 0 inside the ball and |x| in radii outside, where no distance is defined, however near the boundary."""
         root = (-float(self.curvature)) ** 0.5
         length = torch.linalg.vector_norm(points, dim=-1) * root
         near = length > 0.9999  # where float32 may be wrong; all in float64 would take 10 times as long
@@ -153,7 +153,7 @@ class Poincare(Manifold):
         return f"its length is {length:.8g}, where points of the ball are shorter than its radius of {radius:.8g}"
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
-        """The points of the proxies; where K is learned, the ball may have shrunk past them: they move inside."""
+        """Return the points of the proxies; points outside the ball, which shrinks if K is learned, move inside."""
         return self.geometry.projx(proxies) if self.proxies == "points" else self.from_features(proxies)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class Poincare(Manifold):
         return unit_vectors(points)
 
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """The lift to the hyperboloid; see `Lorentz.distance_vectors`."""
+        """Return the lift to the hyperboloid; see `Lorentz.distance_vectors`."""
         x, curvature = points.double(), self.curvature.double()
         squared = x.square().sum(-1, keepdim=True)
         shrink = 1 + curvature * squared

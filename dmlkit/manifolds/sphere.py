@@ -1,4 +1,4 @@
-"""The unit sphere: embeddings compared by their direction."""
+"""The unit sphere: embeddings compared by direction."""
 
 import math
 from functools import cached_property
@@ -20,9 +20,9 @@ class SphereConfig(ManifoldConfig, frozen=True):
 
     name: Literal["sphere"] = "sphere"
     similarity: Literal["cosine", "negative_distance", "negative_squared_distance"] = "cosine"
-    """What orders neighbours, and what losses compare."""
+    """Similarity that orders neighbors and that losses use."""
     metric: Literal["chord", "arc"] = "chord"
-    """``chord`` is |x - y|, what the metric-learning literature means on unit vectors; ``arc`` is the angle."""
+    """``chord`` is |x - y|, the usual distance of unit vectors in metric learning; ``arc`` is the angle."""
 
     def build(self, dim: int) -> "Sphere":
         return Sphere(dim, similarity=self.similarity, metric=self.metric, proxies=self.proxies)
@@ -62,7 +62,7 @@ class Sphere(Manifold):
         return load_geoopt().Sphere()
 
     def from_features(self, features: Tensor) -> Tensor:
-        """x / |x|. A zero vector stays zero; below |x| = 1e-6 the gradient is that of x / 1e-6."""
+        """Compute x / |x|. A zero vector stays zero; below |x| = 1e-6 the gradient is that of x / 1e-6."""
         return unit_vectors(features)
 
     def distance_off(self, points: Tensor) -> Tensor:
@@ -88,14 +88,14 @@ class Sphere(Manifold):
         return points
 
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """The unit vectors: both distances fall with the cosine."""
+        """Return the unit vectors: both distances decrease with the cosine."""
         return normalize(points.double(), dim=-1).to(points.dtype)
 
     def index_form(self) -> dict[str, Any]:
         return {"form": "as_is"}
 
     def _from_chord(self, chord: Tensor) -> Tensor:
-        # asin of the half chord keeps small angles (acos gives d(x, x) = 0.014 in float32); its gradient is
-        # infinite at 1, between antipodes, so the half chord stops a 10 000th (float32) short of it.
+        # asin of half the chord keeps small angles (acos gives d(x, x) = 0.014 in float32); its gradient is
+        # infinite at 1, between antipodes, so half the chord is limited to 1 minus 1 / 10 000 (float32).
         limit = 1 - torch.finfo(chord.dtype).eps ** 0.5
         return chord if self.metric == "chord" else 2 * torch.asin((chord / 2).clamp(max=limit))

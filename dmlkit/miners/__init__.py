@@ -1,4 +1,4 @@
-"""Miners: choose the pairs or triplets that a pair loss looks at. Each file holds one."""
+"""Miners: select the pairs or triplets that a pair loss uses. Each file holds one."""
 
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ __all__ = [
 
 load_family(__name__)
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
 
     def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name)

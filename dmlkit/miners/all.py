@@ -22,8 +22,8 @@ class All(Miner):
 
     Example:
         >>> import torch
-        >>> alike = torch.tensor([[False, True, False]])
-        >>> All()(torch.rand(1, 3), alike, ~alike).negative is None
+        >>> same = torch.tensor([[False, True, False]])
+        >>> All()(torch.rand(1, 3), same, ~same).negative is None
         True
     """
 

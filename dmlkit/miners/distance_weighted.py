@@ -1,4 +1,4 @@
-"""Distance-weighted sampling: negatives at every distance, not only at the commonest."""
+"""Distance-weighted sampling: negatives at all distances, not only at the most frequent ones."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -12,19 +12,19 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.miners.base import Miner, MinerConfig, Triplets
 
-REASON = "it weighs a negative by the density of chords between random points of the unit sphere"
+REASON = "it weights a negative by the density of chords between random points of the unit sphere"
 
 Chord = Annotated[float, Field(gt=0, lt=2)]
 
 
 class DistanceWeightedConfig(MinerConfig, frozen=True):
-    """Distance-weighted (Wu et al. 2017): a random negative for each positive, drawn evenly over the distances."""
+    """Distance-weighted (Wu et al. 2017): a random negative for each positive, uniform over the distances."""
 
     name: Literal["distance_weighted"] = "distance_weighted"
     cutoff: Chord = 0.5
-    """Nearer negatives are weighed as if at this distance: the paper's clipping."""
+    """Nearer negatives are weighted as if at this distance: the paper's clipping."""
     max_distance: Chord = 1.4
-    """Farther negatives are drawn only where all are: they have no loss where beta + alpha is 1.4."""
+    """Farther negatives are drawn only if there are no others: they have no loss if beta + alpha is 1.4."""
 
     def build(self, manifold: Manifold) -> "DistanceWeighted":
         return DistanceWeighted(manifold, cutoff=self.cutoff, max_distance=self.max_distance)
@@ -39,16 +39,16 @@ class DistanceWeighted(Miner):
     .. math:: P(n \mid a) \propto q(d(a,n))^{-1}, \quad q(d) = d^{D-2} (1 - d^2/4)^{(D-3)/2}
 
     q is the density of d between random points of the unit sphere in D dimensions. d is clipped at ``cutoff``,
-    which bounds the weights as the paper's lambda does. An anchor with every negative beyond ``max_distance`` draws
-    evenly among them, so that its positives stay in use. Draws come from the global generator.
+    which bounds the weights as the paper's lambda does. An anchor whose negatives are all beyond ``max_distance`` draws
+    uniformly among them, so that its positives are used. Draws come from the global generator.
 
     Args:
-        manifold: a `Sphere`; where its metric is ``arc``, the chord is taken of it.
-        cutoff: > 0, a chord; nearer negatives are weighed as if at this one.
-        max_distance: in (0, 2), a chord; farther negatives are not drawn.
+        manifold: a `Sphere`; with the metric ``arc``, arcs are converted to chords.
+        cutoff: > 0, a chord; nearer negatives are weighted as if at this one.
+        max_distance: in (0, 2), a chord; farther negatives are not drawn, except as described above.
 
     Raises:
-        ValueError: another manifold, or a ``max_distance`` of 2 or more, where q is zero.
+        ValueError: the manifold is not a sphere, or ``max_distance`` is 2 or more, where q is zero.
 
     Example:
         >>> miner = DistanceWeighted(Sphere(3))
@@ -70,7 +70,7 @@ class DistanceWeighted(Miner):
     def __call__(self, distance: Tensor, positive: Tensor, negative: Tensor) -> Triplets:
         chord = 2 * (distance / 2).sin() if self.is_arc else distance
         weights = self._weights(chord, negative)  # (B, M)
-        # A row without negatives would be no distribution; its draws are not kept.
+        # A row without negatives has no distribution to draw from; its draws are not kept.
         weights = torch.where(negative.any(1, keepdim=True), weights, 1)
         drawn = torch.multinomial(weights, distance.shape[1], replacement=True)  # (B, M)
         return Triplets(positive & negative.any(1, keepdim=True), drawn)
@@ -81,6 +81,6 @@ class DistanceWeighted(Miner):
         d = chord.clamp(self.cutoff, self.max_distance)
         log_weights = (2 - self.dim) * d.log() + (3 - self.dim) / 2 * (1 - d.square() / 4).log()
         log_weights = log_weights.masked_fill(~candidates, -torch.inf)
-        # Beyond max_distance d is clipped, so the fallback's weights are equal. softmax subtracts the row's maximum:
+        # Beyond max_distance d is clipped, so the fallback weights are equal. softmax subtracts the row's maximum:
         # at D = 512 the weights span 1e150.
         return log_weights.softmax(1).nan_to_num()

@@ -10,7 +10,7 @@ from dmlkit.miners.base import Miner, MinerConfig, Triplets
 
 
 class HardConfig(MinerConfig, frozen=True):
-    """Batch-hard (Hermans et al. 2017): the farthest positive with the nearest negative of each anchor."""
+    """Batch-hard (Hermans et al. 2017): the farthest positive and the nearest negative of each anchor."""
 
     name: Literal["hard"] = "hard"
 

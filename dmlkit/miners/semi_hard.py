@@ -10,7 +10,7 @@ from dmlkit.miners.base import Miner, MinerConfig, Triplets
 
 
 class SemiHardConfig(MinerConfig, frozen=True):
-    """Semi-hard (Schroff et al. 2015): for each positive, the nearest negative that is farther than it."""
+    """Semi-hard (Schroff et al. 2015): for each positive, the nearest negative that is farther than the positive."""
 
     name: Literal["semi_hard"] = "semi_hard"
 
@@ -23,8 +23,8 @@ class SemiHard(Miner):
 
     .. math:: n(a, p) = \arg\min_n \{ d(a, n) : d(a, n) > d(a, p) \}
 
-    The paper leaves the choice among the semi-hard negatives open; this takes the hardest of them. A positive
-    that is farther than every negative is left out.
+    The paper does not say which semi-hard negative to use; this takes the hardest one. A positive that is farther
+    than every negative is skipped.
 
     Example:
         >>> distance = torch.tensor([[0.0, 0.5, 0.4, 0.7, 0.9]])
@@ -37,6 +37,6 @@ class SemiHard(Miner):
     @torch.no_grad()
     def __call__(self, distance: Tensor, positive: Tensor, negative: Tensor) -> Triplets:
         ordered, columns = distance.masked_fill(~negative, torch.inf).sort(dim=1)  # (B, M), nearest negative first
-        first_beyond = torch.searchsorted(ordered, distance, right=True)  # (B, M), M where nothing is farther
-        is_there = first_beyond < negative.sum(1, keepdim=True)
-        return Triplets(positive & is_there, columns.gather(1, first_beyond.clamp(max=distance.shape[1] - 1)))
+        first_beyond = torch.searchsorted(ordered, distance, right=True)  # (B, M), M if nothing is farther
+        exists = first_beyond < negative.sum(1, keepdim=True)
+        return Triplets(positive & exists, columns.gather(1, first_beyond.clamp(max=distance.shape[1] - 1)))

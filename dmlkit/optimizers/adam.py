@@ -15,7 +15,7 @@ class AdamConfig(OptimizerConfig, frozen=True):
 
     name: Literal["adam"] = "adam"
     eps: PositiveFloat = 1e-8
-    """Keeps the step finite where gradients vanish."""
+    """Added to the denominator, so that steps stay finite if gradients vanish."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         return torch.optim.Adam(

@@ -11,11 +11,11 @@ from dmlkit.optimizers.base import OptimizerConfig
 
 
 class AdamWConfig(OptimizerConfig, frozen=True):
-    """AdamW (Loshchilov & Hutter 2019); weight decay shrinks the weights apart from the gradient."""
+    """AdamW (Loshchilov & Hutter 2019); weight decay is applied separately from the gradient."""
 
     name: Literal["adamw"] = "adamw"
     eps: PositiveFloat = 1e-8
-    """Keeps the step finite where gradients vanish."""
+    """Added to the denominator, so that steps stay finite if gradients vanish."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         return torch.optim.AdamW(

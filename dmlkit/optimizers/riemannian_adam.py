@@ -15,10 +15,10 @@ class RiemannianAdamConfig(OptimizerConfig, frozen=True):
 
     name: Literal["riemannian_adam"] = "riemannian_adam"
     eps: PositiveFloat = 1e-8
-    """Keeps the step finite where gradients vanish."""
+    """Added to the denominator, so that steps stay finite if gradients vanish."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
-        # stabilize: project back every 10 steps, so that rounding never adds up
+        # stabilize: project back every 10 steps, so that rounding errors do not accumulate
         return load_geoopt().optim.RiemannianAdam(
             self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, stabilize=10
         )

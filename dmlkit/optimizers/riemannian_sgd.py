@@ -15,9 +15,9 @@ class RiemannianSGDConfig(OptimizerConfig, frozen=True):
 
     name: Literal["riemannian_sgd"] = "riemannian_sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Share of the last step that goes on."""
+    """Fraction of the previous step that is added to each step."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
-        # stabilize: project back every 10 steps, so that rounding never adds up
+        # stabilize: project back every 10 steps, so that rounding errors do not accumulate
         options = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
         return load_geoopt().optim.RiemannianSGD(self.groups(parameters), stabilize=10, **options)

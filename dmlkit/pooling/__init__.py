@@ -1,4 +1,4 @@
-"""Pooling: from a map of features to one vector. Each file holds one."""
+"""Pooling: from feature maps to one vector. Each file holds one."""
 
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ __all__ = [
 
 load_family(__name__)
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
 
     def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name)

@@ -8,7 +8,7 @@ from dmlkit.pooling.base import Pooling, PoolingConfig
 
 
 class AvgConfig(PoolingConfig, frozen=True):
-    """The mean over all places."""
+    """The mean over all positions."""
 
     name: Literal["avg"] = "avg"
 

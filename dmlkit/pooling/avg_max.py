@@ -8,7 +8,7 @@ from dmlkit.pooling.base import Pooling, PoolingConfig
 
 
 class AvgMaxConfig(PoolingConfig, frozen=True):
-    """Mean plus maximum; the published Proxy-Anchor figures use it, worth about 1 % of R@1 on CUB and Cars."""
+    """Mean plus maximum, used for the published Proxy-Anchor results; adds about 1 % to R@1 on CUB and Cars."""
 
     name: Literal["avg_max"] = "avg_max"
 
@@ -17,7 +17,7 @@ class AvgMaxConfig(PoolingConfig, frozen=True):
 
 
 class AvgMax(Pooling):
-    """Global average pooling plus global maximum pooling, added up.
+    """The sum of global average pooling and global maximum pooling.
 
     Example:
         >>> import torch

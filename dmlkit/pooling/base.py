@@ -1,4 +1,4 @@
-"""The pooling interface: a map of features to one vector."""
+"""The pooling interface: from feature maps to one vector."""
 
 from abc import ABC, abstractmethod
 
@@ -11,13 +11,13 @@ class PoolingConfig(ComponentConfig, frozen=True):
     """Root of the pooling family."""
 
     def build(self) -> "Pooling":
-        """The pooling layer."""
+        """Return the pooling layer."""
         raise NotImplementedError
 
 
 class Pooling(nn.Module, ABC):
-    """Feature maps (B, C, H, W) to vectors (B, C)."""
+    """A layer from feature maps (B, C, H, W) to vectors (B, C)."""
 
     @abstractmethod
     def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
-        """Vectors (B, C) of maps (B, C, H, W); a transformer also gives its class token (B, C)."""
+        """Pool maps (B, C, H, W) to vectors (B, C); a transformer also passes its class token (B, C)."""

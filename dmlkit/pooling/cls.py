@@ -22,7 +22,7 @@ class ClsConfig(PoolingConfig, frozen=True):
 
 
 class Cls(Pooling):
-    """The class token, which has looked at all places.
+    """The class token, which attends to all positions.
 
     Raises:
         ValueError: the backbone has no class token.
@@ -35,5 +35,5 @@ class Cls(Pooling):
 
     def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
         if token is None:
-            raise ValueError("pooling: cls needs a backbone with a class token; expected a vision transformer")
+            raise ValueError("pooling: cls needs a backbone with a class token; use a vision transformer")
         return token

@@ -1,4 +1,4 @@
-"""Generalised-mean pooling."""
+"""Generalized-mean pooling."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from dmlkit.component import Requirement
 from dmlkit.pooling.base import Pooling, PoolingConfig
 
-SMALLEST = 1e-6  # features are clamped to it: a root has an infinite slope at 0
+SMALLEST = 1e-6  # features are clamped to it: a root has infinite slope at 0
 
 
 class GeMConfig(PoolingConfig, frozen=True):
-    """Generalised mean: p = 1 is the average, large p comes near the maximum, p = 3 is MPA's cubic GeM."""
+    """Generalized mean: p = 1 is the average, a large p approaches the maximum, p = 3 is MPA's cubic GeM."""
 
     name: Literal["gem"] = "gem"
     p: PositiveFloat = 3.0
-    """Power mean's exponent, one for all channels; 1 is the mean, infinity the maximum."""
+    """Exponent, one for all channels; 1 is the mean, infinity the maximum."""
     learn: bool = False
     """Train p with the backbone."""
 
     def requirements(self) -> Iterable[Requirement]:
         if self.learn:
             tunings = ("full", "last_blocks", "lora")
-            yield Requirement("backbone.tuning.name", tunings, "p is the backbone's, and is to be learned")
+            yield Requirement("backbone.tuning.name", tunings, "p is a weight of the backbone and learn is true")
 
     def build(self) -> "GeM":
         return GeM(p=self.p, learn=self.learn)
@@ -37,8 +37,8 @@ class GeM(Pooling):
     .. math:: f = \Big(\frac{1}{HW} \sum_{x} \max(x, 10^{-6})^p\Big)^{1/p}
 
     Args:
-        p: the exponent, where it starts if it is learned.
-        learn: make it a parameter.
+        p: the exponent; its initial value if it is learned.
+        learn: whether to train p.
 
     Example:
         >>> GeM(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))

@@ -8,7 +8,7 @@ from dmlkit.pooling.base import Pooling, PoolingConfig
 
 
 class MaxConfig(PoolingConfig, frozen=True):
-    """The largest value over all places."""
+    """The maximum over all positions."""
 
     name: Literal["max"] = "max"
 

@@ -1,4 +1,4 @@
-"""Regularizers: a weighted term that can be added to any loss. Each file holds one."""
+"""Regularizers: weighted terms that can be added to any loss. Each file holds one."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ __all__ = [
 
 load_family(__name__)
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
 
     def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name)

@@ -1,4 +1,4 @@
-"""The regularizer interface: a weighted term that any loss can be given."""
+"""The regularizer interface: a weighted term that can be added to any loss."""
 
 from abc import ABC, abstractmethod
 
@@ -14,15 +14,15 @@ class RegularizerConfig(ComponentConfig, frozen=True):
     """Root of the regularizer family."""
 
     weight: PositiveFloat = 1.0
-    """lambda, how much the term counts beside the loss."""
+    """lambda, weight of the term relative to the loss."""
 
     def build(self, manifold: Manifold) -> "Regularizer":
-        """The term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""
+        """Return the term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""
         raise NotImplementedError
 
 
 class Regularizer(nn.Module, ABC):
-    """A term added to a loss. A member implements `compute`; autocast is off inside it, as for losses.
+    """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses.
 
     Args:
         manifold: the geometry of the embeddings.
@@ -33,10 +33,10 @@ class Regularizer(nn.Module, ABC):
         self.manifold = manifold
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The unweighted term of a batch: embeddings (B, D), labels (B,) int64 -> scalar."""
+        """Compute the unweighted term of a batch: embeddings (B, D), labels (B,) int64 -> scalar."""
         with without_autocast(embeddings):
             return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
 
     @abstractmethod
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The unweighted term in at least float32."""
+        """Compute the unweighted term in at least float32."""

@@ -1,4 +1,4 @@
-"""Graph consistency: two draws of the same classes span the same graph."""
+"""Graph consistency: two draws of the same classes should have the same graph."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -16,7 +16,7 @@ GraphForm = Literal["propagated", "graphs", "bound"]
 
 
 class GraphConsistencyConfig(RegularizerConfig, frozen=True):
-    """CGML (Chen et al. 2021): two draws of the same classes propagate to the same features."""
+    """CGML (Chen et al. 2021): two draws of the same classes should propagate to the same features."""
 
     name: Literal["graph_consistency"] = "graph_consistency"
     weight: PositiveFloat = 0.001
@@ -24,15 +24,15 @@ class GraphConsistencyConfig(RegularizerConfig, frozen=True):
     bandwidth: PositiveFloat = 1.0
     """sigma, in units of the squared distance."""
     relative_bandwidth: bool = False
-    """Take sigma times the median squared distance of the batch, for embeddings of any length."""
+    """Multiply sigma by the median squared distance of the batch, for embeddings of any length."""
     form: GraphForm = "propagated"
-    """What is compared: ``propagated`` features (eq. 3), the ``graphs`` (eq. 1), or all of their ``bound`` (eq. 2)."""
+    """What to compare: ``propagated`` features (eq. 3), the ``graphs`` (eq. 1), or the full ``bound`` (eq. 2)."""
 
     def build(self, manifold: Manifold) -> "GraphConsistency":
         return GraphConsistency(manifold, **self.options("weight"))
 
     def requirements(self) -> Iterable[Requirement]:
-        reason = "it compares two draws of the same classes, equally many images each"
+        reason = "it compares two draws of the same classes with the same number of images each"
         return (Requirement("sampler.name", ("paired",), reason),)
 
 
@@ -41,24 +41,24 @@ class GraphConsistency(Regularizer):
 
     .. math:: \| S' {X'}^T - S'' {X''}^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
 
-    That is the ``form`` *propagated*, with which the paper trains. *graphs* is its eq. 1, the term that it sets out
-    from, and *bound* its eq. 2, whose parts it then drops:
+    This is the ``form`` *propagated*, which the paper uses for training. *graphs* is its eq. 1, the initial term, and
+    *bound* its eq. 2, parts of which the paper then drops:
 
     .. math:: \| S' - S'' \|_F^2, \quad
             (\| S' {X'}^T - S'' {X''}^T \|_F + \| S'' \|_F \| X'' - X' \|_F) \, \| X'^{T\dagger} \|_F
 
-    X' and X'' have the same classes in the same order, n images each. Of each class, the first half of its images
-    in the batch belongs to X' and the second half to X'': for a batch of the paired sampler those are its halves. An
-    image without a counterpart (the other one could not be read) is left out.
+    X' and X'' have the same classes in the same order, n images each. The first half of the images of each class in
+    the batch belongs to X', the second half to X''; for the paired sampler these are the halves of the batch. An
+    image without a counterpart (e.g. because the other image could not be read) is not used.
 
-    The norm has no gradient at 0, where both draws propagate alike (identical embeddings, for one): d|v|/dv = v/|v|
-    is 0/0, a nan that would spoil the weights. The safe form returns the subgradient 0 there, the one of least length.
+    The norm has no gradient at 0, where both draws propagate to the same features (e.g. identical embeddings):
+    d|v|/dv = v/|v| is 0/0, and the nan would spoil the weights. The safe form returns 0, the smallest subgradient.
 
     Args:
         manifold: the geometry of the embeddings; X holds the coordinates of its points.
         bandwidth: sigma > 0, in units of the squared distance; the paper does not print it.
-        relative_bandwidth: in units of the median squared distance within the draws instead, a constant for the
-            gradient. Features of norm 17 have s_ij = 8e-21 with sigma = 1: no graph at all.
+        relative_bandwidth: use units of the median squared distance within the draws instead, a constant for the
+            gradient. Features of norm 17 have s_ij = 8e-21 with sigma = 1, which is an empty graph.
         form: see above.
 
     Example:
@@ -97,17 +97,17 @@ class GraphConsistency(Regularizer):
 
 
 def frobenius(matrix: Tensor) -> Tensor:
-    """The Frobenius norm, with a gradient of 0 at 0."""
+    """Compute the Frobenius norm, with gradient 0 at 0."""
     return safe_sqrt(matrix.square().sum())
 
 
 @torch.no_grad()
 def median_apart(squared: list[Tensor], both: Tensor) -> Tensor:
-    """The median squared distance of two different places of a draw, over all draws: a scalar above 0.
+    """Return the median squared distance of two different positions of a draw, over all draws: a scalar above 0.
 
     Args:
-        squared: of each draw (H, H).
-        both: (H, H) bool, both places are used.
+        squared: squared distances of each draw, (H, H).
+        both: (H, H) bool, whether both positions are used.
 
     Example:
         >>> median_apart([torch.tensor([[0.0, 4.0], [4.0, 0.0]])], torch.ones(2, 2, dtype=torch.bool)).item()
@@ -115,27 +115,27 @@ def median_apart(squared: list[Tensor], both: Tensor) -> Tensor:
     """
     apart = both & ~torch.eye(len(both), dtype=torch.bool, device=both.device)
     median = torch.stack(squared).masked_fill(~apart, torch.nan).nanmedian()
-    return median.nan_to_num(1).clamp(min=torch.finfo(median.dtype).tiny)  # one image a draw has no other
+    return median.nan_to_num(1).clamp(min=torch.finfo(median.dtype).tiny)  # a draw of one image has no pairs
 
 
 def aligned_draws(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a batch in two draws with the same labels in the same order.
+    """Split a batch into two draws with the same labels in the same order.
 
     Args:
         labels: (B,) int64.
 
     Returns:
-        The indices (H,) of each draw, H = B // 2, and which of the H places are used (H,): a class with an odd
-        number of images leaves its last one out. The shapes depend on B alone, so nothing waits for a GPU.
+        The indices (H,) of each draw, H = B // 2, and whether each of the H positions is used (H,): of a class with
+        an odd number of images the last one is not used. The shapes depend only on B, so nothing waits for a GPU.
 
     Example:
         >>> first, second, is_used = aligned_draws(torch.tensor([7, 3, 7, 3, 3]))
         >>> first.tolist(), second.tolist(), is_used.tolist()
         ([1, 0], [3, 2], [True, True])
     """
-    alike = labels[:, None] == labels  # (B, B)
-    half = alike.sum(1) // 2
-    occurrence = alike.tril(-1).sum(1)  # how many of its class came before
+    same = labels[:, None] == labels  # (B, B)
+    half = same.sum(1) // 2
+    occurrence = same.tril(-1).sum(1)  # number of earlier images of the class
     by_label = labels.argsort(stable=True)
 
     def in_front(chosen: Tensor) -> Tensor:

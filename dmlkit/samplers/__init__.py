@@ -1,4 +1,4 @@
-"""Samplers: which images share a batch. Each file holds one, pure in (seed, epoch)."""
+"""Samplers: select the images of each batch. Each file holds one, a pure function of (seed, epoch)."""
 
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ __all__ = [
 
 load_family(__name__)
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
 
     def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name)

@@ -1,4 +1,4 @@
-"""The sampler interface: which images share a batch, as a pure function of the seed and the epoch."""
+"""The sampler interface: selects the images of each batch as a pure function of the seed and the epoch."""
 
 from abc import ABC, abstractmethod
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 from dmlkit.component import ComponentConfig
 
-ALL_PAIRS = "of one class and of two"
+ALL_PAIRS = "of the same class and of different classes"
 
 
 def pairs_among(classes: int, images: int) -> str:
-    """Which pairs a batch of so many classes with so many images each holds.
+    """Return which pairs a batch of this many classes with this many images each contains.
 
     Example:
         >>> pairs_among(8, 4), pairs_among(8, 1), pairs_among(1, 4)
-        ('of one class and of two', 'of two classes only', 'of one class only')
+        ('of the same class and of different classes', 'of different classes only', 'of the same class only')
     """
     if images == 1:
-        return "none" if classes == 1 else "of two classes only"
-    return "of one class only" if classes == 1 else ALL_PAIRS
+        return "none" if classes == 1 else "of different classes only"
+    return "of the same class only" if classes == 1 else ALL_PAIRS
 
 
 class SamplerConfig(ComponentConfig, frozen=True):
@@ -27,31 +27,31 @@ class SamplerConfig(ComponentConfig, frozen=True):
 
     @property
     def pairs(self) -> str:
-        """Which pairs a batch may hold; see `pairs_among`."""
+        """The pairs that a batch may contain; see `pairs_among`."""
         return ALL_PAIRS
 
     def build(
         self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
     ) -> "Sampler":
-        """The sampler for training images with ``labels`` (N,).
+        """Return the sampler for training images with ``labels`` (N,).
 
         Args:
             labels: (N,) int64.
             seed: see `Sampler`.
-            super_classes: (C,) int64, of datasets that have them.
-            groups: (N,) int64, likewise; see `Dataset`.
+            super_classes: (C,) int64, for datasets that have them.
+            groups: (N,) int64, for datasets that have them; see `Dataset`.
         """
         raise NotImplementedError
 
 
 class Sampler(ABC):
-    """Batches of indices. Each rank takes its contiguous share of a batch, so any number of ranks sees the same.
+    """Batches of indices. Each rank takes a contiguous share of a batch, so the batches do not depend on their number.
 
     Args:
-        seed: with the epoch, it alone decides the batches.
+        seed: with the epoch, it determines the batches.
 
     Attributes:
-        batch_size: images in every batch.
+        batch_size: number of images in every batch.
     """
 
     batch_size: int
@@ -61,12 +61,12 @@ class Sampler(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
-        """The batches of an epoch, each of ``batch_size`` indices."""
+        """Return the batches of an epoch, each of ``batch_size`` indices."""
 
     def generator(self, epoch: int) -> np.random.Generator:
-        """The random numbers of an epoch."""
+        """Return the random generator of an epoch."""
         return np.random.default_rng([self.seed, epoch])

@@ -12,16 +12,16 @@ from dmlkit.samplers.drawing.deck import Deck, Piles, group_by
 
 
 class ClassBalancedConfig(SamplerConfig, frozen=True):
-    """m classes x n images in every batch; what pair losses need."""
+    """m classes x n images in every batch, as pair losses need."""
 
     name: Literal["class_balanced"] = "class_balanced"
     classes_per_batch: PositiveInt = 8
-    """m, classes in a batch."""
+    """m, number of classes in a batch."""
     images_per_class: PositiveInt = 4
-    """n, images of a class in a batch."""
+    """n, images per class in a batch."""
     apart: Literal["group"] | None = None
-    """Take the n images from n groups (the table's column ``group``: camera, burst, video), so that no two of a class
-    in a batch are of one group; null looks at no groups."""
+    """Take the n images from n different groups (column ``group`` of the table: camera, burst, video), so that no two
+    images of a class in a batch share a group; null ignores groups."""
 
     @property
     def pairs(self) -> str:
@@ -31,7 +31,7 @@ class ClassBalancedConfig(SamplerConfig, frozen=True):
         self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
     ) -> "ClassBalanced":
         if self.apart and groups is None:
-            raise UserError("sampler.apart: the dataset has no groups; expected a table with a column group, or null")
+            raise UserError("sampler.apart: the dataset has no groups; use a table with a column group, or null")
         return ClassBalanced(
             labels,
             seed,
@@ -42,9 +42,9 @@ class ClassBalancedConfig(SamplerConfig, frozen=True):
 
 
 class ClassBalanced(Sampler):
-    """Every batch holds m distinct classes, n images of each.
+    """Batches of m distinct classes with n images each.
 
-    Over an epoch any two classes are drawn equally often, give or take one, and so are any two images of a
+    Over an epoch, all pairs of classes are drawn equally often, give or take one, and so are all pairs of images of a
     class: classes and images are dealt from shuffled decks that are reshuffled when they run out. Only a class
     with fewer than n images repeats one within a batch. An epoch deals about as many images as there are.
 
@@ -53,7 +53,7 @@ class ClassBalanced(Sampler):
         seed: see `Sampler`.
         classes_per_batch: m.
         images_per_class: n.
-        groups: (N,) int64; the n images of a class are of n groups, dealt from decks of their own. None: of any.
+        groups: (N,) int64; the n images of a class come from n groups, dealt from separate decks. None ignores groups.
 
     Raises:
         UserError: there are fewer than m classes, or a class has fewer than n groups.
@@ -78,8 +78,8 @@ class ClassBalanced(Sampler):
         self.images = group_by(labels.numpy())  # the images of each class
         if len(self.images) < classes_per_batch:
             raise UserError(
-                f"sampler.classes_per_batch: {classes_per_batch} classes do not fit into "
-                f"{len(self.images)} training classes; lower it or add classes"
+                f"sampler.classes_per_batch: expected at most the "
+                f"{len(self.images)} training classes, got {classes_per_batch}; reduce it or add classes"
             )
         self.classes_per_batch, self.images_per_class = classes_per_batch, images_per_class
         self.batch_size = classes_per_batch * images_per_class
@@ -106,12 +106,12 @@ class ClassBalanced(Sampler):
         ]
 
     def _piles(self, groups: np.ndarray) -> list[list[np.ndarray]]:
-        """The images of each class by their groups."""
+        """Return the images of each class, separated by group."""
         piles = [[images[place] for place in group_by(groups[images])] for images in self.images]
         few = sum(len(of_class) < self.images_per_class for of_class in piles)
         if few:
             raise UserError(
-                f"sampler.apart: {few} of {len(piles)} training classes have images of fewer than "
-                f"{self.images_per_class} groups; lower sampler.images_per_class, or leave these classes out"
+                f"sampler.apart: {few} of {len(piles)} training classes have images from fewer than "
+                f"{self.images_per_class} groups; reduce sampler.images_per_class or remove these classes"
             )
         return piles

@@ -1,4 +1,4 @@
-"""Hierarchical batches: classes of a few super-classes, which are hard to tell apart."""
+"""Hierarchical batches: classes from few super-classes, which are hard to distinguish."""
 
 from typing import Literal
 
@@ -18,9 +18,9 @@ class HierarchicalConfig(SamplerConfig, frozen=True):
     super_classes_per_batch: PositiveInt = 2
     """s, super-classes in a batch."""
     classes_per_super_class: PositiveInt = 8
-    """m, classes of a super-class in a batch."""
+    """m, classes per super-class in a batch."""
     images_per_class: PositiveInt = 4
-    """n, images of a class in a batch."""
+    """n, images per class in a batch."""
 
     @property
     def pairs(self) -> str:
@@ -30,7 +30,7 @@ class HierarchicalConfig(SamplerConfig, frozen=True):
         self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
     ) -> "Hierarchical":
         if super_classes is None:
-            raise UserError("sampler: hierarchical needs a dataset with super-classes, such as sop, inshop or a table")
+            raise UserError("sampler: hierarchical needs a dataset with super-classes; use sop, inshop or a table")
         return Hierarchical(
             labels,
             seed,
@@ -42,11 +42,11 @@ class HierarchicalConfig(SamplerConfig, frozen=True):
 
 
 class Hierarchical(Sampler):
-    """Every batch holds s super-classes, m distinct classes of each and n images of each class.
+    """Batches of s super-classes, m distinct classes of each and n images of each class.
 
-    Super-classes, the classes of one and the images of a class are dealt from shuffled decks, so over an epoch any
-    two of them are drawn equally often, give or take one hand: a super-class of few classes shows each of them more
-    often than one of many. An epoch deals about as many images as there are.
+    Super-classes, the classes of a super-class and the images of a class are dealt from shuffled decks, so any two of
+    them are drawn equally often over an epoch, give or take one hand. Classes of a small super-class are drawn more
+    often than those of a large one. An epoch deals about as many images as there are.
 
     Args:
         labels: (N,) int64 in 0..C-1.
@@ -57,7 +57,7 @@ class Hierarchical(Sampler):
         images_per_class: n.
 
     Raises:
-        UserError: there are fewer than s super-classes, or one has fewer than m classes.
+        UserError: there are fewer than s super-classes, or one of them has fewer than m classes.
 
     Example:
         >>> import torch
@@ -83,14 +83,14 @@ class Hierarchical(Sampler):
         self.classes = group_by(super_classes.numpy())
         if len(self.classes) < super_classes_per_batch:
             raise UserError(
-                f"sampler.super_classes_per_batch: {super_classes_per_batch} super-classes do not fit into "
-                f"{len(self.classes)}; lower it"
+                f"sampler.super_classes_per_batch: expected at most the "
+                f"{len(self.classes)} super-classes of the dataset, got {super_classes_per_batch}; reduce it"
             )
         smallest = min(len(classes) for classes in self.classes)
         if smallest < classes_per_super_class:
             raise UserError(
-                f"sampler.classes_per_super_class: {classes_per_super_class} classes do not fit into a super-class "
-                f"of {smallest}; lower it"
+                f"sampler.classes_per_super_class: expected at most the {smallest} classes "
+                f"of the smallest super-class, got {classes_per_super_class}; reduce it"
             )
         self.counts = super_classes_per_batch, classes_per_super_class, images_per_class
         self.batch_size = super_classes_per_batch * classes_per_super_class * images_per_class

@@ -10,13 +10,13 @@ from dmlkit.samplers.class_balanced import ClassBalanced
 
 
 class PairedConfig(SamplerConfig, frozen=True):
-    """Two draws of the same m classes with n images each, for graph consistency: 2 x m x n images a batch."""
+    """Two draws of the same m classes with n images each, for graph consistency: 2 x m x n images per batch."""
 
     name: Literal["paired"] = "paired"
     classes_per_batch: PositiveInt = 13
-    """m, classes in a batch."""
+    """m, number of classes in a batch."""
     images_per_class: PositiveInt = 10
-    """n, images of a class in each of the two draws."""
+    """n, images per class in each of the two draws."""
 
     @property
     def pairs(self) -> str:
@@ -29,12 +29,12 @@ class PairedConfig(SamplerConfig, frozen=True):
 
 
 class Paired(Sampler):
-    """Chen et al., AAAI 2021 (CGML): the first half of a batch is X', the second X'', class-aligned.
+    """Chen et al., AAAI 2021 (CGML): the first half of a batch is X', the second X'', with the same class order.
 
-    Position i of both halves holds the same class. The 2n images of a class are dealt from one shuffled deck, so
-    the two draws share an image only where a class has fewer than 2n. Of such a class the repetitions of an image stand
-    together, so that at most one image is in both draws, and none beside itself: with 5 images a class and n = 10 a
-    fifth of the pairs would otherwise be of one image with itself, which are consistent whatever the graph.
+    Position i of both halves has the same class. The 2n images of a class are dealt from one shuffled deck, so
+    the two draws share an image only if a class has fewer than 2n. Repetitions of an image are then adjacent; so at
+    most one image is in both draws, and none is paired with itself: with 5 images per class and n = 10, a fifth of the
+    pairs would otherwise be an image and itself, which are consistent for any graph.
 
     Args:
         labels: (N,) int64.
@@ -71,6 +71,6 @@ class Paired(Sampler):
     def _deal(self, batch: list[int]) -> list[int]:
         n = self.images_per_class
         of_classes = [batch[start : start + 2 * n] for start in range(0, len(batch), 2 * n)]
-        batch = [image for hand in of_classes for image in sorted(hand, key=hand.index)]  # no change without repeats
-        hands = [batch[start : start + n] for start in range(0, len(batch), n)]  # X' and X'' of each class in turn
+        batch = [image for hand in of_classes for image in sorted(hand, key=hand.index)]  # unchanged without repeats
+        hands = [batch[start : start + n] for start in range(0, len(batch), n)]  # alternately X' and X'' of each class
         return [index for half in (hands[::2], hands[1::2]) for hand in half for index in hand]

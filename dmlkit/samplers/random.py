@@ -1,4 +1,4 @@
-"""Random batches: every image once an epoch."""
+"""Random batches: every image at most once per epoch."""
 
 from typing import Literal
 
@@ -10,11 +10,11 @@ from dmlkit.samplers.base import ALL_PAIRS, Sampler, SamplerConfig, pairs_among
 
 
 class RandomConfig(SamplerConfig, frozen=True):
-    """Shuffled images; the usual choice for proxy losses. The images that do not fill a batch wait an epoch."""
+    """Shuffled images; the usual choice for proxy losses. Each epoch drops the images that do not fill a batch."""
 
     name: Literal["random"] = "random"
     batch_size: PositiveInt = 32
-    """Images in a batch, of all ranks together."""
+    """Number of images in a batch, over all ranks."""
 
     @property
     def pairs(self) -> str:
@@ -30,12 +30,12 @@ class Random(Sampler):
     """A new permutation every epoch, cut into full batches.
 
     Args:
-        labels: (N,), of which only the length counts.
+        labels: (N,); only the length is used.
         seed: see `Sampler`.
-        batch_size: images in a batch.
+        batch_size: number of images in a batch.
 
     Raises:
-        UserError: there are fewer images than a batch holds.
+        UserError: there are fewer images than the batch size.
 
     Example:
         >>> import torch
@@ -48,8 +48,8 @@ class Random(Sampler):
         super().__init__(seed)
         if len(labels) < batch_size:
             raise UserError(
-                f"sampler.batch_size: {batch_size} images do not fit into {len(labels)} training images; "
-                "lower it or add images"
+                f"sampler.batch_size: expected at most the {len(labels)} training images, got {batch_size}; "
+                "reduce it or add images"
             )
         self.batch_size = batch_size
         self.num_images = len(labels)

@@ -1,4 +1,4 @@
-"""Weighted batches: images drawn at random, those of rare classes more often."""
+"""Weighted batches: images drawn at random, more often from rare classes."""
 
 from typing import Annotated, Literal
 
@@ -11,13 +11,13 @@ from dmlkit.samplers.base import ALL_PAIRS, Sampler, SamplerConfig, pairs_among
 
 
 class WeightedConfig(SamplerConfig, frozen=True):
-    """Images drawn with replacement, in proportion to (images of their class)^-power; for unbalanced data."""
+    """Images drawn with replacement, with weight (images of their class)^-power; for imbalanced data."""
 
     name: Literal["weighted"] = "weighted"
     batch_size: PositiveInt = 32
-    """Images in a batch, of all ranks together."""
+    """Number of images in a batch, over all ranks."""
     power: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """0 draws every image alike, 1 every class alike."""
+    """0 weights all images equally, 1 weights all classes equally."""
 
     @property
     def pairs(self) -> str:
@@ -30,16 +30,16 @@ class WeightedConfig(SamplerConfig, frozen=True):
 
 
 class Weighted(Sampler):
-    """Independent draws of images; the expected number of draws of a class of c images goes with c^(1 - power).
+    """Independent draws of images; the expected draws of a class with c images are proportional to c^(1 - power).
 
     Args:
         labels: (N,) int64.
         seed: see `Sampler`.
-        batch_size: images in a batch.
-        power: how far rare classes are favoured, in 0..1.
+        batch_size: number of images in a batch.
+        power: how much rare classes are favored, in 0..1.
 
     Raises:
-        UserError: there are fewer images than a batch holds.
+        UserError: there are fewer images than the batch size.
 
     Example:
         >>> import torch
@@ -52,8 +52,8 @@ class Weighted(Sampler):
         super().__init__(seed)
         if len(labels) < batch_size:
             raise UserError(
-                f"sampler.batch_size: {batch_size} images do not fit into {len(labels)} training images; "
-                "lower it or add images"
+                f"sampler.batch_size: expected at most the {len(labels)} training images, got {batch_size}; "
+                "reduce it or add images"
             )
         _, inverse, counts = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
         weights = counts[inverse].astype(np.float64) ** -power
@@ -65,5 +65,5 @@ class Weighted(Sampler):
 
     def batches(self, epoch: int) -> list[list[int]]:
         draws = self.generator(epoch).random((len(self), self.batch_size))
-        # rounding may leave the last sum below 1
+        # due to rounding, the last sum may be below 1
         return np.searchsorted(self.cumulative, draws).clip(max=len(self.cumulative) - 1).tolist()

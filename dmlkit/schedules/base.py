@@ -1,4 +1,4 @@
-"""The schedule interface: a factor on every learning rate, as a pure function of progress."""
+"""The schedule interface: a factor on all learning rates, as a pure function of progress."""
 
 from pydantic import NonNegativeFloat
 
@@ -9,10 +9,10 @@ class ScheduleConfig(ComponentConfig, frozen=True):
     """Root of the schedule family."""
 
     warmup_epochs: NonNegativeFloat = 0.0
-    """The factor rises linearly from 0 over this many epochs (fractions allowed)."""
+    """Number of epochs, possibly fractional, over which the factor rises linearly from 0."""
 
     def factor(self, epoch: float, epochs: int) -> float:
-        """The factor at ``epoch`` (a fraction within an epoch) of ``epochs``.
+        """Return the factor at ``epoch`` (possibly fractional) out of ``epochs``.
 
         Example:
             >>> from dmlkit.schedules import CosineConfig
@@ -24,5 +24,5 @@ class ScheduleConfig(ComponentConfig, frozen=True):
         return self.after_warmup(epoch, epochs)
 
     def after_warmup(self, epoch: float, epochs: int) -> float:
-        """The factor once the warm-up is over."""
+        """Return the factor after the warm-up."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A learning rate that falls along half a cosine."""
+"""A learning rate that decreases along half a cosine."""
 
 from math import cos, pi
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ class CosineConfig(ScheduleConfig, frozen=True):
 
     name: Literal["cosine"] = "cosine"
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the learning rate that is left at the end."""
+    """Fraction of the learning rate at the end."""
 
     def after_warmup(self, epoch: float, epochs: int) -> float:
         progress = min(1.0, (epoch - self.warmup_epochs) / max(epochs - self.warmup_epochs, 1e-12))

@@ -1,4 +1,4 @@
-"""A learning rate that falls by a factor every few epochs."""
+"""A learning rate that decreases by a factor every few epochs."""
 
 from typing import Annotated, Literal
 
@@ -8,13 +8,13 @@ from dmlkit.schedules.base import ScheduleConfig
 
 
 class StepConfig(ScheduleConfig, frozen=True):
-    """Multiply by ``gamma`` every ``every`` epochs."""
+    """Learning rate multiplied by ``gamma`` once per ``every`` epochs."""
 
     name: Literal["step"] = "step"
     every: PositiveInt = 10
-    """Epochs between two steps."""
+    """Epochs between two decreases."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Factor of each step."""
+    """Factor of each decrease."""
 
     def after_warmup(self, epoch: float, epochs: int) -> float:
         return self.gamma ** (int(epoch) // self.every)

@@ -1,4 +1,4 @@
-"""The contracts of all families, as functions for the tests of those who add a member.
+"""The contracts of all component families, as functions for the tests of new components.
 
 ``check_loss(MyLossConfig())`` raises an AssertionError that names what is broken::
 

@@ -10,17 +10,17 @@ from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.testing.promise import Promise, a_line_of_help_says_what_it_is, expect, hold
 
-LOOKED_AT = 8  # images of a split, evenly spread: a dataset may have a million
+LOOKED_AT = 8  # images checked per split, evenly spaced: a dataset may have a million
 
 
 def check_dataset(config: DatasetConfig) -> None:
-    """Hold a dataset, as it is configured, to its contract; files that it reads must be there.
+    """Check a configured dataset against its contract; the files that it reads must exist.
 
-    Labels, names and paths of every split fit together; no class of the test split is trained on or validated on;
-    images are uint8 RGB, vectors float32, the same at each call; the dataset is the same each time that it is built.
+    Labels, names and paths of every split are consistent; no class of the test split is in training or validation;
+    images are uint8 RGB, vectors float32, the same at each call; building the dataset again gives the same.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.datasets import GlyphsConfig
@@ -30,13 +30,13 @@ def check_dataset(config: DatasetConfig) -> None:
 
 
 def splits_of(config: DatasetConfig) -> dict[Split, Dataset]:
-    """What the dataset has."""
+    """Return the splits of the dataset."""
     names: tuple[Split, ...] = ("train", "validation", "test", "all") if config.validates else ("train", "test", "all")
     return {name: config.build(name) for name in names}
 
 
 def labels_names_and_paths_fit_together(config: DatasetConfig) -> None:
-    """Labels are 0..C-1, all of them, with C names; each image has a key of its own; masks have the right shapes."""
+    """Check that labels are 0..C-1 with C names, images have distinct keys, and masks have the right shapes."""
     for split, dataset in splits_of(config).items():
         labels, count, classes = dataset.labels, len(dataset), len(dataset.class_names)
         is_right = labels.dtype == torch.int64 and labels.shape == (count,)
@@ -44,9 +44,9 @@ def labels_names_and_paths_fit_together(config: DatasetConfig) -> None:
         expect(count > 0, f"{split}: no images")
         found = labels.unique().tolist()
         expect(found == list(range(classes)), f"{split}: labels {found[:3]}..{found[-1]} of {classes} class names")
-        expect(len(set(dataset.class_names)) == classes, f"{split}: two classes have one name")
-        expect(len(dataset.paths) == count, f"{split}: {len(dataset.paths)} paths of {count} images")
-        expect(len({dataset.key(index) for index in range(count)}) == count, f"{split}: two images have one key")
+        expect(len(set(dataset.class_names)) == classes, f"{split}: two classes have the same name")
+        expect(len(dataset.paths) == count, f"{split}: {len(dataset.paths)} paths for {count} images")
+        expect(len({dataset.key(index) for index in range(count)}) == count, f"{split}: two images have the same key")
         for name, mask in (("query", dataset.query), ("gallery", dataset.gallery)):
             fits = mask is None or (mask.dtype == torch.bool and mask.shape == (count,))
             expect(fits, f"{split}: {name} is not bool of shape ({count},)")
@@ -57,7 +57,7 @@ def labels_names_and_paths_fit_together(config: DatasetConfig) -> None:
 
 
 def splits_share_no_class(config: DatasetConfig) -> None:
-    """Training, validation and test classes are apart, and all holds every image of them."""
+    """Check that training, validation and test share no class, and that split all contains all their images."""
     splits = splits_of(config)
     whole = splits.pop("all")
     for (one, first), (other, second) in combinations(splits.items(), 2):
@@ -66,15 +66,15 @@ def splits_share_no_class(config: DatasetConfig) -> None:
     known = {whole.key(index) for index in range(len(whole))}
     for split, dataset in splits.items():
         missing = [key for key in map(dataset.key, range(len(dataset))) if key not in known]
-        expect(not missing, f"{split} has {', '.join(missing[:3])}, which all has not")
+        expect(not missing, f"{split} has {', '.join(missing[:3])}, which split all does not have")
 
 
 def samples_are_of_one_kind_and_stay_the_same(config: DatasetConfig) -> None:
-    """An image is (3, H, W) uint8, a vector (F,) float32; it is the same at each call, and comes with its label."""
+    """Check that an image is (3, H, W) uint8, or a vector (F,) float32, the same at each call, with its label."""
     kind = torch.uint8 if config.sample == "image" else torch.float32
     for split, dataset in splits_of(config).items():
-        told = f"{split}: num_features {dataset.num_features}, and the dataset holds {config.sample}s"
-        expect((dataset.num_features is None) == (config.sample == "image"), told)
+        message = f"{split}: num_features is {dataset.num_features}, but the dataset contains {config.sample}s"
+        expect((dataset.num_features is None) == (config.sample == "image"), message)
         for index in range(0, len(dataset), max(1, len(dataset) // LOOKED_AT)):
             sample, where = dataset.sample(index), f"{split}, {config.sample} {index}"
             shape = tuple(sample.shape)
@@ -83,34 +83,37 @@ def samples_are_of_one_kind_and_stay_the_same(config: DatasetConfig) -> None:
             expect(fits, f"{where}: shape {shape}")
             expect(sample.dtype == kind, f"{where}: {sample.dtype}")
             again, label = dataset[index]
-            expect(torch.equal(again, sample), f"{where}: other numbers at the second call")
-            expect(label == int(dataset.labels[index]), f"{where}: label {label}, labels say {dataset.labels[index]}")
+            expect(torch.equal(again, sample), f"{where}: the second call returned other values")
+            expect(label == int(dataset.labels[index]), f"{where}: got label {label}, expected {dataset.labels[index]}")
 
 
 def building_again_gives_the_same(config: DatasetConfig) -> None:
-    """Built twice, a split has the same images, labels and names in the same order."""
+    """Check that building a split again gives the same images, labels and names in the same order."""
     for split, dataset in splits_of(config).items():
         again = config.build(split)
-        expect(torch.equal(again.labels, dataset.labels), f"{split}: other labels")
-        expect(again.class_names == dataset.class_names, f"{split}: other class names")
+        expect(torch.equal(again.labels, dataset.labels), f"{split}: labels differ")
+        expect(again.class_names == dataset.class_names, f"{split}: class names differ")
         keys = [[one.key(index) for index in range(len(one))] for one in (dataset, again)]
-        expect(keys[0] == keys[1], f"{split}: other images, or in another order")
-        expect(torch.equal(again.sample(0), dataset.sample(0)), f"{split}: another sample 0")
+        expect(keys[0] == keys[1], f"{split}: images or their order differ")
+        expect(torch.equal(again.sample(0), dataset.sample(0)), f"{split}: sample 0 differs")
 
 
 def other_processes_can_have_it(config: DatasetConfig) -> None:
-    """Sent to processes that load images it is the same there, and stays the same here.
+    """Check that sending the dataset to worker processes changes neither the copy nor the original.
 
-    macOS and Windows start such processes anew, and its tensors move to shared memory then.
+    macOS and Windows start new processes for workers, and tensors then move to shared memory.
     """
     for split, dataset in splits_of(config).items():
         rows = range(len(dataset))
         before = [dataset.paths[row] for row in rows], [dataset.key(row) for row in rows]
-        for where, one in (("there", pickle.loads(ForkingPickler.dumps(dataset))), ("here", dataset)):
+        for where, one in (
+            ("in the worker", pickle.loads(ForkingPickler.dumps(dataset))),
+            ("in the main process", dataset),
+        ):
             after = [one.paths[row] for row in rows], [one.key(row) for row in rows]
-            expect(after == before, f"{split}: other paths or keys {where} once it was sent")
-            expect(torch.equal(one.labels, dataset.labels), f"{split}: other labels {where}")
-            expect(torch.equal(one.sample(0), dataset.sample(0)), f"{split}: another sample 0 {where}")
+            expect(after == before, f"{split}: paths or keys differ {where} after sending")
+            expect(torch.equal(one.labels, dataset.labels), f"{split}: labels differ {where}")
+            expect(torch.equal(one.sample(0), dataset.sample(0)), f"{split}: sample 0 differs {where}")
 
 
 DATASET: tuple[Promise, ...] = (

@@ -10,12 +10,12 @@ DIM = 6
 
 
 def check_head(config: HeadConfig) -> None:
-    """Hold a head to its contract, on every manifold that its requirements allow.
+    """Check a head against its contract, on every manifold that its requirements allow.
 
-    Outputs are points; gradients are finite, also of features that are 0; half precision ends before the manifold.
+    Outputs are points; gradients are finite, also for features that are 0; half precision ends before the manifold.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.heads import LinearConfig
@@ -26,7 +26,7 @@ def check_head(config: HeadConfig) -> None:
 
 
 def outputs_are_points(config: HeadConfig, manifold_config: ManifoldConfig) -> None:
-    """Features become points of the manifold, in float32."""
+    """Check that features become points of the manifold, in float32."""
     manifold = manifold_config.build(DIM)
     points = config.build(10, manifold)(torch.randn(40, 10) * 3)
     expect(points.shape == (40, manifold.point_dim), f"got shape {tuple(points.shape)}")
@@ -35,17 +35,20 @@ def outputs_are_points(config: HeadConfig, manifold_config: ManifoldConfig) -> N
 
 
 def gradients_are_finite_also_at_zero_features(config: HeadConfig, manifold: ManifoldConfig) -> None:
-    """Gradients of features and parameters are finite, also where all features of an image are 0."""
+    """Check that gradients of features and parameters are finite, also if all features of an image are 0."""
     head = config.build(10, manifold.build(DIM))
     features = torch.cat([torch.zeros(1, 10), torch.randn(3, 10)]).requires_grad_()
     head(features).sum().backward()
-    expect(features.grad is not None and bool(features.grad.isfinite().all()), "of the features: nan or inf, or none")
+    expect(
+        features.grad is not None and bool(features.grad.isfinite().all()),
+        "gradient of the features: missing, nan or inf",
+    )
     for name, parameter in head.named_parameters():
-        expect(parameter.grad is None or bool(parameter.grad.isfinite().all()), f"of {name}: nan or inf")
+        expect(parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}: nan or inf")
 
 
 def half_precision_ends_before_the_manifold(config: HeadConfig, manifold_config: ManifoldConfig) -> None:
-    """Under autocast points are still float32, and on the manifold."""
+    """Check that under autocast points are float32 and on the manifold."""
     manifold = manifold_config.build(DIM)
     head = config.build(10, manifold)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -59,4 +62,4 @@ HEAD: tuple[Promise, ...] = (
     gradients_are_finite_also_at_zero_features,
     half_precision_ends_before_the_manifold,
 )
-"""Each takes a head and a manifold."""
+"""Each takes a head configuration and a manifold configuration."""

@@ -1,4 +1,4 @@
-"""Losses, batches and values that promises of losses compare."""
+"""Losses, batches and values for the checks of losses."""
 
 from copy import deepcopy
 
@@ -13,7 +13,7 @@ CLASSES, BATCH = 30, 12
 
 
 def draw(classes: int = CLASSES, batch: int = BATCH, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Features (B, d) and labels (B,) with several images of a class, as the pair losses need."""
+    """Return features (B, d) and labels (B,) with several images per class, as the pair losses need."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(batch, DIM, generator=generator).to(dtype)
     labels = (torch.arange(batch) // 3) % classes
@@ -21,7 +21,7 @@ def draw(classes: int = CLASSES, batch: int = BATCH, dtype: torch.dtype = torch.
 
 
 def degenerate_batches() -> dict[str, tuple[Tensor, Tensor]]:
-    """Features and labels that training meets now and then, by what they are."""
+    """Return features and labels that occasionally occur in training, by description."""
     generator = torch.Generator().manual_seed(4)
 
     def features(count: int) -> Tensor:
@@ -42,7 +42,7 @@ def degenerate_batches() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def bad_batches(manifold: Manifold) -> dict[str, tuple[Tensor, Tensor, str]]:
-    """Points and labels that are refused, with a pattern of the message."""
+    """Return invalid points and labels, each with a pattern of the error message."""
     features, labels = draw()
     points = manifold.from_features(features).detach()
     spoiled = points.clone()
@@ -66,13 +66,13 @@ def bad_batches(manifold: Manifold) -> dict[str, tuple[Tensor, Tensor, str]]:
 
 
 def build(config: LossConfig, manifold: ManifoldConfig, classes: int = CLASSES) -> Loss:
-    """The loss, with the same proxies at each call."""
+    """Build the loss, with the same proxies at each call."""
     torch.manual_seed(1)
     return config.build(manifold.build(DIM), classes)
 
 
 def evaluate(loss: Loss, features: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Value, and gradients with respect to the features and everything learnable. Losses that draw, draw the same."""
+    """Return the value and the gradients by features and all parameters, with a fixed seed."""
     torch.manual_seed(2)
     value = loss(loss.manifold.from_features(features), labels)
     learnable = [features, *(parameter for parameter in loss.parameters() if parameter.requires_grad)]
@@ -81,14 +81,14 @@ def evaluate(loss: Loss, features: Tensor, labels: Tensor) -> tuple[Tensor, list
 
 
 def expect_finite(loss: Loss, features: Tensor, labels: Tensor, what: str = "a batch") -> None:
-    """Make sure that value and gradients of a batch are finite."""
+    """Check that the value and the gradients of a batch are finite."""
     value, gradients = evaluate(loss, features, labels)
     expect(value.isfinite(), f"{what}: the value is {value.item()}")
     expect(all(gradient.isfinite().all() for gradient in gradients), f"{what}: a gradient has nan or inf")
 
 
 def draws_at_random(loss: Loss, features: Tensor, labels: Tensor) -> bool:
-    """Whether the value is a matter of chance."""
+    """Return whether the value depends on the random seed."""
     values: set[float] = set()
     for seed in range(3):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What a loss promises of its options, of training and of refusing: on one manifold, for these hang on no geometry."""
+"""Checks of a loss's options, training and errors, on one manifold: they do not depend on the geometry."""
 
 import io
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from dmlkit.testing.promise import (
 
 
 def unbounded_options(config: LossConfig) -> Iterator[dict[str, float]]:
-    """Every option that may be 1e-3 and 1e3, as both: temperatures, scales, margins, weights."""
+    """Yield every option that accepts 1e-3 and 1e3, with both: temperatures, scales, margins, weights."""
     for field, info in type(config).model_fields.items():
         options = [{field: 1e-3}, {field: 1e3}] if isinstance(info.default, float) else []
         if all(_accepts(config, option) for option in options):
@@ -38,22 +38,22 @@ def _accepts(config: LossConfig, option: dict[str, float]) -> bool:
 
 
 def extreme_options_stay_finite(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """Value and gradient are finite with each unbounded option at 0.001 and at 1000."""
+    """Check that value and gradient are finite with each unbounded option at 0.001 and at 1000."""
     features, labels = draw()
     for option in unbounded_options(config):
         expect_finite(build(changed(config, **option), manifold), features, labels, str(option))
 
 
 def a_hundred_thousand_classes_stay_finite(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """Value and gradient are finite for 100 000 classes, which fit into memory."""
-    # Every proxy against every class is 1e11 logits, for the one loss whose regularizer does that.
+    """Check that value and gradient are finite for 100 000 classes, and that these fit into memory."""
+    # The regularizer of one loss compares all proxies with all classes: 1e11 logits.
     options = {"regularizer_weight": 0.0} if "regularizer_weight" in type(config).model_fields else {}
     features, labels = draw()
     expect_finite(build(changed(config, **options), manifold, classes=100_000), features, labels * 20_000)
 
 
 def half_precision_is_computed_in_full(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """Embeddings in half precision give, under autocast, the bits that they give in float32."""
+    """Check that half-precision embeddings under autocast give exactly the value of their float32 copies."""
     features, labels = draw()
     for dtype in (torch.float16, torch.bfloat16):
         loss = build(config, manifold)
@@ -62,7 +62,7 @@ def half_precision_is_computed_in_full(config: LossConfig, manifold: ManifoldCon
         with torch.autocast("cpu", dtype=dtype):
             mixed = _value_of(loss, half, labels)
         expect(mixed.dtype == torch.float32, f"{dtype}: got a value in {mixed.dtype}")
-        expect(torch.equal(mixed, full), f"{dtype}: got {mixed.item()}, in float32 {full.item()}")
+        expect(torch.equal(mixed, full), f"{dtype}: got {mixed.item()}, expected {full.item()} as in float32")
 
 
 def _value_of(loss: Loss, points: Tensor, labels: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _value_of(loss: Loss, points: Tensor, labels: Tensor) -> Tensor:
 
 
 def the_value_is_the_same_without_gradient(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """The value is the same under no_grad and inference_mode."""
+    """Check that the value is the same under no_grad and inference_mode."""
     features, labels = draw()
     for mode in (torch.no_grad, torch.inference_mode):
         loss = build(config, manifold)
@@ -82,7 +82,7 @@ def the_value_is_the_same_without_gradient(config: LossConfig, manifold: Manifol
 
 
 def _train(loss: Loss, epochs: range) -> list[float]:
-    """Two steps of SGD an epoch, with batches that depend on the epoch alone."""
+    """Take two steps of SGD per epoch, with batches that depend only on the epoch."""
     values: list[float] = []
     optimizer = _optimizer(loss)
     for epoch in epochs:
@@ -106,7 +106,7 @@ def _step(loss: Loss, optimizer: torch.optim.Optimizer, seed: int) -> float:
 
 
 def a_checkpoint_in_mid_training_changes_nothing(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """A loss restored from its state_dict, in the middle of an epoch, goes on to the bit."""
+    """Check that a loss restored from its state_dict within an epoch continues with identical values."""
     loss = build(config, manifold)
     _train(loss, range(3))
     file = io.BytesIO()
@@ -114,21 +114,21 @@ def a_checkpoint_in_mid_training_changes_nothing(config: LossConfig, manifold: M
     file.seek(0)
     restored = config.build(manifold.build(DIM), CLASSES)
     restored.load_state_dict(torch.load(file, weights_only=True))
-    went_on, resumed = (_step(one, _optimizer(one), 77) for one in (loss, restored))  # the rest of the epoch
-    expect(went_on == resumed, f"the next step's value is {resumed}, without the checkpoint {went_on}")
-    went_on, resumed = _train(loss, range(3, 5)), _train(restored, range(3, 5))
-    expect(went_on == resumed, f"the next epochs' values are {resumed}, without the checkpoint {went_on}")
+    expected, resumed = (_step(one, _optimizer(one), 77) for one in (loss, restored))  # the rest of the epoch
+    expect(expected == resumed, f"the next step's value is {resumed}; without the checkpoint {expected}")
+    expected, resumed = _train(loss, range(3, 5)), _train(restored, range(3, 5))
+    expect(expected == resumed, f"the next epochs' values are {resumed}; without the checkpoint {expected}")
 
 
 def bad_batches_are_refused(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """Wrong shapes and dtypes, negative labels and embeddings with nan raise a ValueError that says so."""
+    """Check that wrong shapes and dtypes, negative labels and nan raise a ValueError that names the error."""
     loss = build(config, manifold)
     for case, (points, labels, message) in bad_batches(loss.manifold).items():
         expect_refused(lambda points=points, labels=labels: loss(points, labels), ValueError, message, case)
 
 
 def labels_out_of_range_are_refused(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """A label beyond the classes raises a ValueError, where the loss owns something per class."""
+    """Check that a label beyond the classes raises a ValueError, if the loss has parameters per class."""
     loss = build(config, manifold)
     if loss.num_classes is None:
         return
@@ -139,14 +139,14 @@ def labels_out_of_range_are_refused(config: LossConfig, manifold: ManifoldConfig
 
 
 def no_classes_are_refused(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """Zero classes raise a ValueError, where the loss owns something per class."""
+    """Check that zero classes raise a ValueError, if the loss has parameters per class."""
     if build(config, manifold).num_classes is not None:
         message = "num_classes must be at least 1, got 0"
         expect_refused(lambda: build(config, manifold, classes=0), ValueError, message, "no classes")
 
 
 def other_manifolds_are_refused(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """A manifold that the requirements rule out raises a ValueError that says what was expected."""
+    """Check that a manifold excluded by the requirements raises a ValueError that says what was expected."""
     message = r": expected .*; got|: expected .*, got"
     expect_refused(lambda: build(config, manifold), ValueError, message, "another manifold")
 
@@ -162,4 +162,4 @@ TRAINING: tuple[Promise, ...] = (
     no_classes_are_refused,
     a_line_of_help_says_what_it_is,
 )
-"""Each takes a loss and a manifold that suits it."""
+"""Each takes a loss configuration and a suitable manifold configuration."""

@@ -1,4 +1,4 @@
-"""What a loss promises of its value and gradient, on every manifold that it takes."""
+"""Checks of a loss's value and gradient, on every manifold that it supports."""
 
 from copy import deepcopy
 from unittest.mock import patch
@@ -21,7 +21,7 @@ from dmlkit.testing.promise import Promise, changed, expect, expect_close
 
 
 def value_is_a_finite_scalar_that_pulls(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """The value is a finite scalar, whose finite gradient pulls the embeddings."""
+    """Check that the value is a finite scalar with a finite, non-zero gradient by the embeddings."""
     features, labels = draw()
     loss = build(config, manifold)
     value, gradients = evaluate(loss, features, labels)
@@ -31,9 +31,9 @@ def value_is_a_finite_scalar_that_pulls(config: LossConfig, manifold: ManifoldCo
 
 
 def order_of_the_batch_does_not_matter(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """The order of the images in a batch changes nothing, unless the loss draws at random."""
+    """Check that the order of the images in a batch changes nothing, unless the loss is random."""
     features, labels = draw(dtype=torch.float64)
-    # A loss that groups images by their place in the batch gets one group.
+    # A loss that groups images by their position in the batch gets one group.
     options = {"group_size": BATCH} if "group_size" in type(config).model_fields else {}
     loss = build(changed(config, **options), manifold).double()
     if draws_at_random(loss, features, labels):
@@ -47,7 +47,7 @@ def order_of_the_batch_does_not_matter(config: LossConfig, manifold: ManifoldCon
 
 
 def numbering_of_the_classes_does_not_matter(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """Other numbers for the classes change nothing, unless the loss draws at random."""
+    """Check that renumbering the classes changes nothing, unless the loss is random."""
     features, labels = draw(dtype=torch.float64)
     loss = build(config, manifold).double()
     if draws_at_random(loss, features, labels):
@@ -63,13 +63,13 @@ def numbering_of_the_classes_does_not_matter(config: LossConfig, manifold: Manif
 
 
 def degenerate_batches_stay_finite(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """Value and gradient are finite for batches without positives, without negatives, or of equal embeddings."""
+    """Check that value and gradient are finite for batches without positives or negatives, or of equal embeddings."""
     for case, (features, labels) in degenerate_batches().items():
         expect_finite(build(config, manifold), features.requires_grad_(), labels, case)
 
 
 def classes_that_look_alike_stay_finite(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """Value and gradient are finite where all proxies are equal, and for two classes."""
+    """Check that value and gradient are finite if all proxies are equal, and for two classes."""
     loss = build(config, manifold)
     for parameter in loss.parameters(recurse=False):
         if parameter.ndim > 1:
@@ -80,7 +80,7 @@ def classes_that_look_alike_stay_finite(config: LossConfig, manifold: ManifoldCo
 
 
 def chunks_of_classes_change_nothing(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """A chunk_size, where there is that option, changes neither value nor gradient."""
+    """Check that chunk_size, if the loss has it, changes neither value nor gradient."""
     if "chunk_size" not in type(config).model_fields:
         return
     features, labels = draw(dtype=torch.float64)
@@ -91,12 +91,12 @@ def chunks_of_classes_change_nothing(config: LossConfig, manifold: ManifoldConfi
 
 
 def a_step_never_waits_for_the_device(config: LossConfig, manifold: ManifoldConfig) -> None:
-    """No step asks a GPU for a value: tensors of the meta device have none, so that would fail here."""
+    """Check that no step reads a value from a GPU: tensors of the meta device have none, so reading fails here."""
     loss = build(config, manifold).to("meta")
     features, labels = (part.detach().to("meta") for part in draw())
     features.requires_grad_()
-    with patch.object(torch, "is_autocast_enabled", return_value=False):  # it does not know this device
-        for epoch in range(3):  # memories open and filters start with epochs
+    with patch.object(torch, "is_autocast_enabled", return_value=False):  # it does not support this device
+        for epoch in range(3):  # memories and filters start at later epochs
             loss.set_epoch(epoch)
             loss(loss.manifold.from_features(features), labels).backward()
     expect(features.grad is not None and features.grad.shape == features.shape, "the embeddings have no gradient")
@@ -111,4 +111,4 @@ VALUES: tuple[Promise, ...] = (
     chunks_of_classes_change_nothing,
     a_step_never_waits_for_the_device,
 )
-"""Each takes a loss and a manifold."""
+"""Each takes a loss configuration and a manifold configuration."""

@@ -7,14 +7,14 @@ from dmlkit.testing.promise import all_manifolds, fits, fitting_manifolds, hold,
 
 
 def check_loss(config: LossConfig) -> None:
-    """Hold a loss to its contract, on every manifold that its requirements allow.
+    """Check a loss against its contract, on every manifold that its requirements allow.
 
-    Values and gradients are finite and pull, also for degenerate batches and extreme options; neither the order of
-    the batch nor the numbers of the classes matter; half precision is computed in full; a checkpoint goes on to the
-    bit; a step waits for no GPU; bad batches and other manifolds are refused.
+    Values and gradients are finite, also for degenerate batches and extreme options; neither the order of the batch nor
+    the numbering of the classes matters; half precision is computed in float32; a loss restored from a checkpoint
+    continues identically; no step waits for a GPU; invalid batches and other manifolds raise errors.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.losses import ContrastiveConfig

@@ -11,14 +11,14 @@ DIM = 6
 
 
 def check_manifold(config: ManifoldConfig) -> None:
-    """Hold a manifold, with its similarity, to its contract.
+    """Check a manifold with its similarity against its contract.
 
     d(x, x) is exactly 0; distance is a metric; gradients are finite from the origin to the boundary and agree with
-    finite differences; paired and matrix forms agree; the vectors for indexes rank as the similarity does; features
-    come back from points; proxies are points; the state_dict brings the geometry back.
+    finite differences; paired and matrix forms agree; the vectors for indexes rank as the similarity does; points map
+    back to their features; proxies are points; the state_dict restores the geometry.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.manifolds import SphereConfig
@@ -28,16 +28,16 @@ def check_manifold(config: ManifoldConfig) -> None:
 
 
 def features(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
-    """Features (..., d)."""
+    """Return random features (..., d)."""
     return scale * torch.randn(*shape, DIM, generator=torch.Generator().manual_seed(seed))
 
 
 def the_class_defaults_are_the_configs(config: ManifoldConfig) -> None:
-    """The class without options is what the configuration without options builds."""
+    """Check that the class without options equals what the configuration without options builds."""
     if not has_defaults(config):
         return
     built = type(config).model_validate({}).build(DIM)
-    default: Manifold = type(built)(DIM)  # pyright: ignore[reportCallIssue] - members need no more
+    default: Manifold = type(built)(DIM)  # pyright: ignore[reportCallIssue] - implementations need no other arguments
     expect(default.similarity_name == built.similarity_name, f"similarity {default.similarity_name}")
     expect(default.proxies == built.proxies, f"proxies {default.proxies}")
     x, y = features(4), features(5, seed=1)
@@ -47,7 +47,7 @@ def the_class_defaults_are_the_configs(config: ManifoldConfig) -> None:
 
 
 def distance_to_itself_is_zero(config: ManifoldConfig) -> None:
-    """A point's distance to itself is exactly 0, with a finite gradient."""
+    """Check that the distance of a point to itself is exactly 0, with a finite gradient."""
     manifold = config.build(DIM)
     for scale in (1e-3, 1.0, 100.0):
         raw = features(50, scale=scale).requires_grad_()
@@ -60,7 +60,7 @@ def distance_to_itself_is_zero(config: ManifoldConfig) -> None:
 
 
 def gradients_are_finite_everywhere(config: ManifoldConfig) -> None:
-    """Similarities and their gradients are finite from the origin to the clipped boundary."""
+    """Check that similarities and their gradients are finite from the origin to the clipped boundary."""
     manifold = config.build(DIM)
     directions = torch.nn.functional.normalize(features(8), dim=1)
     for length in (0.0, 1e-20, 1e-3, 2.3, 50.0, 1e6):
@@ -73,7 +73,7 @@ def gradients_are_finite_everywhere(config: ManifoldConfig) -> None:
 
 
 def distance_is_a_metric(config: ManifoldConfig) -> None:
-    """Distances are symmetric, not negative, and no longer than the way over a third point."""
+    """Check that distances are symmetric, non-negative, and satisfy the triangle inequality."""
     generator = torch.Generator().manual_seed(0)
     for scale in (1e-3, 0.1, 1.0, 3.0):
         triangles = scale * torch.randn(10, 3, DIM, generator=generator, dtype=torch.float64)
@@ -82,18 +82,21 @@ def distance_is_a_metric(config: ManifoldConfig) -> None:
 
 
 def expect_metric(config: ManifoldConfig, triangle: Tensor) -> None:
-    """Hold the distances of three points, given by features (3, d) in float64, to the axioms."""
+    """Check the metric axioms for the distances of three points, given by features (3, d) in float64."""
     manifold = config.build(DIM).double()
     points = manifold.from_features(triangle)
     distance = manifold.distance(points, points)
-    expect(torch.allclose(distance, distance.T, atol=1e-6), f"not symmetric: {distance.tolist()}")
-    expect((distance >= 0).all(), f"negative: {distance.tolist()}")
+    expect(torch.allclose(distance, distance.T, atol=1e-6), f"distances are not symmetric: {distance.tolist()}")
+    expect((distance >= 0).all(), f"a distance is negative: {distance.tolist()}")
     through_third = distance[:, :, None] + distance[None, :, :]  # d(x, z) + d(z, y) at [x, z, y]
-    expect((distance[:, None, :] <= through_third + 1e-6).all(), f"a way round is shorter: {distance.tolist()}")
+    expect(
+        (distance[:, None, :] <= through_third + 1e-6).all(),
+        f"the triangle inequality is violated: {distance.tolist()}",
+    )
 
 
 def the_paired_form_equals_the_matrix_form(config: ManifoldConfig) -> None:
-    """Paired similarities and distances are those of the matrix."""
+    """Check that paired similarities and distances equal those of the matrix form."""
     manifold = config.build(DIM).double()
     x, y = manifold.from_features(features(7).double()), manifold.from_features(features(9, seed=1).double())
     pairs = (x[:, None], y)
@@ -102,70 +105,73 @@ def the_paired_form_equals_the_matrix_form(config: ManifoldConfig) -> None:
 
 
 def gradients_agree_with_finite_differences(config: ManifoldConfig) -> None:
-    """The gradient of the similarity is the one of finite differences."""
+    """Check that the gradient of the similarity agrees with finite differences."""
     manifold = config.build(DIM).double()
 
     def of_features(x: Tensor, y: Tensor) -> Tensor:
         return manifold.similarity(manifold.from_features(x), manifold.from_features(y))
 
     inputs = (features(3).double().requires_grad_(), features(4, seed=1).double().requires_grad_())
-    expect(torch.autograd.gradcheck(of_features, inputs), "they differ")
+    expect(torch.autograd.gradcheck(of_features, inputs), "the gradients differ")
 
 
 def index_vectors_rank_as_the_similarity(config: ManifoldConfig) -> None:
-    """Inner products of the vectors for an index order a gallery as the similarity does."""
+    """Check that inner products of the index vectors order a gallery as the similarity does."""
     manifold = config.build(DIM).double()
     for scale in (0.05, 1.0):
         x = manifold.from_features(features(20, scale=scale).double())
         y = manifold.from_features(features(200, scale=scale, seed=1).double())
         products = manifold.index_vectors(x, "query") @ manifold.index_vectors(y, "gallery").T
         ranked = manifold.paired_similarity(x[:, None], y).gather(1, products.argsort(dim=1, descending=True))
-        expect((ranked.diff(dim=1) <= 1e-9).all(), f"features of size {scale}: another order")
+        expect((ranked.diff(dim=1) <= 1e-9).all(), f"features of size {scale}: the order differs")
 
 
 def the_relative_similarity_is_the_similarity_on_another_scale(config: ManifoldConfig) -> None:
-    """What losses take orders points as the similarity; where that is a distance, it is 1 from a point to itself."""
+    """Check that relative similarities order points as the similarity; from distances, a point with itself has 1."""
     manifold = config.build(DIM).double()
     x, y = (manifold.from_features(features(20, seed=seed).double()) for seed in (0, 1))
     relative, similarity = manifold.relative_similarity(x, y), manifold.similarity(x, y)
-    expect(torch.equal(relative.argsort(dim=1), similarity.argsort(dim=1)), "another order")
+    expect(torch.equal(relative.argsort(dim=1), similarity.argsort(dim=1)), "the order differs")
     if manifold.similarity_name.endswith("distance"):
-        expect((manifold.relative_similarity(x, x).diagonal() == 1).all(), "not 1 from a point to itself")
+        expect(
+            (manifold.relative_similarity(x, x).diagonal() == 1).all(),
+            "the relative similarity of a point with itself is not 1",
+        )
     else:
-        expect(torch.equal(relative, similarity), "other than the similarity, which is no distance")
+        expect(torch.equal(relative, similarity), "it differs from the similarity, which is not a distance")
 
 
 def the_gallery_finds_what_brute_force_finds(config: ManifoldConfig) -> None:
-    """A search finds the neighbours of the exact similarity."""
+    """Check that a search finds the nearest neighbors by the exact similarity."""
     manifold = config.build(DIM)
     queries, gallery = manifold.from_features(features(30)), manifold.from_features(features(500, scale=2, seed=1))
     found = Gallery(manifold, gallery).search(queries, k=20)
     exact = manifold.paired_similarity(queries.double()[:, None], gallery.double()).topk(20)
-    expect(torch.equal(found.indices, exact.indices), "other neighbours")
-    expect(torch.allclose(found.similarities, exact.values.float()), "other similarities")
+    expect(torch.equal(found.indices, exact.indices), "the neighbors differ")
+    expect(torch.allclose(found.similarities, exact.values.float()), "the similarities differ")
 
 
 def features_come_back_from_points(config: ManifoldConfig) -> None:
-    """The features of a point give that point."""
+    """Check that mapping a point to features and back gives the same point."""
     manifold = config.build(DIM).double()
     points = manifold.from_features(features(8).double())
     expect_close(manifold.from_features(manifold.to_features(points)), points, "points", atol=1e-8, rtol=1e-5)
 
 
 def the_state_dict_brings_back_the_geometry(config: ManifoldConfig) -> None:
-    """A manifold restored from its state_dict is the same one to the bit, a learned curvature included."""
+    """Check that a manifold restored from its state_dict is identical, including a learned curvature."""
     learned = {"curvature": -2.5, "learnable_curvature": True} if "curvature" in type(config).model_fields else {}
     fresh = {"learnable_curvature": True} if learned else {}
     manifold, other = changed(config, **learned).build(DIM), changed(config, **fresh).build(DIM)
     other.load_state_dict(manifold.state_dict())
     x, y = manifold.from_features(features(4)), manifold.from_features(features(5, seed=1))
-    expect(torch.equal(other.from_features(features(4)), x), "other points")
-    expect(torch.equal(other.similarity(x, y), manifold.similarity(x, y)), "other similarities")
-    expect(torch.equal(other.index_vectors(x, "query"), manifold.index_vectors(x, "query")), "other index vectors")
+    expect(torch.equal(other.from_features(features(4)), x), "points differ")
+    expect(torch.equal(other.similarity(x, y), manifold.similarity(x, y)), "similarities differ")
+    expect(torch.equal(other.index_vectors(x, "query"), manifold.index_vectors(x, "query")), "index vectors differ")
 
 
 def proxies_are_points_either_way(config: ManifoldConfig) -> None:
-    """Proxies lie on the manifold, whether they are held as features or as points."""
+    """Check that proxies are on the manifold, whether stored as features or as points."""
     for proxies in ("features", "points"):
         manifold = changed(config, proxies=proxies).build(DIM)
         points = manifold.proxy_points(manifold.new_proxies(10, 3))
@@ -175,7 +181,7 @@ def proxies_are_points_either_way(config: ManifoldConfig) -> None:
 
 
 def half_precision_features_become_exact_points(config: ManifoldConfig) -> None:
-    """Features in float16 give, to 0.002, the points that they give in float32."""
+    """Check that features in float16 give the points of float32, to 0.002."""
     manifold = config.build(DIM)
     raw = features(6).half()
     expected = manifold.from_features(raw.float())
@@ -183,7 +189,7 @@ def half_precision_features_become_exact_points(config: ManifoldConfig) -> None:
 
 
 def bad_arguments_are_refused(config: ManifoldConfig) -> None:
-    """No dimensions, and a similarity that there is not, raise a ValueError that says so."""
+    """Check that dim 0 and an unknown similarity raise a ValueError that says so."""
     kind: type[Manifold] = type(config.build(DIM))
     expect_refused(lambda: config.build(0), ValueError, "dim must be at least 1, got 0", "dim 0")
     other = "similarity 'cosinus' is unknown; expected one of"

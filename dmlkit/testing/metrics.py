@@ -11,14 +11,14 @@ from dmlkit.testing.promise import Promise, expect, hold
 
 
 def check_metric(config: MetricConfig) -> None:
-    """Hold a metric to its contract.
+    """Check a metric against its contract.
 
-    It says what it is; it returns the figures that it names, by configuration and by name. One that searches gives 1
-    to perfect embeddings, fractions to queries, and no less for a closer positive; neither the order of images nor
-    pessimistic ties raise it.
+    The metric has a definition and returns the values that it names, by configuration and by name. If it searches, it
+    gives 1 for perfect embeddings, a fraction for each query, and no less for a closer positive; the order of images
+    does not matter, and pessimistic ties do not increase it.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.metrics import RecallConfig
@@ -28,7 +28,7 @@ def check_metric(config: MetricConfig) -> None:
 
 
 def embeddings(noise: float, count: int = 120) -> tuple[Tensor, Tensor]:
-    """Points (N, 16) around the centers of 10 classes, and labels (N,)."""
+    """Return points (N, 16) around the centers of 10 classes, and labels (N,)."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % 10
     centers = torch.randn(10, 16, generator=generator)
@@ -36,33 +36,38 @@ def embeddings(noise: float, count: int = 120) -> tuple[Tensor, Tensor]:
 
 
 def it_says_what_it_is(config: MetricConfig) -> None:
-    """It has a definition, a key that no other metric has, and a name for each figure."""
+    """Check that the metric has a definition, a unique key, and a name for each value."""
     expect(bool(config.definition), "definition is empty")
     others = [name for name, variant in config.variants.items() if variant.key == config.key and name != config.name]
-    expect(not others, f"key {config.key!r} is that of {', '.join(others)}")
+    expect(not others, f"key {config.key!r} is also used by {', '.join(others)}")
     names = config.names()
-    expect(config.key.split("@")[0] in names[0] or len(names) > 1, f"names {names} do not tell of key {config.key!r}")
-    expect(len(set(names)) == len(names), f"names {names} repeat")
+    expect(
+        config.key.split("@")[0] in names[0] or len(names) > 1, f"names {names} do not contain the key {config.key!r}"
+    )
+    expect(len(set(names)) == len(names), f"names {names} contain duplicates")
     cutoffs = config.cutoffs()
-    expect(not cutoffs or len(cutoffs) == len(names), f"cut-offs {cutoffs} are not as many as names {names}")
+    expect(
+        not cutoffs or len(cutoffs) == len(names),
+        f"got {len(cutoffs)} cut-offs {cutoffs} for {len(names)} names {names}",
+    )
 
 
 def it_returns_its_names(config: MetricConfig) -> None:
-    """It returns the figures that it names, as floats, also where it is asked for by name."""
+    """Check that the metric returns the values that it names, as floats, also when requested by name."""
     points, labels = embeddings(1.0)
     values = retrieval_metrics(points, labels, metrics=[config])
-    expect(tuple(values) == config.names(), f"got figures {tuple(values)}, named {config.names()}")
+    expect(tuple(values) == config.names(), f"got values for {tuple(values)}, expected {config.names()}")
     expect(all(isinstance(value, float) for value in values.values()), f"got {values}, which are not all floats")
     if _options(config) - {config.listed()} or config.variants.get(config.name) is not type(config):
-        return  # names hold no other options, and mean what is known by them
+        return  # names express no other options, and refer to the registered metric
     by_name = [list(config.asked())] if _options(config) else [[config.name], list(config.asked())]
     for names in by_name:
         found = retrieval_metrics(points, labels, metrics=names)
-        expect(found == values, f"asked for as {names} it gives {found}, by configuration {values}")
+        expect(found == values, f"requested as {names} it returns {found}, by configuration {values}")
 
 
 def _options(config: MetricConfig) -> set[str]:
-    """The options that are not their defaults."""
+    """Return the options that differ from their defaults."""
     fields = type(config).model_fields.items()
     return {
         name
@@ -72,7 +77,7 @@ def _options(config: MetricConfig) -> set[str]:
 
 
 def perfect_embeddings_score_one(config: MetricConfig) -> None:
-    """Embeddings that are equal within each class score 1, and shuffled labels less."""
+    """Check that embeddings that are equal within each class score 1, and shuffled labels less."""
     points, labels = embeddings(0.0, count=1000)  # 99 positives: precision@10 can be 1
     for name, value in retrieval_metrics(points, labels, metrics=[config]).items():
         expect(isclose(value, 1, abs_tol=1e-9), f"{name} of perfect embeddings is {value}")
@@ -80,7 +85,7 @@ def perfect_embeddings_score_one(config: MetricConfig) -> None:
 
 
 def shuffled_labels_score_less(config: MetricConfig) -> None:
-    """Labels that say nothing score less than 1, but where one hit among many is enough."""
+    """Check that random labels score less than 1, except if one hit among many suffices."""
     points, labels = embeddings(0.0, count=1000)
     shuffled = labels[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
     for name, value in retrieval_metrics(points, shuffled, metrics=[config]).items():
@@ -88,7 +93,7 @@ def shuffled_labels_score_less(config: MetricConfig) -> None:
 
 
 def values_of_queries_are_fractions(config: MetricConfig) -> None:
-    """Each query has a value between 0 and 1, in float64, and their mean is the figure."""
+    """Check that each query has a value between 0 and 1, in float64, and that their mean is the metric."""
     points, labels = embeddings(1.5)
     scores = score_retrieval(points, labels, metrics=[config])
     for name in config.names():
@@ -100,7 +105,7 @@ def values_of_queries_are_fractions(config: MetricConfig) -> None:
 
 
 def the_order_of_images_does_not_matter(config: MetricConfig) -> None:
-    """The same images in another order have the same figures."""
+    """Check that the order of the images does not change the values."""
     points, labels = embeddings(1.5)
     order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
     values = retrieval_metrics(points, labels, metrics=[config])
@@ -109,17 +114,17 @@ def the_order_of_images_does_not_matter(config: MetricConfig) -> None:
 
 
 def pessimistic_is_never_above_expected(config: MetricConfig) -> None:
-    """With positives last among ties no query has more than with all orders of them."""
+    """Check that positives placed last among ties give no query more than the mean over all orders."""
     points, labels = embeddings(1.5)
     points = points[torch.arange(120) // 4]  # four labels share each point
     expected = score_retrieval(points, labels, metrics=[config]).per_query
     pessimistic = score_retrieval(points, labels, metrics=[config], ties="pessimistic").per_query
     for name in config.names():
-        expect((pessimistic[name] <= expected[name] + 1e-12).all(), f"{name} rises")
+        expect((pessimistic[name] <= expected[name] + 1e-12).all(), f"{name} is larger with pessimistic ties")
 
 
 def a_closer_positive_never_lowers_it(config: MetricConfig) -> None:
-    """A positive that moves to the front of a list of hits lowers no figure."""
+    """Check that moving a positive to the front of a list of hits decreases no value."""
     generator = torch.Generator().manual_seed(2)
     hits = torch.rand(40, 60, generator=generator) < 0.2
     hits[:, 30] = True
@@ -128,7 +133,7 @@ def a_closer_positive_never_lowers_it(config: MetricConfig) -> None:
     positives = hits.sum(1)
     before, after = (metrics_from_hits(lists, positives, [config]) for lists in (hits, better))
     for name in before:
-        expect(after[name] >= before[name] - 1e-12, f"{name} falls from {before[name]} to {after[name]}")
+        expect(after[name] >= before[name] - 1e-12, f"{name} decreases from {before[name]} to {after[name]}")
 
 
 OF_POINTS: tuple[Promise, ...] = (it_says_what_it_is, it_returns_its_names)
@@ -140,4 +145,4 @@ METRIC: tuple[Promise, ...] = (
     pessimistic_is_never_above_expected,
     a_closer_positive_never_lowers_it,
 )
-"""Of those that search."""
+"""The checks of metrics that search."""

@@ -12,10 +12,10 @@ DIM = 6
 
 
 def check_miner(config: MinerConfig) -> None:
-    """Hold a miner to its contract: positives and negatives are what it says, without gradient, for any batch.
+    """Check a miner against its contract: valid positives and negatives, without gradient, for any batch.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.miners import HardConfig
@@ -25,21 +25,21 @@ def check_miner(config: MinerConfig) -> None:
 
 
 def build(config: MinerConfig) -> Miner:
-    """The miner, on the first manifold that it takes."""
+    """Build the miner on the first manifold that it supports."""
     return config.build(fitting_manifolds(config)[0].build(DIM))
 
 
 def candidates(rows: int = 7, columns: int = 11, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances and labels of rows against more columns, the first of which are the rows."""
+    """Return distances and labels of rows against more columns, the first of which are the rows."""
     generator = torch.Generator().manual_seed(seed)
     points = normalize(torch.randn(columns, DIM, dtype=torch.float64, generator=generator), dim=1)
     labels = torch.randint(3, (columns,), generator=generator)
-    alike = labels[:rows, None] == labels
-    return Sphere(DIM).distance(points[:rows], points), alike.clone().fill_diagonal_(False), ~alike
+    same = labels[:rows, None] == labels
+    return Sphere(DIM).distance(points[:rows], points), same.clone().fill_diagonal_(False), ~same
 
 
 def choices(triplets: Triplets, negative: Tensor) -> dict[tuple[int, int], set[int]]:
-    """{(anchor, positive): set of its negatives}."""
+    """Return the set of negatives of each (anchor, positive)."""
     chosen: dict[tuple[int, int], set[int]] = {}
     for a, p in triplets.keep.nonzero().tolist():
         everything = negative[a].nonzero().flatten().tolist()
@@ -50,20 +50,20 @@ def choices(triplets: Triplets, negative: Tensor) -> dict[tuple[int, int], set[i
 def _expect_negatives(triplets: Triplets, negative: Tensor) -> None:
     for (anchor, _), chosen in choices(triplets, negative).items():
         wrong = [column for column in chosen if not negative[anchor, column]]
-        expect(not wrong, f"columns {wrong} are no negatives of anchor {anchor}")
+        expect(not wrong, f"columns {wrong} are not negatives of anchor {anchor}")
 
 
 def it_keeps_positives_and_chooses_negatives(config: MinerConfig) -> None:
-    """It keeps positives alone, and chooses negatives of the anchor."""
+    """Check that the miner keeps only positives and selects negatives of the anchor."""
     distance, positive, negative = candidates()
     triplets = build(config)(distance, positive, negative)
-    expect(triplets.keep.any(), "it keeps nothing")
-    expect(not (triplets.keep & ~positive).any(), "it keeps what is no positive")
+    expect(triplets.keep.any(), "the miner keeps nothing")
+    expect(not (triplets.keep & ~positive).any(), "the miner keeps a pair that is not positive")
     _expect_negatives(triplets, negative)
 
 
 def it_has_no_gradient(config: MinerConfig) -> None:
-    """What it chooses is bool and int64, without a gradient."""
+    """Check that the selection is bool and int64, without a gradient."""
     distance, positive, negative = candidates()
     triplets = build(config)(distance.requires_grad_(), positive, negative)
     expect(triplets.keep.dtype == torch.bool, f"keep is {triplets.keep.dtype}")
@@ -73,18 +73,18 @@ def it_has_no_gradient(config: MinerConfig) -> None:
 
 
 def rows_without_positives_or_negatives_are_no_error(config: MinerConfig) -> None:
-    """In a batch of one class, or without positives, no triplet is chosen, and columns stay in range."""
-    for alike in (True, False):
-        mask = torch.full((4, 4), alike).fill_diagonal_(True)
+    """Check that a batch of one class or without positives gives no triplet, and columns in range."""
+    for same in (True, False):
+        mask = torch.full((4, 4), same).fill_diagonal_(True)
         triplets = build(config)(torch.rand(4, 4), mask.clone().fill_diagonal_(False), ~mask)
-        what = "one class" if alike else "no positives"
-        expect(not any(choices(triplets, ~mask).values()), f"{what}: it chooses something")
+        what = "one class" if same else "no positives"
+        expect(not any(choices(triplets, ~mask).values()), f"{what}: the miner selects something")
         chosen = triplets.negative
         expect(chosen is None or ((chosen >= 0) & (chosen < 4)).all(), f"{what}: a column is out of range")
 
 
 def equal_distances_are_no_error(config: MinerConfig) -> None:
-    """Where all distances are 0 it still chooses negatives."""
+    """Check that the miner selects negatives if all distances are 0."""
     _, positive, negative = candidates()
     _expect_negatives(build(config)(torch.zeros(positive.shape), positive, negative), negative)
 

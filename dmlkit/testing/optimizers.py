@@ -11,12 +11,12 @@ from dmlkit.testing.promise import Promise, changed, expect, expect_close, hold
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
-    """Hold an optimizer to its contract: each part learns at its own rate, and a quadratic is minimized.
+    """Check an optimizer against its contract: each part has its own learning rate, and a quadratic is minimized.
 
-    One whose name begins with ``riemannian`` also keeps points on the sphere.
+    An optimizer whose name starts with ``riemannian`` also keeps points on the sphere.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.optimizers import AdamWConfig
@@ -26,7 +26,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
 
 
 def groups_carry_their_rates(config: OptimizerConfig) -> None:
-    """Each part with parameters is a group with its name and its own learning rate."""
+    """Check that each part with parameters is a group with its name and its own learning rate."""
     multipliers = LearningRateMultipliers(head=10.0, loss=100.0)
     parts = {"backbone": [nn.Parameter(torch.ones(2))], "head": [], "loss": [nn.Parameter(torch.ones(2))]}
     groups = changed(config, lr=0.01, lr_multipliers=multipliers).build(parts).param_groups
@@ -36,7 +36,7 @@ def groups_carry_their_rates(config: OptimizerConfig) -> None:
 
 
 def a_quadratic_is_minimized(config: OptimizerConfig) -> None:
-    """1000 steps with lr 0.05 bring two numbers to the minimum of a quadratic."""
+    """Check that 1000 steps with lr 0.05 reach the minimum of a quadratic in two numbers."""
     parameter = nn.Parameter(torch.tensor([3.0, -2.0]))
     optimizer = changed(config, lr=0.05, weight_decay=0.0).build({"backbone": [parameter]})
     for _ in range(1000):
@@ -47,7 +47,7 @@ def a_quadratic_is_minimized(config: OptimizerConfig) -> None:
 
 
 def riemannian_ones_keep_points_on_the_sphere(config: OptimizerConfig) -> None:
-    """Points of the sphere stay on it, where the name begins with riemannian."""
+    """Check that points stay on the sphere, if the name starts with riemannian."""
     if not config.name.startswith("riemannian"):
         return
     proxies = Sphere(5, proxies="points").new_proxies(7)

@@ -8,10 +8,10 @@ from dmlkit.testing.promise import Promise, a_line_of_help_says_what_it_is, expe
 
 
 def check_pooling(config: PoolingConfig) -> None:
-    """Hold a pooling to its contract: maps (B, C, H, W) of any size become vectors (B, C), each of its own image.
+    """Check a pooling against its contract: maps (B, C, H, W) of any size become vectors (B, C), per image.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.pooling import GeMConfig
@@ -21,28 +21,28 @@ def check_pooling(config: PoolingConfig) -> None:
 
 
 def inputs(height: int = 4, width: int = 5) -> tuple[Tensor, Tensor]:
-    """Maps (2, 3, H, W) and class tokens (2, 3)."""
+    """Return maps (2, 3, H, W) and class tokens (2, 3)."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2, 3, height, width, generator=generator), torch.randn(2, 3, generator=generator)
 
 
 def maps_become_vectors(config: PoolingConfig) -> None:
-    """A map of any height and width becomes a finite vector of its channels."""
+    """Check that a map of any height and width becomes a finite vector of its channels."""
     for height, width in ((1, 1), (4, 5), (7, 7)):
         pooled = config.build()(*inputs(height, width))
-        expect(pooled.shape == (2, 3), f"got shape {tuple(pooled.shape)} of maps (2, 3, {height}, {width})")
+        expect(pooled.shape == (2, 3), f"got shape {tuple(pooled.shape)} for maps (2, 3, {height}, {width})")
         expect(pooled.isfinite().all(), f"maps (2, 3, {height}, {width}): nan or inf")
 
 
 def a_vector_is_of_one_image(config: PoolingConfig) -> None:
-    """The vector of an image is the same whatever else is in the batch."""
+    """Check that the vector of an image does not depend on the batch."""
     pooling, (maps, token) = config.build(), inputs()
     alone = torch.cat([pooling(maps[row : row + 1], token[row : row + 1]) for row in range(2)])
     expect_close(pooling(maps, token), alone, "together and alone")
 
 
 def gradients_are_finite(config: PoolingConfig) -> None:
-    """Gradients of maps and parameters are finite, also where all features are 0, and something has one."""
+    """Check that gradients of maps and parameters exist and are finite, also if all features are 0."""
     for scale in (1.0, 0.0):
         pooling = config.build()
         maps, token = (scale * one for one in inputs())
@@ -53,19 +53,19 @@ def gradients_are_finite(config: PoolingConfig) -> None:
 
 
 def half_precision_does_not_overflow(config: PoolingConfig) -> None:
-    """Features of 1000 in float16 stay finite under autocast."""
+    """Check that features of 1000 in float16 stay finite under autocast."""
     maps, token = torch.full((1, 1, 2, 2), 1000.0), torch.full((1, 1), 1000.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expect(config.build()(maps.half(), token.half()).isfinite().all(), "nan or inf")
 
 
 def the_state_dict_is_complete(config: PoolingConfig) -> None:
-    """A pooling restored from its state_dict gives the same to the bit."""
+    """Check that a pooling restored from its state_dict gives identical vectors."""
     pooling, restored = config.build(), config.build()
     for parameter in pooling.parameters():
         parameter.data.add_(0.5)
     restored.load_state_dict(pooling.state_dict())
-    expect(torch.equal(restored(*inputs()), pooling(*inputs())), "other vectors")
+    expect(torch.equal(restored(*inputs()), pooling(*inputs())), "vectors differ")
 
 
 POOLING: tuple[Promise, ...] = (

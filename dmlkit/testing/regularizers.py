@@ -10,13 +10,13 @@ from dmlkit.testing.promise import DIM, Promise, a_line_of_help_says_what_it_is,
 
 
 def check_regularizer(config: RegularizerConfig) -> None:
-    """Hold a regularizer to its contract, on every manifold that its requirements allow.
+    """Check a regularizer against its contract, on every manifold that its requirements allow.
 
-    Its value is a finite scalar, with finite gradients, also for degenerate batches; half precision is computed in
-    full; it changes nothing that it is given, and its state_dict is complete.
+    Its value is a finite scalar with finite gradients, also for degenerate batches; half precision is computed in
+    float32; inputs are not changed, and its state_dict is complete.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.regularizers import GraphConsistencyConfig
@@ -32,17 +32,17 @@ def _value(term: Regularizer, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def value_is_a_finite_scalar(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
-    """The value is a finite scalar, not negative, and it hangs on the embeddings by a finite gradient."""
+    """Check that the value is a finite scalar with a finite gradient by the embeddings."""
     features, labels = draw()
     value = _value(config.build(manifold.build(DIM)), features, labels)
     expect(value.ndim == 0 and bool(value.isfinite()), f"got {value.tolist()}")
-    expect(value.requires_grad, "it has no gradient")
+    expect(value.requires_grad, "the value has no gradient")
     (gradient,) = torch.autograd.grad(value, features)
-    expect(gradient.isfinite().all(), "its gradient has nan or inf")
+    expect(gradient.isfinite().all(), "the gradient has nan or inf")
 
 
 def degenerate_batches_stay_finite(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
-    """Value and gradient are finite for batches without positives, without negatives, or of equal embeddings."""
+    """Check that value and gradient are finite for batches without positives or negatives, or of equal embeddings."""
     term = config.build(manifold.build(DIM))
     for case, (features, labels) in degenerate_batches().items():
         value = _value(term, features.requires_grad_(), labels)
@@ -53,7 +53,7 @@ def degenerate_batches_stay_finite(config: RegularizerConfig, manifold: Manifold
 
 
 def half_precision_is_computed_in_full(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
-    """Embeddings in bfloat16 give, under autocast, the bits that they give in float32."""
+    """Check that bfloat16 embeddings under autocast give exactly the value of their float32 copies."""
     features, labels = draw()
     term = config.build(manifold.build(DIM))
     half = term.manifold.from_features(features).detach().bfloat16()
@@ -63,11 +63,11 @@ def half_precision_is_computed_in_full(config: RegularizerConfig, manifold: Mani
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = term(half, labels)
     expect(mixed.dtype == torch.float32, f"got a value in {mixed.dtype}")
-    expect(torch.equal(mixed, full), f"got {mixed.item()}, in float32 {full.item()}")
+    expect(torch.equal(mixed, full), f"got {mixed.item()}, expected {full.item()} as in float32")
 
 
 def inputs_are_left_alone(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
-    """Embeddings and labels are as before."""
+    """Check that embeddings and labels are not changed."""
     features, labels = draw()
     term = config.build(manifold.build(DIM))
     points = term.manifold.from_features(features).detach()
@@ -78,13 +78,13 @@ def inputs_are_left_alone(config: RegularizerConfig, manifold: ManifoldConfig) -
 
 
 def the_state_dict_is_complete(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
-    """A regularizer restored from its state_dict gives the same to the bit."""
+    """Check that a regularizer restored from its state_dict gives an identical value."""
     features, labels = draw()
     term, restored = (config.build(manifold.build(DIM)) for _ in range(2))
     for parameter in term.parameters():
         parameter.data.add_(0.1)
     restored.load_state_dict(term.state_dict())
-    expect(torch.equal(_value(restored, features, labels), _value(term, features, labels)), "another value")
+    expect(torch.equal(_value(restored, features, labels), _value(term, features, labels)), "values differ")
 
 
 REGULARIZER: tuple[Promise, ...] = (
@@ -95,4 +95,4 @@ REGULARIZER: tuple[Promise, ...] = (
     the_state_dict_is_complete,
     a_line_of_help_says_what_it_is,
 )
-"""Each takes a regularizer and a manifold."""
+"""Each takes a regularizer configuration and a manifold configuration."""

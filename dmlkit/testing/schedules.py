@@ -7,10 +7,10 @@ from dmlkit.testing.promise import Promise, changed, expect, hold
 
 
 def check_schedule(config: ScheduleConfig) -> None:
-    """Hold a schedule to its contract: a factor from 0 to 1 that rises linearly in the warm-up and is 1 after it.
+    """Check a schedule against its contract: a factor from 0 to 1 that rises linearly in the warm-up up to 1.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.schedules import CosineConfig
@@ -20,7 +20,7 @@ def check_schedule(config: ScheduleConfig) -> None:
 
 
 def factors_are_shares(config: ScheduleConfig) -> None:
-    """The factor is from 0 to 1 at any time of any training."""
+    """Check that the factor is from 0 to 1 at any time of any training."""
     for epochs in (1, 2, 7, 60, 200):
         for warmup in (0.0, 0.5, 5.0):
             for step in range(101):
@@ -28,17 +28,17 @@ def factors_are_shares(config: ScheduleConfig) -> None:
 
 
 def expect_share(config: ScheduleConfig, epoch: float, epochs: int) -> None:
-    """Make sure that a factor is from 0 to 1."""
+    """Check that a factor is from 0 to 1."""
     factor = config.factor(epoch, epochs)
-    expect(0 <= factor <= 1, f"{factor} at epoch {epoch} of {epochs}, warm-up {config.warmup_epochs}")
+    expect(0 <= factor <= 1, f"got {factor} at epoch {epoch} of {epochs} with warmup_epochs {config.warmup_epochs}")
 
 
 def warmup_is_linear_and_ends_at_one(config: ScheduleConfig) -> None:
-    """The factor rises linearly from 0 over the warm-up, and is 1 at its end."""
+    """Check that the factor rises linearly from 0 over the warm-up and is 1 at its end."""
     schedule = changed(config, warmup_epochs=4.0)
     rising = [schedule.factor(epoch, 100) for epoch in (0, 1, 2, 3)]
-    expect(rising == [0, 0.25, 0.5, 0.75], f"got {rising} in a warm-up of 4 epochs")
-    expect(isclose(schedule.factor(4, 100), 1, rel_tol=1e-6), f"got {schedule.factor(4, 100)} after it")
+    expect(rising == [0, 0.25, 0.5, 0.75], f"got {rising} during a warm-up of 4 epochs")
+    expect(isclose(schedule.factor(4, 100), 1, rel_tol=1e-6), f"got {schedule.factor(4, 100)} after the warm-up")
 
 
 SCHEDULE: tuple[Promise, ...] = (factors_are_shares, warmup_is_linear_and_ends_at_one)

@@ -12,10 +12,10 @@ from dmlkit.transforms.base import TransformConfig
 
 
 def check_transform(config: TransformConfig) -> None:
-    """Hold a transform to its contract: uint8 squares of the size it says, and chance only in training.
+    """Check a transform against its contract: uint8 squares of the configured size, random only in training.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.transforms import PlainConfig
@@ -25,35 +25,35 @@ def check_transform(config: TransformConfig) -> None:
 
 
 def images_become_squares(config: TransformConfig) -> None:
-    """An image of any shape becomes (3, size, size) uint8, in training and in evaluation."""
+    """Check that an image of any shape becomes (3, size, size) uint8, in training and in evaluation."""
     for shape in ((3, 300, 200), (3, 32, 32), (3, 17, 500)):
         image = torch.randint(0, 256, shape, dtype=torch.uint8)
         for kind, transform in (("training", config.training()), ("evaluation", config.evaluation())):
             result = transform(image)
-            found = f"{kind} makes {tuple(result.shape)} {result.dtype} of {shape}"
+            found = f"{kind}: got {tuple(result.shape)} {result.dtype} for shape {shape}"
             expect(result.shape == (3, config.size, config.size) and result.dtype == torch.uint8, found)
 
 
 def a_flat_image_keeps_its_colour(config: TransformConfig) -> None:
-    """In evaluation the middle of an image of one colour has that colour."""
+    """Check that in evaluation the center of a single-color image keeps its color."""
     image = torch.tensor([10, 100, 200], dtype=torch.uint8).view(3, 1, 1).expand(3, 60, 80)
-    colour = config.evaluation()(image)[:, config.size // 2, config.size // 2].tolist()
-    expect(colour == [10, 100, 200], f"got {colour} of [10, 100, 200]")
+    color = config.evaluation()(image)[:, config.size // 2, config.size // 2].tolist()
+    expect(color == [10, 100, 200], f"got {color}, expected [10, 100, 200]")
 
 
 def augmentation_follows_the_draw_alone(config: TransformConfig) -> None:
-    """A draw's seed decides its augmentation, and the model's random numbers are left alone."""
+    """Check that a draw's seed determines its augmentation and that the model's random state is not used."""
     images = TransformedImages(Glyphs(["a", "b"], 4, 32, 0), config, training=True)
     state = torch.get_rng_state()
     first, same, other = (_pixels(images, draw) for draw in ((1, 5), (1, 5), (1, 6)))
-    expect(torch.equal(torch.get_rng_state(), state), "it draws from the model's random numbers")
-    expect(torch.equal(first, same), "the same draw gives other pixels")
+    expect(torch.equal(torch.get_rng_state(), state), "it changes the model's random state")
+    expect(torch.equal(first, same), "the same draw gives different pixels")
     differs = not torch.equal(first, other)
-    expect(differs == config.augments, f"augments is {config.augments}, another draw differs: {differs}")
+    expect(differs == config.augments, f"augments is {config.augments}, but another draw differs: {differs}")
 
 
 def other_processes_can_have_it(config: TransformConfig) -> None:
-    """It can be sent to the processes that load images, which macOS and Windows start anew: the same pixels there."""
+    """Check that a copy sent to a worker process, as macOS and Windows start them, gives the same pixels."""
     image = torch.arange(3 * 40 * 60).view(3, 40, 60).remainder(256).to(torch.uint8)
     for transform in (config.training(), config.evaluation()):
         try:
@@ -64,7 +64,7 @@ def other_processes_can_have_it(config: TransformConfig) -> None:
         for one in (transform, sent):
             torch.manual_seed(0)
             pixels.append(one(image))
-        expect(torch.equal(*pixels), "another process makes other pixels")
+        expect(torch.equal(*pixels), "another process gives different pixels")
 
 
 def _pixels(images: TransformedImages, draw: tuple[int, int]) -> Tensor:

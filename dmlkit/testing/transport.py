@@ -9,14 +9,14 @@ from dmlkit.transport.base import TransportConfig
 
 
 def check_transport(config: TransportConfig) -> None:
-    """Hold a transport solver to its contract.
+    """Check a transport solver against its contract.
 
-    Plans are not negative and have the sums that were asked for; a batch is its problems one by one, in value and in
+    Plans are non-negative and have the requested sums; a batch gives the same as its problems one by one, in value and
     gradient; dtype and device are kept; empty rows and columns may be dropped; constants per row and column change
-    nothing; bad problems are refused. A solver that moves nothing keeps what does not speak of sums.
+    nothing; invalid problems raise errors. A solver that moves nothing is not checked for sums.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.transport import ExactConfig
@@ -26,19 +26,19 @@ def check_transport(config: TransportConfig) -> None:
 
 
 def expect_plan(plan: Tensor, rows: Tensor, cols: Tensor) -> None:
-    """Make sure that a plan (G, n, m) is not negative and has its sums, to 1e-6."""
+    """Check that a plan (G, n, m) is non-negative and has its sums, to 1e-6."""
     expect_close(plan.double().sum(2), rows.double(), "sums of the rows", atol=1e-6, rtol=0)
     expect_close(plan.double().sum(1), cols.double(), "sums of the columns", atol=1e-6, rtol=0)
-    expect(plan.min() >= -1e-6, f"a plan has {plan.min().item()}")
+    expect(plan.min() >= -1e-6, f"a plan contains {plan.min().item()}")
 
 
 def marginals_hold(config: TransportConfig) -> None:
-    """Rows and columns have their sums, whatever the shape and the masses."""
+    """Check that rows and columns have their sums, for any shape and masses."""
     solver = config.build()
     for n, m in ((1, 1), (1, 5), (5, 1), (4, 4), (3, 9), (8, 3)):
         cost, rows, cols = random_problem(n * m, n=n, m=m)
         expect_plan(solver.plan(cost, rows, cols), rows, cols)
-    for seed in range(10):  # whole masses and costs make ties
+    for seed in range(10):  # integer masses and costs cause ties
         generator = torch.Generator().manual_seed(seed)
         cost = torch.randint(0, 3, (2, 3, 5), generator=generator).double() / 2
         rows = torch.randint(1, 3, (2, 3), generator=generator).double()
@@ -48,7 +48,7 @@ def marginals_hold(config: TransportConfig) -> None:
 
 
 def a_batch_equals_its_problems(config: TransportConfig) -> None:
-    """The plans of a batch are those of its problems one by one."""
+    """Check that the plans of a batch equal those of its problems one by one."""
     solver, (cost, rows, cols) = config.build(), random_problem(2)
     batch = solver.plan(cost, rows, cols)
     for group in range(len(cost)):
@@ -57,30 +57,37 @@ def a_batch_equals_its_problems(config: TransportConfig) -> None:
 
 
 def dtype_and_device_are_kept(config: TransportConfig) -> None:
-    """The plan and the gradient have the dtype and the device of the cost."""
+    """Check that the plan and the gradient have the dtype and the device of the cost."""
     cost = random_problem(3, n=3, m=3)[0]
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         ones = torch.ones(3, 3, dtype=dtype)
         leaf = cost.clone().to(dtype).requires_grad_()
         plan = config.build().plan(leaf, ones, ones)
-        expect(plan.dtype == dtype and plan.device == leaf.device, f"{dtype}: a plan in {plan.dtype} on {plan.device}")
+        expect(
+            plan.dtype == dtype and plan.device == leaf.device, f"{dtype}: got a plan in {plan.dtype} on {plan.device}"
+        )
         ((plan * plan).sum() + leaf.sum()).backward()
-        expect(leaf.grad is not None and leaf.grad.dtype == dtype, f"{dtype}: no gradient, or of another dtype")
+        expect(
+            leaf.grad is not None and leaf.grad.dtype == dtype, f"{dtype}: the gradient is missing or has another dtype"
+        )
         expect(leaf.grad is not None and bool(leaf.grad.isfinite().all()), f"{dtype}: a gradient has nan or inf")
 
 
 def empty_rows_and_columns_are_dropped_exactly(config: TransportConfig) -> None:
-    """Rows and columns without mass hold exact zeros, and solving with them gives the same plan."""
+    """Check that rows and columns without mass are exactly 0, and solving with them gives the same plan."""
     solver, (cost, rows, cols) = config.build(), with_gaps()
     plan = solver.plan(cost, rows, cols)
     expect_plan(plan, rows, cols)
-    expect((plan[(rows == 0)[:, :, None] | (cols == 0)[:, None]] == 0).all(), "mass where there is none")
+    expect(
+        (plan[(rows == 0)[:, :, None] | (cols == 0)[:, None]] == 0).all(),
+        "a row or column without mass has entries above 0",
+    )
     full = solver.solve(cost[:3], rows[:3], cols[:3])  # with its empty rows and columns
     expect_close(plan[:3], full, "solved with them", atol=1e-6, rtol=0)
 
 
 def dropped_columns_pass_the_gradient(config: TransportConfig) -> None:
-    """Empty columns beside a problem change neither its plan nor its gradient."""
+    """Check that additional empty columns change neither the plan nor its gradient."""
     solver, (cost, rows, cols) = config.build(), random_problem(5, n=4, m=4)
     weights = torch.randn(3, 4, 4, dtype=torch.float64)
     kept = torch.tensor([0, 2, 3, 6])
@@ -95,7 +102,7 @@ def dropped_columns_pass_the_gradient(config: TransportConfig) -> None:
 
 
 def the_gradient_of_a_shared_input_is_the_sum(config: TransportConfig) -> None:
-    """A cost that all problems share gets the sum of their gradients; qpth averages them, 5 times too small here."""
+    """Check that a cost shared by all problems gets the sum of their gradients; qpth gives the mean, 5 times less."""
     solver, (cost, rows, cols) = config.build(), random_problem(6, groups=5)
     weights = torch.randn(5, 4, 6, dtype=torch.float64)
 
@@ -110,14 +117,14 @@ def the_gradient_of_a_shared_input_is_the_sum(config: TransportConfig) -> None:
 
 
 def constants_per_row_and_column_change_nothing(config: TransportConfig) -> None:
-    """A constant added to the costs of a row or column leaves the plan as it is."""
+    """Check that a constant added to the costs of a row or column does not change the plan."""
     solver, (cost, rows, cols) = config.build(), random_problem(7)
     shifted = cost + torch.randn(3, 4, 1, dtype=torch.float64) + torch.randn(3, 1, 6, dtype=torch.float64)
     expect_close(solver.plan(shifted, rows, cols), solver.plan(cost, rows, cols), "plan", atol=1e-6, rtol=0)
 
 
 def inputs_are_left_alone(config: TransportConfig) -> None:
-    """Cost, rows and columns are as before."""
+    """Check that cost, rows and columns are not changed."""
     problem = with_gaps()
     copies = [one.clone() for one in problem]
     config.build().plan(*problem)
@@ -126,7 +133,7 @@ def inputs_are_left_alone(config: TransportConfig) -> None:
 
 
 def bad_problems_name_the_entry(config: TransportConfig) -> None:
-    """Values that are not finite, negative masses, other totals and wrong shapes raise a ValueError that says where."""
+    """Check that non-finite values, negative masses, unequal totals and wrong shapes raise a ValueError."""
     solver = config.build()
     for message, problem in bad_problems():
         pattern = f"^{type(solver).__name__}: .*{message}"
@@ -147,4 +154,4 @@ TRANSPORT: tuple[Promise, ...] = (
 UNMOVED: tuple[Promise, ...] = tuple(
     promise for promise in TRANSPORT if promise not in (marginals_hold, empty_rows_and_columns_are_dropped_exactly)
 )
-"""Of a solver that moves nothing."""
+"""The checks of a solver that moves nothing."""

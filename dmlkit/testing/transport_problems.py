@@ -1,4 +1,4 @@
-"""Problems that transport solvers are tried with."""
+"""Problems for the checks of transport solvers."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ Problem = tuple[Tensor, Tensor, Tensor]
 
 
 def random_problem(seed: int, groups: int = 3, n: int = 4, m: int = 6) -> Problem:
-    """A problem with equal totals, in float64."""
+    """Return random problems with equal totals, in float64."""
     generator = torch.Generator().manual_seed(seed)
     cost, rows, cols = (
         torch.rand(shape, generator=generator, dtype=torch.float64)
@@ -20,7 +20,7 @@ def random_problem(seed: int, groups: int = 3, n: int = 4, m: int = 6) -> Proble
 
 
 def with_gaps() -> Problem:
-    """Problems of one batch that miss different rows and columns; the last one misses all."""
+    """Return a batch whose problems have different empty rows and columns; all of the last one are empty."""
     cost, rows, cols = random_problem(1, groups=4, n=5, m=7)
     cols[0, [0, 3]] = 0
     cols[1, 6] = 0
@@ -32,7 +32,7 @@ def with_gaps() -> Problem:
 
 
 def bad_problems() -> Iterator[tuple[str, Problem]]:
-    """Problems that are refused, each after a pattern of the message."""
+    """Yield invalid problems, each after a pattern of the error message."""
     cost, rows, cols = random_problem(8)
 
     def spoiled(tensor: Tensor, entry: tuple[int, ...], value: float) -> Tensor:

@@ -10,13 +10,13 @@ from dmlkit.testing.promise import Promise, changed, expect, hold
 
 
 def check_tuning(config: TuningConfig, backbone: BackboneConfig) -> None:
-    """Hold a tuning to its contract, on a backbone that it can tune.
+    """Check a tuning against its contract, on a backbone that it can tune.
 
-    What it leaves out has no gradient and stays as it is to the bit, batch norms included; what it trains has a
-    gradient and moves; features need a gradient where anything trains.
+    Weights that are not tuned have no gradient and stay bit-identical, including batch norms; tuned weights have a
+    gradient and change; features need a gradient if anything is tuned.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.backbones import SmallCNNConfig
@@ -31,19 +31,22 @@ def _tuned(config: TuningConfig, backbone: BackboneConfig) -> Backbone:
 
 
 def what_is_tuned_alone_has_gradients(config: TuningConfig, backbone: BackboneConfig) -> None:
-    """A weight has a gradient where it is tuned, and nowhere else."""
+    """Check that exactly the tuned weights have a gradient."""
     network = _tuned(config, backbone)
     tuned = {id(parameter) for parameter in network.tuned_parameters()}
     features = network(samples(backbone, 4))
-    expect(features.requires_grad == bool(tuned), f"{len(tuned)} weights are tuned, features need a gradient or do not")
+    expect(
+        features.requires_grad == bool(tuned),
+        f"{len(tuned)} weights are tuned, features.requires_grad is {features.requires_grad}",
+    )
     nn.Linear(network.num_features, 2)(features).square().sum().backward()
     for name, parameter in network.named_parameters():
-        told = f"{name}: tuned {id(parameter) in tuned}, has a gradient {parameter.grad is not None}"
-        expect((parameter.grad is not None) == (id(parameter) in tuned) == parameter.requires_grad, told)
+        message = f"{name}: tuned {id(parameter) in tuned}, has a gradient {parameter.grad is not None}"
+        expect((parameter.grad is not None) == (id(parameter) in tuned) == parameter.requires_grad, message)
 
 
 def what_is_not_tuned_stays_to_the_bit(config: TuningConfig, backbone: BackboneConfig) -> None:
-    """A step of training moves weights and statistics of what trains alone, and moves some where anything does."""
+    """Check that a training step changes only tuned weights and statistics, and some if any are tuned."""
     network = _tuned(config, backbone)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     head = nn.Linear(network.num_features, 2)
@@ -52,9 +55,9 @@ def what_is_not_tuned_stays_to_the_bit(config: TuningConfig, backbone: BackboneC
     moved = [name for name, tensor in network.state_dict().items() if not torch.equal(tensor, before[name])]
     training = {name for name, module in network.named_modules() if module.training}
     frozen = [name for name in moved if name.rpartition(".")[0] not in training or name in network.frozen_names]
-    expect(not frozen, f"{', '.join(frozen[:3])} moved")
+    expect(not frozen, f"{', '.join(frozen[:3])} changed but must be frozen")
     tuned = len(network.tuned_parameters())
-    expect(bool(moved) == bool(tuned), f"{tuned} weights are tuned, {len(moved)} tensors moved")
+    expect(bool(moved) == bool(tuned), f"{tuned} weights are tuned, {len(moved)} tensors changed")
 
 
 TUNING: tuple[Promise, ...] = (what_is_tuned_alone_has_gradients, what_is_not_tuned_stays_to_the_bit)

@@ -1,4 +1,4 @@
-"""The transport interface: plans between two discrete distributions, checked and presolved for every member."""
+"""The transport interface: plans between two discrete distributions, checked and reduced for every solver."""
 
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
@@ -15,21 +15,23 @@ class TransportConfig(ComponentConfig, frozen=True):
     """Root of the transport family."""
 
     moves: ClassVar[bool] = True
-    """Whether plans have the sums that are asked for; false where nothing is moved."""
+    """Whether plans have the requested sums; false for a solver that moves nothing."""
 
     def build(self) -> "TransportSolver":
-        """The solver."""
+        """Return the solver."""
         raise NotImplementedError
 
 
 def check_installed(module: str, package: str, solver: str) -> None:
-    """Make sure, before training begins, that the package of a solver is there: POT and cvxpylayers take 425 MB.
+    """Check before training that the package of a solver is installed: POT and cvxpylayers take 425 MB.
 
     Raises:
-        ValueError: it is not; names the extra to install.
+        ValueError: the package is missing; the message names the extra to install.
     """
     if find_spec(module) is None:
-        raise ValueError(f"{solver} needs {package}; install it with: pip install 'dmlkit[transport]'")
+        raise ValueError(
+            f"{solver} needs {package}, which is not installed; install it with: pip install 'dmlkit[transport]'"
+        )
 
 
 class TransportSolver(ABC):
@@ -38,31 +40,31 @@ class TransportSolver(ABC):
     .. math:: \min_{x \ge 0} \langle c, x \rangle + R(x) \quad \text{s.t.} \quad
             \sum_j x_{ij} = \text{rows}_i, \; \sum_i x_{ij} = \text{cols}_j
 
-    with a regularization R of the member's choice. A member implements `solve`; `plan` checks the problem,
-    computes in float64 and presolves: a row or column with marginal 0 can only hold zeros, so it is dropped and
-    its zeros are scattered back. This is exact, not an approximation: a grouplet of k images and C classes
+    with a regularization R that depends on the solver. A subclass implements `solve`; `plan` checks the problem,
+    computes in float64 and reduces it: a row or column with marginal 0 can only hold zeros, so it is dropped and
+    its zeros are filled in afterwards. This is exact, not an approximation: a grouplet of k images and C classes
     (Zhang et al., CVPR 2022, eq. 1) is a problem of k x (at most k) however large C is.
 
-    The gradient for the marginals is defined on changes that keep both totals equal. Dropped rows and columns
-    get gradient 0: a marginal of 0 is at the border, where the plan has no derivative.
+    The gradient with respect to the marginals is defined for changes that keep both totals equal. Dropped rows and
+    columns get gradient 0: a marginal of 0 is at the boundary, where the plan has no derivative.
     """
 
     def plan(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-        """Transport plans x (G, n, m) >= 0 with row sums ``rows`` and column sums ``cols``.
+        """Compute transport plans x (G, n, m) >= 0 with row sums ``rows`` and column sums ``cols``.
 
         Args:
-            cost: (G, n, m), finite, of any floating dtype. On a GPU the checks cost one synchronisation.
+            cost: (G, n, m), finite, of any floating dtype. On a GPU the checks take one synchronization.
             rows: (G, n) >= 0.
-            cols: (G, m) >= 0, with the same total as ``rows`` in each problem, up to 1e-6 of it (8 ulp of
-                half-precision marginals); the plan follows ``rows`` where they differ.
+            cols: (G, m) >= 0, with the same total as ``rows`` in each problem, up to a relative 1e-6 (8 ulp for
+                half-precision marginals); if they differ, the plan follows ``rows``.
 
         Returns:
             (G, n, m), in the dtype and on the device of ``cost``. A plan depends on the cost only up to a
-            constant per row and per column, so 1 - s and -s give the same one.
+            constant per row and per column, so 1 - s and -s give the same plan.
 
         Raises:
-            ValueError: shapes or dtypes that do not fit, an empty batch, a cost that is not finite, a negative
-                marginal, or totals that differ; it names the entry.
+            ValueError: shapes or dtypes do not match, the batch is empty, a cost is not finite, a marginal is negative,
+                or totals differ; the message names the entry.
         """
         name = type(self).__name__
         _check_shapes(name, cost, rows, cols)
@@ -73,9 +75,9 @@ class TransportSolver(ABC):
         return self._solve_reduced(*problem, mismatch, row_count, col_count).to(cost.dtype)
 
     def assignment(self, cost: Tensor, cols: Tensor) -> Tensor:
-        """`plan` of unit rows (G, n) and whole column sums (G, m), which a caller has made so.
+        """Compute `plan` for unit rows (G, n) and integer column sums (G, m), which the caller guarantees.
 
-        A solver that can does it without checks, and so without a wait for a GPU.
+        A solver may override it to skip the checks, and so the wait for a GPU.
         """
         return self.plan(cost, cost.new_ones(cost.shape[:2]), cols)
 
@@ -100,15 +102,15 @@ class TransportSolver(ABC):
 
     @abstractmethod
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-        """The plans (G, n, m) of a checked float64 problem with equal totals.
+        """Compute the plans (G, n, m) of a checked float64 problem with equal totals.
 
-        Problems of one batch keep different rows and columns, so some marginals may still be 0; the plan must be
-        0 there. Some of the problems may be empty altogether.
+        Problems of a batch keep different rows and columns, so some marginals may still be 0; the plan must be
+        0 there. Some of the problems may be completely empty.
         """
 
 
 def _non_empty(marginal: Tensor, count: int) -> Tensor:
-    """Indices (G, count) of the non-empty entries of marginal (G, n), in order, then of empty ones as padding."""
+    """Return indices (G, count) of the non-empty entries of marginal (G, n), in order, padded with empty ones."""
     return (marginal > 0).byte().argsort(stable=True, dim=1, descending=True)[:, :count]
 
 
@@ -130,9 +132,9 @@ def _check_shapes(name: str, cost: Tensor, rows: Tensor, cols: Tensor) -> None:
 
 @torch.no_grad()
 def _measure(name: str, cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tuple[float, int, int]:
-    """The largest mismatch of totals and the largest numbers of non-empty rows and columns in a problem.
+    """Return the largest mismatch of totals and the largest numbers of non-empty rows and columns of a problem.
 
-    One synchronisation on a GPU. The sum of the cost is finite if every entry is; a minimum passes nan on.
+    Takes one synchronization on a GPU. The sum of the cost is finite if every entry is; a minimum propagates nan.
     """
     row_totals, col_totals = rows.sum(1), cols.sum(1)
     mismatch = (row_totals - col_totals).abs()
@@ -141,11 +143,11 @@ def _measure(name: str, cost: Tensor, rows: Tensor, cols: Tensor, eps: float) ->
     measured = torch.stack([cost.sum(), rows.amin(), cols.amin(), excess.amax(), mismatch.amax(), *counts]).tolist()
     total, row_low, col_low, worst, largest, row_count, col_count = measured
     if not (isfinite(total) and row_low >= 0 and col_low >= 0 and worst <= 0):
-        _raise_fault(name, cost, rows, cols, excess)
+        _raise_error(name, cost, rows, cols, excess)
     return largest, int(row_count), int(col_count)
 
 
-def _raise_fault(name: str, cost: Tensor, rows: Tensor, cols: Tensor, excess: Tensor) -> None:
+def _raise_error(name: str, cost: Tensor, rows: Tensor, cols: Tensor, excess: Tensor) -> None:
     for what, value, good, expected in (
         ("cost", cost, cost.isfinite(), "a finite cost"),
         ("rows", rows, rows.isfinite() & (rows >= 0), "0 or more"),

@@ -1,4 +1,4 @@
-"""Optimal transport by cvxpylayers: the independent reference for the native solvers."""
+"""Optimal transport by cvxpylayers: an independent reference for the native solvers."""
 
 from functools import lru_cache
 from typing import Any, Literal
@@ -10,21 +10,21 @@ from dmlkit.transport.base import TransportConfig, TransportSolver, check_instal
 
 
 class CvxpyConfig(TransportConfig, frozen=True):
-    """cvxpylayers (Agrawal et al. 2019): the quadratic or linear programme by a general solver, for reference.
+    """cvxpylayers (Agrawal et al. 2019): the quadratic or linear program by a general solver, for reference.
 
     Needs pip install 'dmlkit[transport]'.
     """
 
     name: Literal["cvxpy"] = "cvxpy"
     regularization: NonNegativeFloat = 1e-4
-    """eps, in cost units per unit of mass; 0 is the linear programme."""
+    """eps, in cost units per unit of mass; 0 is the linear program."""
 
     def build(self) -> "Cvxpy":
         return Cvxpy(regularization=self.regularization)
 
 
 class Cvxpy(TransportSolver):
-    """min <c, x> + eps |x|^2 by a general conic solver (SCS through diffcp), one problem after another on the CPU.
+    """min <c, x> + eps |x|^2 by a general conic solver (SCS through diffcp), one problem at a time on the CPU.
 
     **Gradient: implicit, for cost and marginals**, as differentiated by cvxpylayers.
 
@@ -57,7 +57,7 @@ class Cvxpy(TransportSolver):
 
 @lru_cache
 def _layer(n: int, m: int, regularization: float) -> Any:
-    """The programme of one shape, compiled once: 20 ms for 4 x 100."""
+    """Return the program of one shape, compiled once: 20 ms for 4 x 100."""
     import cvxpy
     from cvxpylayers.torch.cvxpylayer import CvxpyLayer
 
@@ -68,5 +68,5 @@ def _layer(n: int, m: int, regularization: float) -> Any:
         objective = objective + regularization * cvxpy.sum_squares(plan)
     constraints: list[Any] = [plan >= 0, cvxpy.sum(plan, axis=1) == rows, cvxpy.sum(plan, axis=0) == cols]
     problem = cvxpy.Problem(cvxpy.Minimize(objective), constraints)
-    # SCS stops at 1e-4 unless told otherwise: entries of -6e-4 then.
+    # SCS stops at 1e-4 by default, which leaves entries of -6e-4.
     return CvxpyLayer(problem, parameters=[cost, rows, cols], variables=[plan], solver_args={"eps": 1e-10})

@@ -22,7 +22,7 @@ class EmdConfig(TransportConfig, frozen=True):
 
 
 class Emd(TransportSolver):
-    """The linear programme by `ot.emd`, one problem after another on the CPU.
+    """The linear program by `ot.emd`, one problem at a time on the CPU.
 
     **Gradient: zero, and the plan is returned without one**, as for `Exact`.
 
@@ -43,7 +43,7 @@ class Emd(TransportSolver):
         import ot
 
         emd: Any = ot.emd
-        # With a negative cost in a 1 x 1 problem POT 0.9.7 says "infeasible"; a constant changes no plan.
+        # With a negative cost in a 1 x 1 problem POT 0.9.7 reports "infeasible"; a constant does not change the plan.
         positive = cost - cost.amin((1, 2), keepdim=True)
         arrays = zip(rows.cpu().numpy(), cols.cpu().numpy(), positive.cpu().numpy(), strict=True)
         plans = [emd(*problem) if problem[0].any() else np.zeros(cost.shape[1:]) for problem in arrays]

@@ -20,12 +20,12 @@ class ExactConfig(TransportConfig, frozen=True):
 
 
 class Exact(TransportSolver):
-    """The linear programme (R = 0), solved exactly for all problems at once, on the CPU or a GPU.
+    """The linear program (R = 0), solved exactly for all problems at once, on the CPU or a GPU.
 
-    An assignment problem (unit rows, whole columns: a grouplet) of up to 6 rows tries every permutation;
-    anything else goes by shortest augmenting paths in O((n + m) phases), all problems in step. Either way the
-    plan is a vertex: at most n + m - 1 entries are positive, and whole marginals give a whole plan. Among
-    plans of equal cost one is taken.
+    An assignment problem (unit rows, integer columns: a grouplet) of up to 6 rows is solved by trying every
+    permutation, any other by shortest augmenting paths in O((n + m) phases), all problems in parallel. In both cases
+    the plan is a vertex: at most n + m - 1 entries are positive, and integer marginals give an integer plan. Among
+    plans of equal cost, one is returned.
 
     **Gradient: zero, and the plan is returned without one.** The plan is piecewise constant in the cost, so its
     derivative is 0 wherever it exists.

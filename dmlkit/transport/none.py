@@ -1,4 +1,4 @@
-"""No transport: the control for what plans are worth."""
+"""No transport: a control that shows the effect of transport plans."""
 
 from typing import ClassVar, Literal
 
@@ -9,7 +9,7 @@ from dmlkit.transport.base import TransportConfig, TransportSolver
 
 
 class NoTransportConfig(TransportConfig, frozen=True):
-    """Plans of zeros: the same groups without transport, as the control for the other solvers."""
+    """Plans of zeros: the same groups without transport, as a control for the other solvers."""
 
     moves: ClassVar[bool] = False
     name: Literal["none"] = "none"
@@ -19,7 +19,7 @@ class NoTransportConfig(TransportConfig, frozen=True):
 
 
 class NoTransport(TransportSolver):
-    """x = 0, which holds no sums of rows and columns. With it Grouplet's weights 1 + x are 1.
+    """x = 0, which does not satisfy the sums of rows and columns. With it, Grouplet's weights 1 + x are 1.
 
     Example:
         >>> NoTransport().plan(torch.rand(1, 2, 2), torch.ones(1, 2), torch.ones(1, 2))

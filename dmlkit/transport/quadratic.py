@@ -13,7 +13,7 @@ from dmlkit.transport.solvers.interior_point import interior_point
 
 
 class QuadraticConfig(TransportConfig, frozen=True):
-    """Quadratic transport (OptNet's form in Zhang et al. 2022): differentiable and sparse, solved natively."""
+    """Quadratic transport (OptNet's form in Zhang et al. 2022): differentiable and sparse, with a native solver."""
 
     name: Literal["quadratic"] = "quadratic"
     regularization: PositiveFloat = 1e-4
@@ -24,17 +24,18 @@ class QuadraticConfig(TransportConfig, frozen=True):
 
 
 class Quadratic(TransportSolver):
-    r"""min <c, x> + eps |x|^2: the programme that Grouplet (Zhang et al., CVPR 2022, section 4.1) gives to OptNet.
+    r"""min <c, x> + eps |x|^2: the program that Grouplet (Zhang et al., CVPR 2022, section 4.1) solves with OptNet.
 
-    An interior-point method with an active-set polish, all problems at once, on the CPU or a GPU; small assignments
-    whose plan is a vertex, as most are at the paper's eps, are found by enumeration and proved by their potentials.
+    An interior-point method with an active-set polish solves all problems at once, on the CPU or a GPU. Small
+    assignments whose plan is a vertex, as most are at the paper's eps, are found by enumeration and verified by their
+    potentials.
 
     **Gradient: exact, implicit, for cost and marginals.** The plan is piecewise linear in the problem; at a kink
-    the slope of the support found is taken. It is zero where the plan sits on a vertex, as most plans of unit
-    marginals do at the paper's eps = 1e-4: a larger eps spreads the plan and wakes the gradient.
+    the slope of the returned support is used. The gradient is zero if the plan is at a vertex, as most plans of unit
+    marginals are at the paper's eps = 1e-4; a larger eps spreads the plan and gives a non-zero gradient.
 
     Args:
-        regularization: eps > 0. Similarities of another scale than the cosine's -1..1 need another eps.
+        regularization: eps > 0. Similarities on a scale other than the cosine's -1..1 need another eps.
 
     Raises:
         ValueError: the regularization is not positive.

@@ -22,9 +22,9 @@ class SinkhornConfig(TransportConfig, frozen=True):
     regularization: PositiveFloat = 0.05
     """eps, in cost units."""
     max_iterations: PositiveInt = 1000
-    """Of both marginals; it stops earlier when the rows fit."""
+    """Maximum number of iterations over both marginals; it stops earlier when the row sums are met."""
     gradient: Gradient = "implicit"
-    """``implicit`` through the optimality conditions, or ``unrolled`` through the iterations."""
+    """``implicit`` through the optimality conditions, ``unrolled`` through the iterations, or ``envelope`` for none."""
 
     def build(self) -> "Sinkhorn":
         return Sinkhorn(regularization=self.regularization, max_iterations=self.max_iterations, gradient=self.gradient)
@@ -33,16 +33,16 @@ class SinkhornConfig(TransportConfig, frozen=True):
 class Sinkhorn(TransportSolver):
     r"""min <c, x> + eps sum_ij x_ij log x_ij (Cuturi, NeurIPS 2013) through `ot.batch.solve_batch`.
 
-    The iterations stop when the row sums fit to 1e-9 in norm. What is missing then, or after ``max_iterations``
+    The iterations stop when the row sums are met to 1e-9 in norm. What is missing then, or after ``max_iterations``
     (a small eps converges slowly), is rounded onto the polytope (Altschuler et al., NeurIPS 2017, algorithm 2), so
     the marginals always hold.
 
     Args:
         regularization: eps > 0.
         max_iterations: >= 1.
-        gradient: ``"implicit"``, exact at convergence, one linear solve; ``"unrolled"``, autograd through the
-            iterations that were done; ``"envelope"``, none: the plan is a constant, which is the gradient of the
-            optimal value (envelope theorem) but of nothing else.
+        gradient: ``"implicit"``: exact at convergence, one linear solve; ``"unrolled"``: autograd through the
+            iterations; ``"envelope"``: none, the plan is a constant, which gives the correct gradient only for the
+            optimal value (envelope theorem).
 
     Raises:
         ValueError: a value is out of range, or POT is not installed.
@@ -81,7 +81,7 @@ class Sinkhorn(TransportSolver):
         result = solve_batch(
             cost,
             self.regularization,
-            rows.clamp(min=1e-30),  # its logarithm must be finite, for the gradient too
+            rows.clamp(min=1e-30),  # the logarithm must be finite, also for the gradient
             cols.clamp(min=1e-30),
             max_iter=self.max_iterations,
             tol=1e-9,
@@ -93,7 +93,7 @@ class Sinkhorn(TransportSolver):
 
 
 def _round_to_polytope(plan: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """A plan with exactly these marginals: scaled down where it has too much, then topped up by a rank-one term."""
+    """Round a plan to these marginals exactly: scale down excess mass, then add a rank-one term for missing mass."""
     tiny = torch.finfo(plan.dtype).tiny
     plan = plan * (rows / plan.sum(2).clamp(min=tiny)).clamp(max=1)[:, :, None]
     plan = plan * (cols / plan.sum(1).clamp(min=tiny)).clamp(max=1)[:, None]

@@ -58,7 +58,7 @@ def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     for path in sorted((image_folder / "class1").iterdir())[1:]:
         path.unlink()
     refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)), "class1: 1 image(s); a class needs")
-    refused(dmlkit("train", tiny_recipe, "-o", run, "--set", "sampler.batch_size=100"), "100 images do not fit into")
+    refused(dmlkit("train", tiny_recipe, "-o", run, "--set", "sampler.batch_size=100"), "training images, got 100;")
     assert not run.exists()
 
 

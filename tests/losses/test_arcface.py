@@ -57,6 +57,6 @@ def test_gradient_is_finite_on_the_proxy_and_opposite_to_it(cosine: float):
 
 def test_distances_are_refused():
     with pytest.raises(
-        ValueError, match="similarity 'cosine' or 'origin_cosine', got 'negative_distance': its margin is an angle"
+        ValueError, match="similarity 'cosine' or 'origin_cosine', because its margin is an angle; got 'negative"
     ):
         ArcFace(Sphere(2, similarity="negative_distance"), 2)

@@ -33,7 +33,5 @@ def test_equals_pytorch_metric_learning(pair_batch, assert_equals):
 
 
 def test_needs_the_cosine():
-    with pytest.raises(
-        ValueError, match="Circle: expected a manifold with the similarity 'cosine', because its optima"
-    ):
+    with pytest.raises(ValueError, match="Circle: expected a manifold with similarity 'cosine', because its optima"):
         Circle(Euclidean(4))

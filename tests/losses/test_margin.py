@@ -68,5 +68,5 @@ def test_boundary_is_a_constant_on_request():
 
 
 def test_default_miner_needs_the_sphere():
-    with pytest.raises(ValueError, match="expected Sphere, because it weighs a negative by the density"):
+    with pytest.raises(ValueError, match="expected Sphere, because it weights a negative by the density"):
         Margin(Euclidean(3), 4)

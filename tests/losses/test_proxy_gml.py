@@ -76,12 +76,12 @@ def test_linked_proxies_of_the_papers_data_sets(classes: int, per_class: int, ra
 
 
 def test_fewer_than_the_own_proxies_are_raised_to_them_and_said():
-    with pytest.warns(UserWarning, match="k = 3 is less than the 12 proxies of a class, so k is 12"):
+    with pytest.warns(UserWarning, match="links 3 proxies, fewer than the 12 of a class; 12 are linked"):
         assert ProxyGML(Sphere(2), 5).linked == 12
 
 
 def test_a_ratio_that_selects_nothing_is_refused():
-    with pytest.raises(ValueError, match="5 classes x 2 proxies selects none; expected a ratio of at least"):
+    with pytest.raises(ValueError, match="5 classes x 2 proxies links none; expected a ratio of at least"):
         ProxyGML(Sphere(2), 5, proxies_per_class=2)
 
 
@@ -93,6 +93,6 @@ def test_nan_is_not_taken_for_a_class_without_links():
 
 def test_distances_are_refused():
     with pytest.raises(
-        ValueError, match="'cosine' or 'origin_cosine' or 'dot', got 'negative_distance': it adds similarities"
+        ValueError, match=r"'cosine' or 'origin_cosine' or 'dot', because it adds .*; got 'negative_distance'"
     ):
         ProxyGML(Euclidean(2), 100)

@@ -44,6 +44,6 @@ def test_negatives_only_can_be_negative():
 
 
 def test_a_single_class_has_no_negatives():
-    with pytest.raises(ValueError, match="at least 2 classes, so that there are negatives; got 1"):
+    with pytest.raises(ValueError, match="positive_in_denominator=False needs at least 2 classes, got 1"):
         ProxyNCA(Sphere(2), 1, positive_in_denominator=False)
     assert ProxyNCA(Sphere(2), 1)(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item() == 0

@@ -195,7 +195,7 @@ BAD = {
     "x = 1": "{path}: this plug-in defines no member of a family; expected a class that derives from LossConfig, "
     "DatasetConfig or another root",
     "TAKEN": "{path}: cannot load this plug-in: the name 'triplet' is taken by dmlkit; choose another (line 13)",
-    "UNTYPED": "{path}: cannot load this plug-in: ToyPairsConfig: name it by a field such as "
+    "UNTYPED": "{path}: cannot load this plug-in: ToyPairsConfig: the class needs a field such as "
     'name: Literal["mine"] = "mine" (line 13)',
     "\0": "{path}: cannot load this plug-in: SyntaxError: source code string cannot contain null bytes",
 }

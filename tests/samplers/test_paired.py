@@ -51,5 +51,5 @@ def test_defaults_are_those_of_cgml():
 
 
 def test_too_few_classes_are_refused():
-    with pytest.raises(UserError, match="classes_per_batch: 13 classes do not fit into 2 training classes"):
+    with pytest.raises(UserError, match="classes_per_batch: expected at most the 2 training classes, got 13"):
         PairedConfig().build(torch.tensor([0, 1, 0, 1]), seed=0)

@@ -26,7 +26,8 @@ BALANCED = "{{name: class_balanced, classes_per_batch: {}, images_per_class: {}}
     "sampler", [BALANCED.format(6, 1), BALANCED.format(1, 4), "{name: random, batch_size: 1}", BALANCED.format(1, 1)]
 )
 def test_a_pair_loss_refuses_batches_without_its_pairs(loss: str, sampler: str):
-    with pytest.raises(UserError, match=rf"recipe.yaml:2: loss: {loss} needs sampler.pairs of one class and of two"):
+    needs = "needs sampler.pairs of the same class and of different classes"
+    with pytest.raises(UserError, match=f"recipe.yaml:2: loss: {loss} {needs}"):
         parse_recipe(RECIPE.format(loss=loss, sampler=sampler), "recipe.yaml")
     assert parse_recipe(RECIPE.format(loss="proxy_anchor", sampler=sampler), "recipe.yaml")
     assert parse_recipe(RECIPE.format(loss=loss, sampler=BALANCED.format(2, 2)), "recipe.yaml")
@@ -38,8 +39,9 @@ def test_the_words_say_which_pairs_batches_hold(classes: int, images: int):
     config = SamplerConfig.variants["class_balanced"](classes_per_batch=classes, images_per_class=images)
     for batch in config.build(labels, seed=0).batches(0):
         pairs = {labels[i].item() == labels[j].item() for k, i in enumerate(batch) for j in batch[:k]}
-        expected = {(): "none", (True,): "of one class only", (False,): "of two classes only"}
-        assert config.pairs == pairs_among(classes, images) == expected.get(tuple(pairs), "of one class and of two")
+        expected = {(): "none", (True,): "of the same class only", (False,): "of different classes only"}
+        both = "of the same class and of different classes"
+        assert config.pairs == pairs_among(classes, images) == expected.get(tuple(pairs), both)
 
 
 def test_one_class_is_not_trained_on(dmlkit, tiny_recipe, tmp_path):

@@ -732,7 +732,7 @@ def test_grids_are_named_by_their_values_and_one_number_is_an_axis(tmp_path: Pat
 def test_every_variant_is_built_before_anything_trains(dmlkit, tmp_path: Path):
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{sampler.batch_size: 500}"))
     result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu")
-    assert result.code == 2 and "large: " in result.err and "500 images do not fit" in result.err
+    assert result.code == 2 and "large: " in result.err and "training images, got 500;" in result.err
     assert not (tmp_path / "out" / "runs").exists()
 
 

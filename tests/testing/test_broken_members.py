@@ -75,9 +75,9 @@ class BrokenLoss(Loss):
 @pytest.mark.parametrize(
     ("how", "broken"),
     [
-        ("order", "order_of_the_batch_does_not_matter: the order of the images in a batch changes nothing, unless"),
-        ("waits", "a_step_never_waits_for_the_device: no step asks a GPU for a value"),
-        ("forgets", "a_checkpoint_in_mid_training_changes_nothing: a loss restored from its state_dict"),
+        ("order", "order_of_the_batch_does_not_matter: check that the order of the images in a batch"),
+        ("waits", "a_step_never_waits_for_the_device: check that no step reads a value from a GPU"),
+        ("forgets", "a_checkpoint_in_mid_training_changes_nothing: check that a loss restored from its state_dict"),
         ("division", "degenerate_batches_stay_finite: .*one class: the value is"),
         ("half", "half_precision_is_computed_in_full: .*got a value in torch"),
         ("rank", r"value_is_a_finite_scalar_that_pulls: .*got a value of shape \(1,\)"),

@@ -27,7 +27,7 @@ def test_a_solver_names_the_extra_before_training(
     (tmp_path / "tiny.yaml").write_text(recipe)
     told = dmlkit("train", tmp_path / "tiny.yaml", "-o", tmp_path / "run")
     assert told.code == 2 and not (tmp_path / "run").exists()
-    line = f"loss: {solver} needs {package}; install it with: pip install 'dmlkit[transport]'\n"
+    line = f"loss: {solver} needs {package}, which is not installed; install it with: pip install 'dmlkit[transport]'\n"
     assert told.err.endswith(line) and told.err.count("\n") == 1
 
 

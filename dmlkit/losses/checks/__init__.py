@@ -1,1 +1,1 @@
-"""What losses ask of a batch and of a manifold before they compute."""
+"""Checks of a batch and of a manifold before a loss is computed."""

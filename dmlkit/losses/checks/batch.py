@@ -1,4 +1,4 @@
-"""What a batch must look like."""
+"""Checks of shape, dtype and values of a batch."""
 
 from math import isfinite
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def check_batch(name: str, embeddings: Tensor, labels: Tensor, point_dim: int, num_classes: int | None) -> None:
-    """Refuse a batch that would give a wrong or obscure result.
+    """Reject a batch that would give a wrong result or an obscure error.
 
     Raises:
-        ValueError: says what came and what was expected.
+        ValueError: the batch is invalid; the message says what was expected and what was found.
 
     Example:
         >>> check_batch("Triplet", torch.zeros(4, 8), torch.zeros(3, dtype=torch.long), 8, None)
@@ -37,7 +37,7 @@ def _check_values(name: str, embeddings: Tensor, labels: Tensor, num_classes: in
     if low < 0 or (num_classes is not None and high >= num_classes):
         expected = "0 or more" if num_classes is None else f"0 to {num_classes - 1}"
         raise ValueError(f"{name}: expected labels from {expected}, got {low if low < 0 else high}")
-    if isfinite(embeddings.detach().sum().item()):  # one quick pass; a sum of finite numbers may still overflow
+    if isfinite(embeddings.detach().sum().item()):  # one fast pass; the sum of finite numbers may overflow
         return
     finite = embeddings.detach().isfinite().all(1)
     if not finite.all():

@@ -1,4 +1,4 @@
-"""Which manifolds a loss takes."""
+"""Checks that a loss supports the manifold's similarity."""
 
 from math import trunc
 
@@ -12,31 +12,32 @@ NEEDS_BOUNDED = Requirement("manifold.similarity", BOUNDED, BOUNDED_REASON)
 
 
 def require_similarity(name: str, manifold: Manifold, allowed: tuple[str, ...], reason: str) -> None:
-    """Refuse a manifold whose similarity makes no sense in a loss; the twin of a `Requirement` for library use.
+    """Reject a manifold whose similarity the loss does not support; the counterpart of `Requirement` for library use.
 
     Raises:
-        ValueError: says which similarity came, and which were expected.
+        ValueError: the similarity is not allowed; the message says what was expected and what was found.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
         >>> sphere = Sphere(8, similarity="negative_distance")
-        >>> require_similarity("ArcFace", sphere, ("cosine",), "it turns angles")
+        >>> require_similarity("Circle", sphere, ("cosine",), "it is bounded")
         Traceback (most recent call last):
         ...
-        ValueError: ArcFace: expected a manifold with similarity 'cosine', got 'negative_distance': it turns angles
+        ValueError: Circle: expected a manifold with similarity 'cosine', because it is bounded; got 'negative_distance'
     """
     if manifold.similarity_name not in allowed:
         expected = " or ".join(map(repr, allowed))
         raise ValueError(
-            f"{name}: expected a manifold with similarity {expected}, got {manifold.similarity_name!r}: {reason}"
+            f"{name}: expected a manifold with similarity {expected}, because {reason}; "
+            f"got {manifold.similarity_name!r}"
         )
 
 
 def require_bounded(name: str, manifold: Manifold) -> None:
-    """Refuse a manifold whose `Manifold.relative_similarity` has no upper end: the twin of `NEEDS_BOUNDED`.
+    """Reject a manifold whose `Manifold.relative_similarity` is unbounded; the counterpart of `NEEDS_BOUNDED`.
 
     Raises:
-        ValueError: as `require_similarity` does.
+        ValueError: see `require_similarity`.
 
     Example:
         >>> from dmlkit.manifolds import Sphere

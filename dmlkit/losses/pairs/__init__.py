@@ -1,1 +1,1 @@
-"""What losses over pairs share."""
+"""Code shared by the losses over pairs."""

@@ -1,4 +1,4 @@
-"""What the pair losses share: rows against columns, so that a batch alone and a batch with a memory are one case."""
+"""Base of the pair losses: compares rows with columns, so that a batch with and without a memory are one case."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from dmlkit.losses.base import Loss, LossConfig
 
 @dataclass(frozen=True)
 class Pairs:
-    """Each embedding of a batch (B rows) beside each of a reference set (M columns).
+    """The pairs of each embedding of a batch (B rows) with each of a reference set (M columns).
 
     Args:
         rows: (B, D).
         columns: (M, D).
-        labels: (B,), of the rows.
-        positive: (B, M) bool, of one class; never a row with itself.
-        negative: (B, M) bool, of two classes.
+        labels: (B,), the labels of the rows.
+        positive: (B, M) bool, whether both have the same label; False for a row with itself.
+        negative: (B, M) bool, whether the labels differ.
     """
 
     rows: Tensor
@@ -31,7 +31,7 @@ class Pairs:
 
 
 def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Tensor) -> Pairs:
-    """Pairs of B rows with M columns, of which the first B are the rows themselves.
+    """Return the pairs of B rows with M columns, of which the first B are the rows themselves.
 
     Args:
         rows: (B, D).
@@ -45,29 +45,29 @@ def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Ten
         >>> pairs.positive.nonzero().tolist()
         [[0, 1], [1, 0]]
     """
-    alike = labels[:, None] == column_labels  # (B, M)
-    negative = ~alike if column_labels is labels else ~alike & (column_labels >= 0)
-    return Pairs(rows, columns, labels, alike.fill_diagonal_(False), negative)
+    same = labels[:, None] == column_labels  # (B, M)
+    negative = ~same if column_labels is labels else ~same & (column_labels >= 0)
+    return Pairs(rows, columns, labels, same.fill_diagonal_(False), negative)
 
 
 NEEDS_PAIRS = Requirement(
     "sampler.pairs",
-    ("of one class and of two",),
+    ("of the same class and of different classes",),
     "it compares images with others of their class and with those of other classes",
 )
 
 
 class PairLossConfig(LossConfig, frozen=True, abstract=True):
-    """A configuration of a `PairLoss`: a memory of embeddings may stand beside the batch."""
+    """Configuration of a `PairLoss`, which may also be used with a memory of embeddings."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (NEEDS_PAIRS,)
 
 
 class PairLoss(Loss):
-    """A loss whose rows are the batch and whose columns are the batch too, or a memory beside it.
+    """A loss that compares rows, the batch, with columns: the batch, or the batch and a memory.
 
-    A member implements `compute_pairs` alone.
+    A subclass only implements `compute_pairs`.
     """
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -75,11 +75,11 @@ class PairLoss(Loss):
 
     @abstractmethod
     def compute_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of the rows against the columns, in at least float32; 0 if there is nothing to compare."""
+        """Compute the loss of the rows against the columns, in at least float32; 0 if there is nothing to compare."""
 
 
 def masked_mean(x: Tensor, where: Tensor) -> Tensor:
-    """The mean of the entries kept by ``where``; 0 if none is kept.
+    """Return the mean of the entries kept by ``where``; 0 if none is kept.
 
     Example:
         >>> masked_mean(torch.tensor([1.0, 5.0, torch.inf]), torch.tensor([True, True, False])).item()
@@ -89,7 +89,7 @@ def masked_mean(x: Tensor, where: Tensor) -> Tensor:
 
 
 def masked_logsumexp(x: Tensor, where: Tensor) -> Tensor:
-    """log sum_j exp(x_ij) over the columns kept by ``where``: (B, M) -> (B,); -inf if none is kept.
+    """Compute log sum_j exp(x_ij) over the columns kept by ``where``: (B, M) -> (B,); -inf if none is kept.
 
     Example:
         >>> masked_logsumexp(torch.tensor([[1.0, 2.0]]), torch.tensor([[False, True]])).item()

@@ -1,1 +1,1 @@
-"""The engine of losses over learnable proxies."""
+"""Computation of losses over learnable proxies."""

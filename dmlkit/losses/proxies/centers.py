@@ -1,4 +1,4 @@
-"""Several proxies (centers) a class: one similarity from K of them, and a pull between them."""
+"""Several proxies (centers) per class: their similarities pooled to one, and a term that pulls them together."""
 
 from dataclasses import replace
 from typing import Literal
@@ -11,19 +11,19 @@ from dmlkit.losses.proxies.similarity import Pool, Pooled, by_autograd
 from dmlkit.manifolds.base import Manifold
 
 CenterPooling = Literal["softmax", "max", "mean"]
-# Distances within groups are the diagonal blocks of those of this many points: few enough that the rest of the square
-# costs little, enough that the calls do.
+# Distances within groups are the diagonal blocks of the distances between this many points: few enough that the rest
+# of the square costs little, but enough that the number of calls stays small.
 BLOCK_POINTS = {"cpu": 64, "cuda": 2048}
 
 
 def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
-    r"""The similarity of a row to a class with K proxies, from the similarities s_k to each.
+    r"""Return a function that pools the similarities s_k of a row to the K proxies of a class.
 
-    ``softmax`` :math:`t = \sum_k q_k s_k` with :math:`q_k = e^{s_k / \gamma} / \sum_l e^{s_l / \gamma}`, whose gradient
-    is :math:`q_k (1 + (s_k - t) / \gamma)`; ``max``, whose gradient goes to equal ones in equal parts; or ``mean``.
+    ``softmax``: :math:`t = \sum_k q_k s_k` with :math:`q_k = e^{s_k / \gamma} / \sum_l e^{s_l / \gamma}`, with gradient
+    :math:`q_k (1 + (s_k - t) / \gamma)`; ``max``, whose gradient is split equally between ties; or ``mean``.
 
     Args:
-        kind: of these.
+        kind: one of these.
         gamma: > 0, temperature of ``softmax``, in similarity units.
 
     Example:
@@ -33,7 +33,7 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
     """
 
     def pool(similarity: Tensor) -> Pooled:
-        match kind if similarity.shape[1] > 1 else "mean":  # of one all are the same, and this one is exact
+        match kind if similarity.shape[1] > 1 else "mean":  # all are equal for K = 1, and the mean is exact
             case "softmax":
                 return _soft_pool(similarity, gamma)
             case "max":
@@ -47,7 +47,7 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
 def _soft_pool(similarity: Tensor, gamma: float) -> Pooled:
     exponentials = similarity * (1 / gamma)
     exponentials.sub_(exponentials.amax(1, keepdim=True)).exp_()
-    total = exponentials.sum(1)  # divides what is made of all K: K times fewer numbers than the exponentials
+    total = exponentials.sum(1)  # divide after pooling: K times fewer numbers
     pooled = (exponentials * similarity).sum(1).div_(total)
 
     def pull_back(gradient: Tensor) -> Tensor:
@@ -77,13 +77,13 @@ def _mean_pool(similarity: Tensor) -> Pooled:
 
 
 def mean_center_distance(manifold: Manifold, classes: Classes) -> Tensor:
-    r"""Half the mean distance between two proxies of a class: MPA eq. 3, which is SoftTriple's regularizer.
+    r"""Compute half the mean distance between two proxies of a class: MPA eq. 3, also SoftTriple's regularizer.
 
     .. math:: \frac{1}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
 
     Args:
-        manifold: the geometry whose distance d is.
-        classes: of a step, with proxies (n, K, d), K > 1.
+        manifold: the geometry whose distance d is used.
+        classes: the classes of a step, with proxies (n, K, d), K > 1.
     """
 
     def nothing(_: Tensor, proxies: Tensor) -> Tensor:
@@ -94,17 +94,17 @@ def mean_center_distance(manifold: Manifold, classes: Classes) -> Tensor:
 
 
 def center_distances(manifold: Manifold, block: Block) -> Tensor:
-    """The terms (w,) of the classes of a block in `mean_center_distance`.
+    """Compute the terms (w,) of the classes of a block in `mean_center_distance`.
 
-    On the sphere d is sqrt(2 - 2 <w, w'>), whose gradient is infinite at w = w'; the manifold's is 0 there.
+    On the sphere d is sqrt(2 - 2 <w, w'>), whose gradient is infinite at w = w'; `Manifold.distance` returns 0 there.
     """
     per_class = block.proxies.shape[1]
-    factor = 0.5 / (block.classes.total * per_class * (per_class - 1))  # each pair is met twice
+    factor = 0.5 / (block.classes.total * per_class * (per_class - 1))  # each pair occurs twice
     return distances_within(manifold, manifold.proxy_points(block.proxies)).sum((1, 2)) * factor
 
 
 def distances_within(manifold: Manifold, points: Tensor) -> Tensor:
-    """The distances (w, K, K) between the K points of each of w groups (w, K, D).
+    """Compute the distances (w, K, K) between the K points of each of w groups (w, K, D).
 
     Example:
         >>> from dmlkit.manifolds import Euclidean

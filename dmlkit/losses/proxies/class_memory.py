@@ -1,4 +1,4 @@
-"""A memory of recent embeddings that tells how near each class is to its proxy."""
+"""A memory of recent embeddings that measures how near each class is to its proxy."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.manifolds.base import Manifold
 
-BLOCK = 64  # the similarity of T pairs is taken from T / BLOCK blocks of all pairs, not from all T x T
+BLOCK = 64  # the similarities of T pairs come from T / BLOCK blocks of BLOCK x BLOCK pairs, not from all T x T
 
 
 class ClassMemory(nn.Module):
-    """The last T embeddings with their labels, first in, first out, and what is known of each class.
+    """A first-in, first-out queue of the last T embeddings with their labels, and statistics of each class.
 
-    That is how many samples of it were seen, and how near those in memory were to its proxy when it was last in a
-    batch. All of it is buffers, so a checkpoint holds it; nothing waits for the device.
+    The statistics are the number of samples seen, and how near the embeddings in the memory were to the class's proxy
+    when the class was last in a batch. All are buffers, so a checkpoint contains them; nothing waits for the device.
 
     Args:
         size: T >= 1.
@@ -39,31 +39,31 @@ class ClassMemory(nn.Module):
         super().__init__()
         self.register_buffer("points", torch.zeros(size, point_dim))
         self.register_buffer("labels", torch.full((size,), -1))  # -1: empty
-        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))  # the slot to fill next
-        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.int64))  # n of each class
-        self.register_buffer("averages", torch.full((num_classes,), torch.nan))  # S_avg of eq. 10; nan: never known
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))  # the next slot to fill
+        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.int64))  # n, per class
+        self.register_buffer("averages", torch.full((num_classes,), torch.nan))  # S_avg of eq. 10; nan: not known yet
         self.register_load_state_dict_pre_hook(_without_averages)
 
     def remember(self, points: Tensor, labels: Tensor, clean: Tensor) -> None:
-        """Count a batch, and put its clean embeddings in: (B, D), (B,) and (B,) bool; the last T of them stay."""
+        """Count a batch (B, D), (B,), and store its embeddings where ``clean`` (B,) is True; the last T are kept."""
         size = len(self.labels)
         self.seen.index_add_(0, labels, torch.ones_like(labels))
-        rank = clean.cumsum(0) - 1  # among the clean ones
+        rank = clean.cumsum(0) - 1  # position among the clean embeddings
         stays = clean & (rank >= clean.sum() - size)
-        slots = torch.where(stays, (self.pointer + rank) % size, size)  # the rest goes to a slot that is cut off
+        slots = torch.where(stays, (self.pointer + rank) % size, size)  # the others go to a slot that is cut off
         self.points.copy_(torch.cat([self.points, points[:1]]).index_copy_(0, slots, points)[:size])
         self.labels.copy_(torch.cat([self.labels, labels[:1]]).index_copy_(0, slots, labels)[:size])
         self.pointer.copy_((self.pointer + clean.sum()) % size)
 
     @torch.no_grad()
     def update_averages(self, manifold: Manifold, proxies: Tensor, labels: Tensor, shard: ClassShard) -> None:
-        """Take the averages of the classes of a batch anew; one with nothing in memory keeps its last.
+        """Update the averages of the classes of a batch; a class without embeddings in the memory keeps its last one.
 
         Args:
             manifold: the geometry of points and proxies.
-            proxies: (n, d) of this rank's classes.
-            labels: (B,) of the batch, among all classes.
-            shard: which classes are this rank's. Every rank gets all averages, so that its checkpoint holds them.
+            proxies: (n, d), the proxies of this rank's classes.
+            labels: (B,), the labels of the batch among all classes.
+            shard: the classes of this rank. Every rank gets all averages, so that its checkpoint contains them.
         """
         average, known = self.mean_similarity(manifold, proxies, shard.classes.start)
         own = labels - shard.classes.start
@@ -72,20 +72,20 @@ class ClassMemory(nn.Module):
         self.averages.index_copy_(0, labels, torch.where(is_known > 0, latest, self.averages[labels]))
 
     def mean_similarity(self, manifold: Manifold, proxies: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """How near a class is to its proxy: S_avg of eq. 10, 0 for one with nothing in memory.
+        """Return the mean similarity of each class's embeddings to its proxy: S_avg of eq. 10, 0 if it has none.
 
         Args:
             manifold: the geometry of points and proxies.
-            proxies: (n, d) of the classes first..first+n-1.
+            proxies: (n, d), the proxies of the classes first..first+n-1.
             first: the first class.
 
         Returns:
-            The means (n,), and which classes have something in memory (n,) bool.
+            The means (n,), and whether the class has embeddings in the memory, (n,) bool.
         """
         labels = self.labels - first
         filled = (self.labels >= 0) & (labels >= 0) & (labels < len(proxies))
         labels = labels.clamp(0, len(proxies) - 1)
-        own = manifold.proxy_points(proxies[labels])  # (T, D), today's
+        own = manifold.proxy_points(proxies[labels])  # (T, D), the current proxies
         pairs = zip(self.points.split(BLOCK), own.split(BLOCK), strict=True)
         similarity = torch.cat([manifold.relative_similarity(x, p).diagonal() for x, p in pairs])
         totals = similarity.new_zeros(len(proxies)).index_add_(0, labels, torch.where(filled, similarity, 0))
@@ -94,6 +94,6 @@ class ClassMemory(nn.Module):
 
 
 def _without_averages(module: ClassMemory, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Checkpoints of dmlkit 0.1.0 have none: they were taken from the memory at each step."""
+    """Add the averages to checkpoints of dmlkit 0.1.0, which computed them from the memory at each step."""
     if f"{prefix}seen" in state:
         state.setdefault(f"{prefix}averages", torch.full_like(module.averages, torch.nan))

@@ -1,4 +1,4 @@
-"""Classes whose similarities a loss looks at before it walks over them, computed once where memory allows."""
+"""Classes whose similarities a loss needs before its pass over the blocks, computed once if memory allows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -10,21 +10,21 @@ from dmlkit.losses.proxies.classes import Block, Classes
 
 @dataclass(frozen=True)
 class ComputedClasses(Classes):
-    """Classes whose blocks are there already, for any walks without graph and one with it."""
+    """Classes whose blocks are already computed, for any number of passes without a graph and one with it."""
 
     ready: list[Block] = field(default_factory=list[Block])
 
     def blocks(self, *, with_graph: bool = False) -> Iterator[Block]:
         if not with_graph:
             yield from self.ready or super().blocks()
-        elif not self.ready:  # a second such walk computes them anew
+        elif not self.ready:  # a second such pass computes them again
             yield from super().blocks(with_graph=True)
-        while with_graph and self.ready:  # the last first, which is still in the cache; each is freed once it is taken
+        while with_graph and self.ready:  # last first because it is still in the cache; each is freed after use
             yield self.ready.pop()
 
 
 def computed_once(classes: Classes) -> Classes:
-    """The same classes, for one product instead of two; as they are where they may not wait, or nothing learns."""
+    """Return the classes with computed blocks; return them unchanged if blocks may not be kept or nothing learns."""
     if not classes.keep or not torch.is_grad_enabled():
         return classes
     ready = list(classes.blocks(with_graph=True))

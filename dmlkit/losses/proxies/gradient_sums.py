@@ -1,4 +1,4 @@
-"""Adding up the gradients of blocks of classes."""
+"""Sums of the gradients of blocks of classes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, cast
@@ -11,37 +11,37 @@ from dmlkit.losses.proxies.similarity import PullBack
 
 
 class TracedBlock(Protocol):
-    """What the gradients of a block of classes begin with."""
+    """The inputs of the gradients of a block of classes."""
 
     similarity: Tensor
-    first: int  # position of the first class
+    first: int  # index of the first class
     proxies: Tensor
     pull_back: PullBack
 
 
 class ClosedForm(NamedTuple):
-    """Terms that depend on the similarities of a block alone, with their gradient, for which autograd is not asked."""
+    """Terms that depend only on the similarities of a block, with their gradient, so that autograd is not needed."""
 
     values: Tensor  # (w,)
-    gradient: Tensor  # (B, w): each column is its term's
+    gradient: Tensor  # (B, w): each column belongs to one term
 
     def sum(self) -> Tensor:
-        """A scalar, as that of a tensor of terms."""
+        """Return the sum of the terms, a scalar."""
         return self.values.sum()
 
 
 Terms = Tensor | ClosedForm
-"""Of the classes of a block (w,), or a tensor of their sum."""
+"""Terms of the classes of a block (w,), or a scalar tensor with their sum."""
 
 
 class GradientSums:
-    """Gradients of all blocks together: (B, D) for embeddings, (n, ...) for proxies, and one for each parameter.
+    """Gradients summed over all blocks: (B, D) for embeddings, (n, ...) for proxies, and one for each parameter.
 
     Args:
         embeddings: (B, D).
-        proxies: (n, ...) of all blocks.
-        parameters: that the loss depends on besides.
-        shard: where the other classes are.
+        proxies: (n, ...), the proxies of all blocks.
+        parameters: other tensors that the loss depends on.
+        shard: the assignment of classes to ranks.
     """
 
     def __init__(self, embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor], shard: ClassShard) -> None:
@@ -50,7 +50,7 @@ class GradientSums:
         self.of_shared: list[Tensor] = []  # of embeddings and parameters, which every block adds to
 
     def add_terms(self, block: TracedBlock, terms: Terms) -> Tensor:
-        """Add the gradients of the sum of a block's terms; returns the sum."""
+        """Add the gradients of the sum of a block's terms and return the sum."""
         total = terms.sum()
         if isinstance(terms, ClosedForm):
             self.add(block, block.similarity, terms.gradient)
@@ -59,9 +59,9 @@ class GradientSums:
         return total.detach()
 
     def add(self, block: TracedBlock, outputs: Tensor, gradient: Tensor | None = None) -> None:
-        """Add the gradients of ``outputs``, computed from a block, times their own: 1 of a scalar if not given."""
+        """Add the gradients of ``outputs`` of a block times ``gradient``, which may be omitted for a scalar."""
         rows = self.of_proxies[block.first : block.first + len(block.proxies)]
-        if outputs is block.similarity:  # autograd would give back what it gets, and take 50 us
+        if outputs is block.similarity:  # autograd would return its input, and take 50 us
             of_similarity, of_proxies, *of_parameters = gradient, None
         else:
             leaves = block.similarity, block.proxies, *self.like[1:]
@@ -81,16 +81,16 @@ class GradientSums:
         )
 
     def over_ranks(self) -> tuple[Tensor, ...]:
-        """The sums; those of embeddings and parameters, to which every rank's classes contribute, over all ranks."""
+        """Return the sums; those of embeddings and parameters are summed over the ranks, as all ranks contribute."""
         embeddings, *parameters = (self.shard.sum(total) for total in self.of_shared)
         return embeddings, self.of_proxies, *parameters
 
 
 def refuse_gradient_of_gradient() -> None:
-    """Refuse ``create_graph=True`` in a backward pass in closed form, which would silently count as a constant.
+    """Reject ``create_graph=True`` in a closed-form backward pass, whose result would silently count as a constant.
 
     Raises:
-        RuntimeError: it was asked for.
+        RuntimeError: ``create_graph=True`` was used.
     """
     if torch.is_grad_enabled():
-        raise RuntimeError("the gradient of a proxy loss has no gradient of its own; use create_graph=False")
+        raise RuntimeError("proxy losses do not support second derivatives; use create_graph=False")

@@ -1,4 +1,4 @@
-"""Which samples are informative for a class, by what it has learned so far: Proxy-ISA's weights and their state."""
+"""Proxy-ISA's weights and their state: how informative a sample is for a class, given what the class has learned."""
 
 from math import ceil, exp
 from typing import Annotated, Any, Literal
@@ -15,50 +15,50 @@ from dmlkit.manifolds.base import Manifold
 
 PositivePenalty = Literal["none", "1/E", "v", "sigma"]
 NegativePenalty = Literal["none", "1/E"]
-MEMORY_EPOCH = 1  # embeddings are remembered from the second epoch on: before, they are too scattered
-FILTER_EPOCH = 2  # and one epoch later the outliers among the positives are filtered
+MEMORY_EPOCH = 1  # the memory starts with the second epoch: earlier embeddings are too scattered
+FILTER_EPOCH = 2  # one epoch later, outliers among the positives are filtered
 
 
 class InformativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Weights of samples by how informative they are for their class (Li et al. 2022)."""
 
     volume: Annotated[float, Field(ge=1)] = 100.0
-    """V, samples that fill the space of a class."""
+    """V, number of samples that fill the space of a class."""
     hardness: PositiveFloat = 0.15
-    """h, learned threshold / mean similarity."""
+    """h, the ratio of the learned threshold to the mean similarity."""
     sensitivity: PositiveFloat = 0.9
-    """k, of the search length to the class's hardness."""
+    """k, sensitivity of the search length to the hardness of the class."""
     search_margin: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """lambda, least search length, in similarity units."""
+    """lambda, minimum search length, in similarity units."""
     delay: PositiveFloat = 1.5
-    """tau, when the decay sets in, in samples."""
+    """tau, when the decay starts, in samples."""
     positive_penalty: PositivePenalty = "sigma"
-    """For w+; ``none`` is 1."""
+    """Penalty in w+; with ``none``, w+ is 1."""
     negative_penalty: NegativePenalty = "1/E"
-    """For w-; ``none`` is 1."""
+    """Penalty in w-; with ``none``, w- is 1."""
     memory_size: PositiveInt = 1024
-    """T, embeddings remembered, at least."""
+    """Minimum of T, the number of embeddings in the memory."""
     memory_per_class: NonNegativeFloat = 0.0
-    """Embeddings remembered for each class, where they make more than ``memory_size``."""
+    """Embeddings in the memory per class, if that makes more than ``memory_size``."""
 
 
 class InformativeWeights(nn.Module):
-    r"""The weights w+ and w- of Li et al., MM Asia 2022, eq. 8-16, with the memory and thresholds that they come from.
+    r"""The weights w+ and w- of Li et al., MM Asia 2022, eq. 8-16, with the memory and thresholds they depend on.
 
-    A class with n samples seen has E = (1 - b^n) / (1 - b), b = (V - 1) / V, v = 1 / (1 + log(1 + E)) and
-    sigma = 1 + (1 + e^-tau) (v - 1) / (1 + e^(V - E - tau)). With a the mean similarity of the class's embeddings in
-    memory to its proxy, and eta = (1 + k (1 - h a)) v + lambda:
+    A class of which n samples were seen has E = (1 - b^n) / (1 - b), b = (V - 1) / V, v = 1 / (1 + log(1 + E)) and
+    sigma = 1 + (1 + e^-tau) (v - 1) / (1 + e^(V - E - tau)). Let a be the mean similarity of the class's embeddings in
+    the memory to its proxy, and eta = (1 + k (1 - h a)) v + lambda. Then:
 
-    - w+ is 1 + sigma for h a - eta <= s <= h a, else sigma; below that interval x is an outlier and not remembered;
+    - w+ is 1 + sigma for h a - eta <= s <= h a, else sigma; below that interval x is an outlier and not stored;
     - w- is 1 / max(1, E) for s < h a - eta, else 1.
 
-    As in the paper's algorithm 1, a is taken anew after each step for the classes of its batch, and a class keeps its
-    last one when its embeddings have left the memory. The memory opens with the second epoch, w+ and the outlier
-    filter start with the third, w- with the memory. All of it, the epoch too, is in the ``state_dict``.
+    As in the paper's algorithm 1, a is updated after each step for the classes of its batch; a class without embeddings
+    in the memory keeps its last a. The memory starts with the second epoch, w+ and the outlier filter with the third,
+    w- with the memory. The whole state, including the epoch, is in the ``state_dict``.
 
-    D: n counts the samples of a class since the memory opened; the memory holds T = 1024 embeddings, which the paper
-    does not print; a class that never had any in memory has weights 1. D: in the paper's Table 3, the penalty takes
-    the place of sigma in w+, and "no penalty" is w+ = 1 throughout; 1/E is 1 / max(1, E).
+    D: n counts the samples of a class since the memory started; the memory holds T = 1024 embeddings, as the paper does
+    not print T; a class that has never had an embedding in the memory has weights 1. D: in the paper's Table 3,
+    the penalty replaces sigma in w+, and "no penalty" means w+ = 1 throughout; 1/E is 1 / max(1, E).
 
     Args:
         point_dim: D.
@@ -70,8 +70,8 @@ class InformativeWeights(nn.Module):
         delay: tau > 0.
         positive_penalty: for w+: ``none``, ``1/E``, ``v`` or ``sigma``.
         negative_penalty: for w-: ``none`` or ``1/E``.
-        memory_size: least T, in embeddings.
-        memory_per_class: T / C, where that is more.
+        memory_size: minimum of T, in embeddings.
+        memory_per_class: T / C, if that makes T larger.
 
     Example:
         >>> InformativeWeights(8, 5000, memory_per_class=1.5).memory.labels.shape
@@ -101,38 +101,38 @@ class InformativeWeights(nn.Module):
         self.positive_penalty, self.negative_penalty = positive_penalty, negative_penalty
         self.memory = ClassMemory(max(memory_size, ceil(memory_per_class * num_classes)), point_dim, num_classes)
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
-        self.known_epoch = 0  # the buffer's value, where the device cannot be asked without a stall
+        self.known_epoch = 0  # a copy of the buffer: reading the device would stall it
         self.register_load_state_dict_post_hook(_read_epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """The memory opens with epoch 1, the filter of outliers starts with epoch 2; epochs count from 0."""
+        """Set the epoch, counted from 0: the memory starts with epoch 1, the outlier filter with epoch 2."""
         self.epoch.fill_(epoch)
         self.known_epoch = epoch
 
     @property
     def is_open(self) -> bool:
-        """Whether the memory is, and so whether there are weights."""
+        """Whether the memory is in use, so that there are weights."""
         return self.known_epoch >= MEMORY_EPOCH
 
     def remember(
         self, embeddings: Tensor, labels: Tensor, clean: Tensor, manifold: Manifold, proxies: Tensor, shard: ClassShard
     ) -> None:
-        """After a step with embeddings (B, D): what is clean enters the memory, and its classes get new thresholds.
+        """Store the clean embeddings of a step and update the thresholds of its classes; call after the step.
 
         Args:
             embeddings: (B, D).
             labels: (B,) among all classes.
             clean: (B,) bool, see `SampleWeights.clean`.
             manifold: the geometry of both.
-            proxies: (n, d) of this rank's classes.
-            shard: which they are.
+            proxies: (n, d), the proxies of this rank's classes.
+            shard: the classes of this rank.
         """
         self.memory.remember(embeddings.detach(), labels, clean)
         self.memory.update_averages(manifold, proxies.detach(), labels, shard)
 
     @torch.no_grad()
     def weigh(self, classes: Classes) -> SampleWeights:
-        """The weights of a batch, from the memory and thresholds as the batch before left them."""
+        """Compute the weights of a batch from the memory and thresholds after the previous batch."""
         first, labels = classes.shard.classes.start, classes.all_labels
         of_rank = slice(first, classes.shard.classes.stop)
         average, seen = self.memory.averages[of_rank], self.memory.seen[of_rank]
@@ -148,7 +148,7 @@ class InformativeWeights(nn.Module):
         own, below = own_and_below(classes, outlier)
 
         count = len(classes.proxies)
-        has_class = (classes.labels >= 0) & (classes.labels < count)  # the others' classes are with other ranks
+        has_class = (classes.labels >= 0) & (classes.labels < count)  # other ranks have the classes of the other rows
         row = classes.labels.clamp(0, count - 1)
         own_weights = torch.ones_like(own)
         clean = torch.ones_like(has_class)
@@ -174,7 +174,7 @@ class InformativeWeights(nn.Module):
         )
 
     def effective_number(self, seen: Tensor) -> Tensor:
-        """E of eq. 8: how much of a class's space n samples fill, at most V."""
+        """Return E of eq. 8: how much of a class's space n samples fill, at most V."""
         return self.volume * (1 - (1 - 1 / self.volume) ** seen)
 
 

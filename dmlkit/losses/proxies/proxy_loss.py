@@ -1,4 +1,4 @@
-"""Losses over learnable proxies: which classes a step computes, and what is made of a block of similarities."""
+"""Base of losses over learnable proxies: selects the classes of a step and combines blocks of similarities."""
 
 from typing import Annotated, ClassVar
 
@@ -16,29 +16,29 @@ from dmlkit.manifolds.base import Manifold
 
 
 class ProxyLossConfig(LossConfig, frozen=True, abstract=True):
-    """What recipes say of every loss over proxies."""
+    """Recipe keys of every loss over proxies."""
 
     shares_classes: ClassVar[bool] = True
     chunk_size: PositiveInt | None = None
-    """Classes computed at a time; null chooses by size. The value does not depend on it."""
+    """Number of classes computed at a time; null selects it by size. The loss value does not depend on it."""
     negative_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Fraction of the classes that a training step computes: the batch's own, and others drawn anew each step until it
-    is reached (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
+    """Fraction of the classes that a training step computes: those of the batch, filled up with random others that
+    change each step (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
 
 
 class ProxyLoss(Loss):
-    """A loss over proxies, computed block by block: a sum of `class_terms`, or a softmax of ``logit_scale * logits``.
+    """A loss over proxies, computed in blocks: a sum of `class_terms`, or a softmax of ``logit_scale * logits``.
 
     Args:
         manifold, num_classes: see `Loss`.
         proxies_per_class: K, or None for proxies (C, d).
-        pool: makes one similarity (B, w) of K (B, K, w); None leaves them to the loss.
-        logit_scale: inverse temperature > 0 of a loss with a softmax.
-        chunk_size: how many classes to compute at a time; None chooses by size.
-        negative_fraction: of the classes, how many a training step computes, in (0, 1]; evaluation computes all.
+        pool: reduces similarities (B, K, w) to (B, w); None passes all K to the loss.
+        logit_scale: > 0, inverse temperature of a loss with a softmax.
+        chunk_size: number of classes to compute at a time; None selects it by size.
+        negative_fraction: fraction of the classes that a training step computes, in (0, 1]; evaluation computes all.
     """
 
-    closed_form = True  # take gradients in closed form where the loss brings one; autograd gives the same numbers
+    closed_form = True  # use closed-form gradients if the loss has them; autograd gives the same numbers
 
     def __init__(
         self,
@@ -59,29 +59,29 @@ class ProxyLoss(Loss):
         self.proxies = manifold.new_proxies(num_classes, *([] if proxies_per_class is None else [proxies_per_class]))
 
     def class_terms(self, block: Block) -> Terms:
-        """Of a loss that is a sum over classes: the terms (w,) of the classes of a block."""
+        """Compute the terms (w,) of the classes of a block, for a loss that is a sum over classes."""
         raise NotImplementedError
 
     def logits(self, block: Block) -> Tensor:
-        """Of a loss with a softmax over the classes of each row: the logits (B, w) of a block, before their scale."""
+        """Compute the unscaled logits (B, w) of a block, for a loss with a softmax over the classes of each row."""
         return block.similarity
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        """Of a loss with a softmax: a `RowLoss` of log sum_{c != y} exp(z_c) and z_y, (B,) each; the cross-entropy."""
+        """Apply a `RowLoss` to log sum_{c != y} exp(z_c) and z_y, (B,) each, for a softmax loss; here cross-entropy."""
         return cross_entropy(others, own)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         return self.over(self.classes(embeddings, labels))
 
     def over(self, classes: Classes) -> Tensor:
-        """The loss over the classes of a step."""
+        """Compute the loss over the classes of a step."""
         if type(self).class_terms is not ProxyLoss.class_terms:
             return sum_over_classes(classes, self.class_terms)
         logits = None if type(self).logits is ProxyLoss.logits else self.logits
         return mean_softmax_loss(classes, self.row_losses, logits, self.logit_scale)
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
-        """The classes of this step: all of this rank's, or the sampled ones."""
+        """Return the classes of this step: all of this rank's, or a sample."""
         parameters = [tensor for tensor in self.parameters() if tensor is not self.proxies and tensor.requires_grad]
         selection = select(self.shard, labels, self.negative_fraction if self.training else 1)
         return classes_of(selection, self.proxies, embeddings, labels, self.measure, parameters, self.chunk_size)

@@ -9,24 +9,24 @@ from dmlkit.losses.proxies.classes import Block, Classes
 
 
 class SampleWeights(NamedTuple):
-    """The weights w+ and w- of a batch, and what they come from."""
+    """The weights w+ and w- of a batch, and the quantities they are computed from."""
 
-    own: Tensor  # w+ (B,)
-    own_total: Tensor  # sum of the mean w+ of a class over the classes of the batch
-    others_total: Tensor  # sum of the mean w- of a class over all classes of the step
-    clean: Tensor  # (B,) bool, no outlier of its class
+    own: Tensor  # w+, (B,)
+    own_total: Tensor  # sum over the classes of the batch of their mean w+
+    others_total: Tensor  # sum over all classes of the step of their mean w-
+    clean: Tensor  # (B,) bool, False for an outlier of its class
     outlier: Tensor  # h a - eta of this rank's classes (n,)
-    penalty: Tensor  # w- below it (n,)
+    penalty: Tensor  # w- below that threshold, (n,)
 
     def of_others(self, block: Block) -> Tensor:
-        """w- (B, w)."""
+        """Return w- (B, w) of a block."""
         similarity = block.similarity.detach()
         classes = slice(block.first, block.first + similarity.shape[1])
         return torch.where(similarity < self.outlier[classes], self.penalty[classes], 1)
 
 
 def own_and_below(classes: Classes, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """The similarity of each row to its class (B,), and how many other rows lie below each class's threshold (n,)."""
+    """Return the similarity of each row to its class (B,), and how many other rows are below the thresholds (n,)."""
     own = classes.embeddings.new_zeros(len(classes.embeddings), 1)
     below: list[Tensor] = []
     for block in classes.blocks():

@@ -1,4 +1,4 @@
-"""Which classes a step computes: all of a rank's, or the batch's own and random others."""
+"""Selection of the classes that a step computes: all of a rank's, or those of the batch and random others."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -15,13 +15,13 @@ from dmlkit.losses.proxies.similarity import Measure, automatic_block_size, may_
 class Selection(NamedTuple):
     """The n classes of a step that this rank computes."""
 
-    labels: Tensor  # (B,) where the own class of each row is among them; outside 0..n-1 where another rank has it
-    total: int  # classes of the step, over all ranks
-    shard: ClassShard  # of this rank
-    chosen: Tensor | None = None  # (n,) which of this rank's classes they are, ascending; None for all
+    labels: Tensor  # (B,), index of each row's own class among the n; outside 0..n-1 if another rank has it
+    total: int  # number of classes of the step, over all ranks
+    shard: ClassShard  # the classes of this rank
+    chosen: Tensor | None = None  # (n,), ascending indices among this rank's classes; None for all
 
     def of(self, per_class: Tensor) -> Tensor:
-        """Of a tensor with a row for each of this rank's classes, the rows of these: (n, ...)."""
+        """Return the rows (n, ...) of the selected classes from a tensor with a row for each of this rank's classes."""
         return per_class if self.chosen is None else per_class.index_select(0, self.chosen)
 
 
@@ -34,10 +34,10 @@ def classes_of(
     parameters: Sequence[Tensor],
     block_size: int | None,
 ) -> Classes:
-    """A batch (B, D) with labels (B,) among all classes, held against the selected ones.
+    """Return the selected classes for a batch (B, D) with labels (B,) among all classes.
 
     Raises:
-        ValueError: embeddings and proxies differ in dtype.
+        ValueError: embeddings and proxies have different dtypes.
     """
     proxies = selection.of(all_proxies)
     if embeddings.dtype != proxies.dtype:
@@ -61,7 +61,7 @@ def classes_of(
 
 
 def select(shard: ClassShard, labels: Tensor, fraction: float) -> Selection:
-    """The classes of a batch with labels (B,), and others drawn at random until ``fraction`` of all are chosen."""
+    """Select the classes of a batch with labels (B,), and random others up to ``fraction`` of all classes."""
     first = shard.classes.start
     own = labels - first if first else labels
     if fraction == 1:
@@ -72,17 +72,17 @@ def select(shard: ClassShard, labels: Tensor, fraction: float) -> Selection:
 
 
 def require_all(classes: Classes, reason: str) -> None:
-    """Refuse a step that samples the classes, or shares them out.
+    """Reject a step that samples the classes or splits them over ranks.
 
     Raises:
-        ValueError: with the reason.
+        ValueError: the step does so; the message has the reason.
     """
     if classes.shard.ranks > 1 or classes.chosen is not None:
-        raise ValueError(f"cannot sample or share out the classes: {reason}")
+        raise ValueError(f"the classes can neither be sampled nor split over ranks, because {reason}")
 
 
 def sample_size(fraction: float, count: int, batch: int) -> int:
-    """Classes that a rank takes of its ``count``; at least as many as a batch may hold, so it needs no look at them.
+    """Return how many of its ``count`` classes a rank takes: at least ``batch``, so that labels need not be read.
 
     Example:
         >>> sample_size(0.25, 40, batch=6), sample_size(0.25, 40, batch=12)
@@ -92,12 +92,12 @@ def sample_size(fraction: float, count: int, batch: int) -> int:
 
 
 def sample_classes(own: Tensor, count: int, size: int) -> Tensor:
-    """Classes (size,) of 0..count-1, ascending: those in the batch and random others.
+    """Draw classes (size,) from 0..count-1, ascending: those in the batch and random others.
 
     Args:
-        own: (B,) the classes of the batch; outside 0..count-1 where another rank has them.
-        count: classes to draw from.
-        size: at least as many as occur in the batch.
+        own: (B,), the classes of the batch; outside 0..count-1 if another rank has them.
+        count: number of classes to draw from.
+        size: number of classes to draw, at least as many as occur in the batch.
     """
     score = torch.rand(count + 1, device=own.device)
     score[own.where((own >= 0) & (own < count), count)] = 2.0  # above every random number
@@ -105,12 +105,12 @@ def sample_classes(own: Tensor, count: int, size: int) -> Tensor:
 
 
 def positions_among(chosen: Tensor, own: Tensor, count: int) -> Tensor:
-    """Where the classes (B,) of a batch are among the chosen ones (n,) of ``count``; -1 where another rank has them.
+    """Return the positions of the batch's classes (B,) among the chosen (n,) of ``count``; -1 if on another rank.
 
     Example:
         >>> positions_among(torch.tensor([1, 4, 7]), torch.tensor([7, 1, 12]), 10).tolist()
         [2, 0, -1]
     """
-    positions = own.new_full((count + 1,), -1)  # the last one stands for the classes of other ranks
+    positions = own.new_full((count + 1,), -1)  # the last one represents the classes of other ranks
     positions[chosen] = torch.arange(len(chosen), device=own.device)
     return positions[own.where((own >= 0) & (own < count), count)]

@@ -1,4 +1,4 @@
-"""How alike a batch is to the proxies of some classes, and how many classes to take at a time."""
+"""Similarities of a batch to the proxies of some classes, and the number of classes to compute at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,48 +15,48 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.unit import Cosines
 
 PullBack = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""Of the gradient of similarities: the gradients of embeddings and parameters. That of the proxies is written to the
-second argument."""
+"""A function of the gradient of similarities that returns the gradients of embeddings and parameters. It writes the
+gradient of the proxies to its second argument."""
 
 
 class Traced(NamedTuple):
-    """Similarities without a graph, and the way back through them."""
+    """Similarities without a graph, and their backward function."""
 
-    similarity: Tensor  # (B, w), or (B, K, w) of K proxies a class
+    similarity: Tensor  # (B, w), or (B, K, w) for K proxies per class
     pull_back: PullBack
 
 
 class Pooled(NamedTuple):
-    """One similarity to each class, and the way back to those to its K proxies."""
+    """Pooled similarities, one per class, and the backward function to those of its K proxies."""
 
     similarity: Tensor  # (B, w)
-    pull_back: Callable[[Tensor], Tensor]  # of the gradient of (B, w): that of (B, K, w)
+    pull_back: Callable[[Tensor], Tensor]  # from the gradient of (B, w) to that of (B, K, w)
 
 
 Pool = Callable[[Tensor], Pooled]
-"""Of similarities (B, K, w)."""
+"""A function that pools similarities (B, K, w)."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How alike embeddings (B, D) are to the proxies of w classes (w, ...), given the parameters that it depends on."""
+    """A similarity of embeddings (B, D) to the proxies of w classes (w, ...), with the parameters it depends on."""
 
     trace: Callable[[Tensor, Tensor, Sequence[Tensor]], Traced]
-    has_graph: bool = False  # of single proxies, too; it holds several tensors as large as the similarities
+    has_graph: bool = False  # also for single proxies; it holds several tensors of the similarities' size
 
     def __call__(self, embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
         return self.trace(embeddings, proxies, parameters)
 
 
 # A few large blocks: at B=180, C=11 318, d=512 a step of the softmax takes 1.17x its three products in one block of
-# 2^23, 1.23x in blocks of 2^20; at C=100 000 1.19x against 1.58x. Larger ones only take memory.
+# 2^23 and 1.23x in blocks of 2^20; at C=100 000 1.19x and 1.58x. Larger blocks only take more memory.
 BLOCK_NUMBERS = {"cpu": 2**23, "cuda": 2**26}
-KEPT_NUMBERS = 2**26  # similarities and proxies that may always wait for the backward pass: 256 MiB of float32
+KEPT_NUMBERS = 2**26  # numbers that may always be kept for the backward pass: 256 MiB of float32
 
 
 def similarity_to(manifold: Manifold, pool: Pool | None) -> Measure:
-    """The relative similarity to proxies (w, d) as (B, w), to (w, K, d) as (B, K, w), or pooled to (B, w)."""
-    # A subclass may mean another similarity.
+    """Return the relative similarity to proxies (w, d) as (B, w); to (w, K, d) as (B, K, w), or pooled to (B, w)."""
+    # A subclass may define another similarity.
     is_cosine = type(manifold) is Sphere and manifold.similarity_name == "cosine" and manifold.proxies == "features"
     to_each = Measure(_cosines) if is_cosine else by_autograd(partial(_relative_similarity, manifold))
 
@@ -70,7 +70,7 @@ def similarity_to(manifold: Manifold, pool: Pool | None) -> Measure:
 
 
 def by_autograd(function: Callable[[Tensor, Tensor], Tensor]) -> Measure:
-    """Of a differentiable function of embeddings and proxies, and perhaps of parameters."""
+    """Return the measure of a differentiable function of embeddings, proxies and possibly parameters."""
 
     def trace(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
         learns = torch.is_grad_enabled()
@@ -103,7 +103,7 @@ def _cosines(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) 
 
 
 def _by_class(each: Traced, shape: Sequence[int], pool: Pool | None) -> Traced:
-    """Similarities (B, w K) as (B, K, w), so that what follows runs along the classes and not along few proxies."""
+    """Reshape similarities (B, w K) to (B, K, w), so that later operations run along classes, not few proxies."""
     similarity = each.similarity.unflatten(1, shape).transpose(1, 2).contiguous()
     pooled = None if pool is None else pool(similarity)
 
@@ -116,18 +116,18 @@ def _by_class(each: Traced, shape: Sequence[int], pool: Pool | None) -> Traced:
 
 
 def automatic_block_size(embeddings: Tensor, proxies: Tensor) -> int:
-    """How many classes to take at a time: as few blocks as the limit allows, and of equal size."""
+    """Return the number of classes per block: as few blocks as the limit allows, of equal size."""
     count, *per_class, dim = proxies.shape
-    numbers = prod(per_class) * max(len(embeddings), dim)  # of a class
+    numbers = prod(per_class) * max(len(embeddings), dim)  # per class
     at_most = max(64, BLOCK_NUMBERS.get(embeddings.device.type, BLOCK_NUMBERS["cpu"]) // numbers)
     return ceil(count / ceil(count / at_most))
 
 
 def may_wait(measure: Measure, embeddings: Tensor, proxies: Tensor) -> bool:
-    """Whether similarities and their exponentials may be kept for the backward pass, or are computed twice.
+    """Return whether to keep similarities and exponentials for the backward pass instead of computing them twice.
 
-    They may where they are few, and without a graph where they take no more memory than the proxies and their gradient:
-    up to B = d. On the ball at B=180, C=100 000 a step would take 729 MiB instead of 289 and gain nothing.
+    True if they are few, or if there is no graph and they take no more memory than the proxies and their gradient:
+    up to B = d. On the ball at B=180, C=100 000 a step would take 729 MiB instead of 289 MiB and gain nothing.
     """
     kept = 2 * len(embeddings) * prod(proxies.shape[:-1])
     has_graph = measure.has_graph or proxies.ndim > 2
@@ -135,19 +135,19 @@ def may_wait(measure: Measure, embeddings: Tensor, proxies: Tensor) -> bool:
 
 
 def log_one_plus_sum_exp(exponent: Tensor, where: Tensor) -> Tensor:
-    """log(1 + sum_i e^z_ij) over the kept rows i of z (..., i, j): (..., j); 0 where none is kept.
+    """Compute log(1 + sum_i e^z_ij) over the kept rows i of z (..., i, j): (..., j); 0 if no row is kept.
 
     Example:
         >>> log_one_plus_sum_exp(torch.zeros(3, 1), torch.tensor([[True], [True], [False]])).exp()
         tensor([3.])
     """
-    nearly_minus_infinity = torch.finfo(exponent.dtype).min  # of which a sum over no row has a finite gradient
+    nearly_minus_infinity = torch.finfo(exponent.dtype).min  # a sum over no rows then has a finite gradient
     total = exponent.masked_fill(~where, nearly_minus_infinity).logsumexp(-2)
     return torch.logaddexp(total, torch.zeros_like(total))
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """The largest numbers (B, count) of each row of (B, m), in any order; all where there are fewer.
+    """Return the ``count`` largest numbers of each row (B, m), in any order, or all if there are fewer.
 
     Example:
         >>> largest(torch.tensor([[3.0, 1.0, 2.0]]), 2).sort().values
@@ -156,6 +156,6 @@ def largest(values: Tensor, count: int) -> Tensor:
     rest = values.shape[1] - count
     if rest <= 0:
         return values
-    if values.is_cpu:  # 565 of 11 318 in 180 rows: 1.6 ms, by topk 42 ms
+    if values.is_cpu:  # 565 of 11 318 in 180 rows: 1.6 ms; topk takes 42 ms
         return torch.from_numpy(np.partition(values.numpy(), rest, axis=1)[:, rest:])
     return values.topk(count, sorted=False).values

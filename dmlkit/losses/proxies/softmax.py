@@ -1,4 +1,4 @@
-"""The classes of a step under a softmax: denominators first, the gradient in the backward pass."""
+"""Softmax over the classes of a step: denominators in the forward pass, the gradient in the backward pass."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,24 +13,24 @@ from dmlkit.losses.proxies.similarity import PullBack
 from dmlkit.manifolds.numerics.autocast import without_autocast
 
 Logits = Callable[[Block], Tensor]
-"""Of a block: (B, w), differentiable."""
+"""A differentiable function that returns the logits (B, w) of a block."""
 
 
 class RowLosses(NamedTuple):
-    """What the rows of a batch lose, with its derivatives, so that autograd is not asked; (B,) each."""
+    """The loss of each row of a batch, with its derivatives, so that autograd is not needed; (B,) each."""
 
     values: Tensor
-    of_others: Tensor  # derivative by log sum_{c != y} exp(z_c)
-    of_own: Tensor  # derivative by z_y
+    of_others: Tensor  # derivative with respect to log sum_{c != y} exp(z_c)
+    of_own: Tensor  # derivative with respect to z_y
 
 
 RowLoss = Callable[[Tensor, Tensor], RowLosses]
-"""A function of log sum_{c != y_i} exp(z_ic) and z_iy_i, (B,) each: -inf where a row has no other class, or its own
-logit is -inf."""
+"""A function of log sum_{c != y_i} exp(z_ic) and z_iy_i, (B,) each. The first is -inf if a row has no other class; the
+second may be -inf."""
 
 
 def cross_entropy(others: Tensor, own: Tensor) -> RowLosses:
-    """log(1 + exp(others - own)): a `RowLoss`.
+    """Compute log(1 + exp(others - own)) as a `RowLoss`.
 
     Example:
         >>> [round(number.item(), 4) for number in cross_entropy(torch.zeros(1), torch.ones(1))]  # log(1 + 1/e)
@@ -42,16 +42,16 @@ def cross_entropy(others: Tensor, own: Tensor) -> RowLosses:
 
 
 def mean_softmax_loss(classes: Classes, row_loss: RowLoss, logits: Logits | None = None, scale: float = 1.0) -> Tensor:
-    """The mean of a loss of the rows, each of which sees all classes as the two numbers of a softmax.
+    """Compute the mean of a loss of the rows, which depends on the classes only by the two numbers of a softmax.
 
     Args:
-        classes: of the step.
-        row_loss: of logits z times a.
-        logits: z of a block; may not depend on other blocks. None for the similarities themselves.
-        scale: a > 0; two passes over a block fewer than where the logits hold it.
+        classes: the classes of the step.
+        row_loss: a function of the logits z times the scale a.
+        logits: z of a block; may not depend on other blocks. None uses the similarities themselves.
+        scale: a > 0; saves two passes over a block compared with scaling inside ``logits``.
 
     Returns:
-        (), differentiable once.
+        A scalar, differentiable once.
     """
     tensors = classes.embeddings, classes.proxies, *classes.parameters
     if torch.is_grad_enabled() and logits is None and _fit_at_once(classes):
@@ -70,12 +70,12 @@ def _similarity(block: Block) -> Tensor:
 
 
 class _BlockSoftmax(NamedTuple):
-    """What the softmax takes from a block."""
+    """The softmax of one block."""
 
     block: Block
-    logits: Tensor  # (B, w), with its graph
-    own: Tensor  # scaled logit of the own class (B, 1)
-    exponentials: Tensor  # exp(scaled logit - shift), 0 for the own class (B, w)
+    logits: Tensor  # (B, w), with graph
+    own: Tensor  # scaled logit of the own class, (B, 1)
+    exponentials: Tensor  # exp(scaled logit - shift), 0 for the own class, (B, w)
     shift: Tensor  # (B, 1)
 
     @classmethod
@@ -88,7 +88,7 @@ class _BlockSoftmax(NamedTuple):
 
 
 class _RowSums:
-    """The two results of the blocks so far, (B, 1) each."""
+    """The two softmax numbers of each row over the blocks so far, (B, 1) each."""
 
     def __init__(self, classes: Classes) -> None:
         self.shard = classes.shard
@@ -127,7 +127,7 @@ class _MeanLoss(torch.autograd.Function):
         refuse_gradient_of_gradient()
         classes, _, scale = ctx.arguments
         grad_others, grad_own = _row_gradients(ctx.rows, grad_outputs[0], scale)
-        others = ctx.saved_tensors[-1].clamp(min=torch.finfo(grad_own.dtype).min)  # -inf where there is no other class
+        others = ctx.saved_tensors[-1].clamp(min=torch.finfo(grad_own.dtype).min)  # -inf if there is no other class
         gradients = GradientSums(classes.embeddings, classes.proxies, classes.parameters, classes.shard)
         with torch.enable_grad(), without_autocast(grad_own):
             for softmax in _popped(ctx.kept) if ctx.kept else _softmaxes(*ctx.arguments):
@@ -139,7 +139,7 @@ class _MeanLoss(torch.autograd.Function):
 
 
 def _row_gradients(rows: RowLosses, grad: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """From the gradient of the mean, those of the logits before their scale: of the others and the own, (B, 1) each."""
+    """Return the gradients of the unscaled logits, of the others and of the own class, (B, 1) each."""
     grad = grad * (scale / len(rows.values))
     return (rows.of_others * grad)[:, None], (rows.of_own * grad)[:, None]
 
@@ -150,23 +150,23 @@ def _softmaxes(classes: Classes, logits: Logits, scale: float) -> Iterator[_Bloc
 
 
 def _popped(kept: list[_BlockSoftmax]) -> Iterator[_BlockSoftmax]:
-    """What was kept, the last first, which is still in the cache; freed block by block."""
+    """Yield what was kept, last first because it is still in the cache; each block is freed after use."""
     while kept:
         yield kept.pop()
 
 
 def _fit_at_once(classes: Classes) -> bool:
-    """One block holds all classes, each row has others than its own, and the similarities may be kept."""
+    """Return whether one block holds all classes, each row has other classes, and the similarities may be kept."""
     return classes.keep and classes.shard.ranks == 1 and 1 < len(classes.proxies) <= classes.block_size
 
 
 class _SoftmaxAtOnce(NamedTuple):
-    """What the softmax takes from all similarities."""
+    """The softmax of all similarities at once."""
 
     pull_back: PullBack
-    own: Tensor  # scaled similarity to the own class (B, 1)
-    others: Tensor  # log of the sum of the exponentials of the others (B,)
-    shares: Tensor  # of each other class in that sum, 0 for the own (B, n)
+    own: Tensor  # scaled similarity to the own class, (B, 1)
+    others: Tensor  # log of the sum of exponentials over the other classes, (B,)
+    shares: Tensor  # share of each other class in that sum, 0 for the own, (B, n)
 
     @classmethod
     def of(cls, classes: Classes, scale: float) -> "_SoftmaxAtOnce":
@@ -179,7 +179,7 @@ class _SoftmaxAtOnce(NamedTuple):
 
 
 class _MeanLossAtOnce(torch.autograd.Function):
-    """As `_MeanLoss`, with fewer tensors: a step takes a sixth less at C = 100, B = 180 (1.35 ms, not 1.62)."""
+    """Like `_MeanLoss` with fewer tensors: a step takes a sixth less time at C = 100, B = 180 (1.35 ms, not 1.62)."""
 
     @staticmethod
     def forward(ctx: Any, classes: Classes, row_loss: RowLoss, scale: float, *tensors: Tensor) -> Tensor:
@@ -193,11 +193,11 @@ class _MeanLossAtOnce(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_gradient_of_gradient()
         (classes, scale), kept, ctx.kept = ctx.arguments, ctx.kept, None
-        _, proxies, *_ = ctx.saved_tensors  # refuses those that were changed since
+        _, proxies, *_ = ctx.saved_tensors  # raises if they have changed
         grad_others, grad_own = _row_gradients(ctx.rows, grad_outputs[0], scale)
         of_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format)
         with without_autocast(proxies):
-            softmax = kept or _SoftmaxAtOnce.of(classes, scale)  # anew in a second backward pass
+            softmax = kept or _SoftmaxAtOnce.of(classes, scale)  # again in a second backward pass
             gradient = softmax.shares.mul_(grad_others).scatter_(1, classes.labels[:, None], grad_own)
             of_embeddings, *of_parameters = softmax.pull_back(gradient, of_proxies)
         return None, None, None, of_embeddings, of_proxies, *of_parameters

@@ -1,4 +1,4 @@
-"""Transport weights for anchor losses: a batch is split into grouplets, and their plans weigh its exponentials."""
+"""Transport weights for anchor losses: transport plans of grouplets of the batch weight its exponentials."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from dmlkit.transport.base import TransportConfig, TransportSolver
 from dmlkit.transport.exact import Exact, ExactConfig
 
 EXACT = Exact()
-ALL_CLASSES_REASON = "transport plans of grouplets need the proxies of all classes"
+ALL_CLASSES_REASON = "the transport plans of grouplets need the proxies of all classes"
 ALL_CLASSES = (
     Requirement("training.shard_proxies", (False,), ALL_CLASSES_REASON),
     Requirement("loss.negative_fraction", (1.0,), ALL_CLASSES_REASON),
@@ -23,14 +23,14 @@ ALL_CLASSES = (
 
 
 class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Weights (1 + x) from the transport plans x of random grouplets, on any loss that takes ``transport``."""
+    """Weights (1 + x) from the transport plans x of random grouplets, for any loss with the key ``transport``."""
 
     solver: Annotated[TransportConfig, one_of] = ExactConfig()
-    """Of the plans."""
+    """Solver for the plans."""
     group_size: PositiveInt = 4
-    """k, images in a grouplet."""
+    """k, number of images in a grouplet."""
     seed: NonNegativeInt = 0
-    """Of the grouping."""
+    """Seed of the random grouping."""
 
     def build(self) -> "TransportWeights":
         return TransportWeights(self.solver.build(), group_size=self.group_size, seed=self.seed)
@@ -38,40 +38,40 @@ class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True
 
 @dataclass(frozen=True)
 class Grouplets:
-    """G grouplets of equal size k, with the transport problem between their images and their labels' classes.
+    """G grouplets of equal size k, with the transport problem between their images and their classes.
 
-    Column j of a grouplet stands for the class of its image j; of images with one label the first has the column,
-    the others have empty ones.
+    Column j of a grouplet represents the class of its image j. If several images have the same label, the column of the
+    first one is used and those of the others are empty.
     """
 
-    similarity: Tensor  # (G, k, k): of image i to the class of column j
+    similarity: Tensor  # (G, k, k): similarity of image i to the class of column j
     own: Tensor  # (G, k, k) bool: column j is the class of image i
     has_column: Tensor  # (G, k) bool
-    plan: Tensor  # x (G, k, k)
+    plan: Tensor  # x, (G, k, k)
 
 
 class TransportWeights(nn.Module):
     r"""Plans x of random grouplets (Zhang et al., CVPR 2022, eq. 1) as weights 1 + x_ij in the terms of an anchor loss.
 
-    Each image of a grouplet sends 1, the class j receives as many as the grouplet has images of it, and sending i to j
-    costs c_ij = 1 - s_ij, so x says with which class the grouplet as a whole would match i. Only classes of the
-    grouplet can receive: the k x C programme is a k x k one. A weighted term is the plain one and a gain,
+    Each image of a grouplet sends 1, class j receives the number of the grouplet's images with that label, and sending
+    i to j costs c_ij = 1 - s_ij. So x is the class that the grouplet as a whole would assign to i. Only classes of the
+    grouplet can receive, so the k x C program reduces to k x k. A weighted term is the plain term plus a gain,
 
     .. math:: \log(1 + \sum_i (1 + x_{ij}) e^{z_{ij}}) =
             \log(1 + \sum_i e^{z_{ij}}) + \log(1 + \sum_i x_{ij} p_{ij}), \quad
             p_{ij} = \frac{e^{z_{ij}}}{1 + \sum_l e^{z_{lj}}}
 
-    so any loss made of such terms takes the weights by adding gains for the classes in the batch.
+    so any loss made of such terms is weighted by adding the gains of the classes in the batch.
 
-    On any manifold: the plan depends on s only up to a constant per row and column, so the 1 is immaterial and a
-    negative distance as s gives the plan of the distance. Its scale counts for solvers with a regularization.
+    On any manifold, the plan depends on s only up to a constant per row and column. So the 1 is irrelevant, and a
+    negative distance as s gives the plan of the distance. The scale of s matters for solvers with a regularization.
 
-    **Grouping.** The batch is shuffled by a generator of its own, seeded by ``seed`` and the number of training
-    steps so far, which the state dict holds: a resumed run groups as an uninterrupted one, and every
-    process as the others. If k does not divide the batch, the images left over form one smaller grouplet.
+    **Grouping.** The batch is shuffled by a separate generator, seeded by ``seed`` and the number of training steps so
+    far, which the state dict contains: a resumed run makes the same groups as an uninterrupted one, and all processes
+    make the same groups. If k does not divide the batch, the remaining images form one smaller grouplet.
 
     Args:
-        solver: of the plans; whether a gradient flows through x is its choice.
+        solver: computes the plans, and decides whether a gradient flows through x.
         group_size: k >= 1.
         seed: >= 0.
 
@@ -89,20 +89,20 @@ class TransportWeights(nn.Module):
             raise ValueError(f"TransportWeights: seed must not be negative, got {seed}")
         self.solver, self.group_size, self.seed = solver, group_size, seed
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self.known_step = 0  # the buffer's value, where the device cannot be asked without a stall
+        self.known_step = 0  # a copy of the buffer: reading the device would stall it
         self.register_load_state_dict_post_hook(_read_step)
 
     def forward(self, classes: Classes, scale: float, margin: float) -> Tensor:
-        """What the weights add to the anchor terms of a whole batch: a scalar.
+        """Compute what the weights add to the anchor terms of a whole batch: a scalar.
 
         Args:
-            classes: of the step.
+            classes: the classes of the step.
             scale: alpha of the terms.
             margin: delta of the terms.
         """
         labels, grouping = classes.labels, self.regroup(classes.labels)
         own = labels[:, None] == labels
-        column = own.byte().argmax(1)  # (B,): the first image of each image's class has its column
+        column = own.byte().argmax(1)  # (B,): each class uses the column of its first image
 
         def gains(block: Block) -> Tensor:
             similarity = block.similarity
@@ -117,9 +117,9 @@ class TransportWeights(nn.Module):
         return sum_over_classes(pairs(classes), gains)
 
     def regroup(self, labels: Tensor) -> list[Tensor]:
-        """Indices (G, k) of the images of the grouplets of a batch, and (1, rest) where k does not divide it.
+        """Return the image indices (G, k) of the grouplets of a batch, and (1, rest) if k does not divide the batch.
 
-        In training every call draws anew.
+        In training every call draws a new grouping.
         """
         order = self._shuffle(len(labels)).to(labels.device)
         if self.training and torch.is_grad_enabled():
@@ -130,18 +130,18 @@ class TransportWeights(nn.Module):
         return [images for images in stacks if images.numel()]
 
     def solve(self, images: Tensor, similarity: Tensor, labels: Tensor) -> Grouplets:
-        """The grouplets of the images (G, k) of a batch with similarity (B, B), of image i to the class of image j."""
+        """Solve the grouplets of images (G, k); similarity (B, B) is that of image i to the class of image j."""
         similarity, labels = similarity[images[:, :, None], images[:, None]], labels[images]
         own = labels[:, :, None] == labels[:, None]
         has_column = ~own.tril(-1).any(2)
         counts = (own.sum(1) * has_column).to(similarity.dtype)
-        # Non-finite similarities make the loss non-finite, which the trainer reports; here they must only not stop it.
+        # Non-finite similarities make the loss non-finite, which the trainer reports; the solver must not fail on them.
         cost = (1 - similarity).nan_to_num(0, 0, 0)
         plan = self.solver.assignment(cost, counts)
         return Grouplets(similarity, own, has_column, plan)
 
     def _shuffle(self, count: int) -> Tensor:
-        # A prime multiplier keeps (seed, step) apart from (seed + 1, step') for any number of steps in use.
+        # The prime multiplier makes (seed, step) differ from (seed + 1, step') for any realistic number of steps.
         generator = torch.Generator().manual_seed((self.seed * 1_000_000_007 + self.known_step) % 2**63)
         return torch.randperm(count, generator=generator)
 
@@ -151,13 +151,13 @@ def _read_step(module: TransportWeights, _: Any) -> None:
 
 
 def pairs(classes: Classes) -> Classes:
-    """The batch against the classes of its own labels, in one block (B, B): of image i to the class of image j."""
+    """Return the classes of the batch's own labels in one block (B, B): image i against the class of image j."""
     require_all(classes, ALL_CLASSES_REASON)
     return replace(classes, proxies=classes.proxies[classes.labels], block_size=len(classes.labels))
 
 
 def gain(exponent: Tensor, plan: Tensor, kept: Tensor) -> Tensor:
-    """log(1 + sum (1 + x) e^z) - log(1 + sum e^z) over the kept rows i of z, x (..., i, j): (..., j).
+    """Compute log(1 + sum (1 + x) e^z) - log(1 + sum e^z) over the kept rows i of z, x (..., i, j): (..., j).
 
     Example:
         >>> z, x = torch.tensor([[0.5], [0.2]]), torch.tensor([[1.0], [0.0]])

@@ -1,1 +1,1 @@
-"""Matrix products that the interface of manifolds and its adapters share."""
+"""Matrix products shared by the manifold interface and its implementations."""

@@ -1,4 +1,4 @@
-"""Inner products and squared distances as matrix products, and what rounding leaves of them."""
+"""Inner products and squared distances as matrix products, with rounding errors set to 0."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch.linalg import vecdot
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """|x_i - y_j|^2 of x (N, D) and y (M, D) from one matrix product: (N, M), never (N, M, D).
+    """Compute |x_i - y_j|^2 of x (N, D) and y (M, D) from one matrix product: (N, M), never (N, M, D).
 
     Example:
         >>> x = torch.randn(5, 512) * 30
@@ -24,7 +24,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def inner_products(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """<x_i, y_j> of x (N, D) and y (M, D): (N, M); y = x if it is not given, which saves a product in backward."""
+    """Compute <x_i, y_j> of x (N, D) and y (M, D): (N, M). Without y, y = x, which saves a product in backward."""
     if y is not None:
         return x @ y.T
     gram: Any = _Gram.apply  # untyped in torch
@@ -32,7 +32,7 @@ def inner_products(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 class _Gram(torch.autograd.Function):
-    """x x^T, whose gradient (G + G^T) x takes one matrix product where autograd takes two."""
+    """x x^T, whose gradient (G + G^T) x takes one matrix product; autograd takes two."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -45,21 +45,21 @@ class _Gram(torch.autograd.Function):
 
 
 def drop_rounding(difference: Tensor, scale: Tensor) -> Tensor:
-    """A difference of sums whose terms add up to ``scale``: 0 where it is below its rounding error.
+    """Set a difference of sums to 0 where it is below its rounding error; ``scale`` is the sum of the terms.
 
-    |x|^2 + |y|^2 - 2 x.y cancels when x and y are close: such entries become 0 with a zero gradient, so that
+    |x|^2 + |y|^2 - 2 x.y cancels if x and y are close: such entries become 0 with a zero gradient, so that
     d(x, x) = 0 (``torch.cdist`` leaves 8e-4 in float32).
     """
     return difference.masked_fill(difference < rounding_error(difference) * scale.detach(), 0)
 
 
 def rounding_error(x: Tensor) -> float:
-    """The relative error of a sum of products: 8 ulp, measured up to 5 ulp for 4 096 terms."""
+    """Return the relative error of a sum of products: 8 ulp; measured at most 5 ulp for 4 096 terms."""
     return 8 * torch.finfo(x.dtype).eps
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
-    """sqrt(x) for x >= 0 with gradient 0, not infinity, at 0.
+    """Compute sqrt(x) for x >= 0 with gradient 0 instead of infinity at 0.
 
     Example:
         >>> x = torch.zeros(1, requires_grad=True)

@@ -1,1 +1,1 @@
-"""Formulas of curved spaces that stay exact in float32."""
+"""Formulas of curved spaces that remain accurate in float32."""

@@ -5,17 +5,17 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
 
-STEPS = 200  # of the iteration; 5 to 30 do
-PRECISION = 1e-10  # of the mean tangent vector at the mean, where it would be 0
+STEPS = 200  # maximum number of iterations; 5 to 30 suffice
+PRECISION = 1e-10  # length of the mean tangent vector at which to stop; it is 0 at the mean
 
 
 @torch.no_grad()
 def frechet_mean(manifold: Manifold, points: Tensor) -> Tensor:
-    r"""The Fréchet mean: the point of least :math:`\sum_i d(m, x_i)^2`, in float64.
+    r"""Compute the Fréchet mean: the point with minimum :math:`\sum_i d(m, x_i)^2`, in float64.
 
-    Where the similarity is no distance but an inner product or a cosine, it is the point of the greatest sum of
-    similarities, a mean direction; so it is for the sphere's chord. In curved space the mean tangent vector at m is
-    followed until it vanishes (Karcher flow); a step that leads farther from the points is halved.
+    If the similarity is an inner product or a cosine, not a distance, compute the point with the maximum sum of
+    similarities, a mean direction; the same holds for the sphere's chord. In curved space, follow the mean tangent
+    vector at m until it vanishes (Karcher flow); halve a step that increases the spread.
 
     Args:
         manifold: the geometry.

@@ -1,4 +1,4 @@
-"""What both models of hyperbolic space share: the sign of the curvature, clipping, and distance from sinh^2(d / 2)."""
+"""Code shared by both models of hyperbolic space: sign of the curvature, clipping, distance from sinh^2(d / 2)."""
 
 import math
 from typing import Literal
@@ -11,7 +11,7 @@ HyperbolicSimilarity = Literal["negative_distance", "negative_squared_distance",
 
 
 class SignedExponential(nn.Module):
-    """Parametrises a learnable curvature as sign * e^t, which no optimizer step can turn or bring to zero.
+    """A parametrization of a learnable curvature as sign * e^t: optimizer steps cannot change its sign or make it 0.
 
     Args:
         sign: +1 or -1.
@@ -29,16 +29,16 @@ class SignedExponential(nn.Module):
 
 
 def make_learnable(geometry: nn.Module, sign: int) -> None:
-    """Let the curvature ``geometry.k`` of a geoopt manifold be learned, always with this sign."""
+    """Make the curvature ``geometry.k`` of a geoopt manifold learnable, with a fixed sign."""
     geometry.k.requires_grad_(True)
     register_parametrization(geometry, "k", SignedExponential(sign))
 
 
 def check_hyperbolic(name: str, curvature: float, clip_distance: float | None) -> None:
-    """Refuse a curvature that is not hyperbolic and a clipping that maps every feature to the origin.
+    """Reject a curvature that is not hyperbolic and a clipping distance that maps every feature to the origin.
 
     Raises:
-        ValueError: names the option, what came and what was expected.
+        ValueError: a value is out of range; the message names the option and the value.
 
     Example:
         >>> check_hyperbolic("Poincare", 1.0, None)
@@ -69,10 +69,10 @@ def clip_features(features: Tensor, radius: float | None, border: Tensor) -> Ten
 
 
 def farthest(dtype: torch.dtype) -> float:
-    """The largest distance from the origin, in units of 1 / sqrt(-K), that points may have: 6.2 in float32.
+    """Return the maximum distance of points from the origin, in units of 1 / sqrt(-K): 6.2 in float32.
 
-    It is geoopt's border of the unit ball, length 1 - 4e-3 or, in float64, 1 - 1e-5: 1 - |x|^2 has a relative error
-    of 1e-5 there in float32.
+    It corresponds to geoopt's border of the unit ball, length 1 - 4e-3, or 1 - 1e-5 in float64: 1 - |x|^2 has a
+    relative error of 1e-5 there in float32.
     """
     return 2 * math.atanh(1 - (1e-5 if dtype == torch.float64 else 4e-3))
 
@@ -88,7 +88,7 @@ def strongest_curvature(radius: float) -> float:
 
 
 def right_angle_distance(curvature: Tensor, radius: float) -> Tensor:
-    r"""The distance u of two points at distance r from the origin, at right angles seen from there.
+    r"""Compute the distance u of two points at distance r from the origin, in perpendicular directions.
 
     .. math:: \cosh(\sqrt{-K}\, u) = \cosh^2(\sqrt{-K}\, r), \quad
             \sinh^2(\tfrac{\sqrt{-K}}{2} u) = \tfrac12 \sinh^2(\sqrt{-K}\, r)
@@ -103,18 +103,18 @@ def right_angle_distance(curvature: Tensor, radius: float) -> Tensor:
         >>> [round(right_angle_distance(torch.tensor(k), 1.0).item(), 4) for k in (-1e-6, -1.0, -100.0)]
         [1.4142, 1.5134, 1.9307]
     """
-    side = radius * (-curvature).double().sqrt().clamp(max=300 / radius)  # whose sinh^2 is finite: points end at 6
+    side = radius * (-curvature).double().sqrt().clamp(max=300 / radius)  # keeps sinh^2 finite: points end at 6
     return distance_from_sinh(side.sinh().square() / 2, curvature.double()).to(curvature.dtype)
 
 
 def distance_from_sinh(sinh_squared: Tensor, curvature: Tensor) -> Tensor:
-    """d from sinh^2(d sqrt(-K) / 2), stable at both ends.
+    """Compute d from sinh^2(d sqrt(-K) / 2), stable near 0 and for large values.
 
     Example:
         >>> distance_from_sinh(torch.tensor([0.0, 2.0]).mul(0.5).sinh().square(), torch.tensor(-1.0)).tolist()
         [0.0, 2.0]
     """
-    # asinh is kept off 0, where the gradient of the square root is infinite.
+    # asinh is not evaluated at 0, where the gradient of the square root is infinite.
     positive = sinh_squared > torch.finfo(sinh_squared.dtype).tiny
     arc = 2 * torch.where(positive, sinh_squared, 1).sqrt().asinh() * positive
     return arc / (-curvature).sqrt()

@@ -12,13 +12,13 @@ from dmlkit.manifolds.arithmetic.products import rounding_error
 
 @dataclass(frozen=True)
 class PointRows:
-    """What `product_distance` takes of one set of points, each (N, 1) but the coordinates.
+    """The inputs of `product_distance` for one set of points; each is (N, 1) except the coordinates.
 
     Args:
         coordinates: u (N, d).
         squared: |u|^2.
-        factor: p, the share of these points in the scale of sinh^2.
-        height: h, their height over the tangent plane at the origin.
+        factor: p, the factor of these points in the scale of sinh^2.
+        height: h, their height above the tangent plane at the origin.
     """
 
     coordinates: Tensor
@@ -28,13 +28,13 @@ class PointRows:
 
 
 def row_squares(x: Tensor) -> Tensor:
-    """|x_i|^2 of x (N, d): (N, 1)."""
+    """Compute |x_i|^2 of x (N, d): (N, 1)."""
     squares: Any = _RowSquares.apply
     return squares(x)
 
 
 def squared_norms(x: Tensor) -> Tensor:
-    """|x|^2 of points x (..., D): (...). One walk over them, where a sum of products takes two and writes one.
+    """Compute |x|^2 of points x (..., D): (...), in one pass; a sum of products takes two and writes a temporary.
 
     Example:
         >>> squared_norms(torch.tensor([[3.0, 4.0]]))
@@ -44,7 +44,7 @@ def squared_norms(x: Tensor) -> Tensor:
 
 
 class _RowSquares(torch.autograd.Function):
-    """Autograd's own takes two more passes over (N, d) going back."""
+    """Squared norms of rows, whose backward pass avoids two passes over (N, d) that autograd takes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -57,11 +57,11 @@ class _RowSquares(torch.autograd.Function):
 
 
 def product_distance(x: PointRows, y: PointRows, curvature: Tensor) -> Tensor:
-    r"""d_ij (N, M) with one product of (N, d) and (d, M), and no (N, M, d) tensor.
+    r"""Compute d_ij (N, M) with one product of (N, d) and (d, M), without an (N, M, d) tensor.
 
     .. math:: \sinh^2(\tfrac{\sqrt{-K}}{2} d_{ij}) = p_i p_j (|x_i|^2 + |y_j|^2 - 2 x_i \cdot y_j - (h_i - h_j)^2)
 
-    Where the bracket is below its own rounding error, d is 0 with a zero gradient.
+    If the bracket is below its own rounding error, d is 0 with a zero gradient.
 
     Example:
         >>> flat = PointRows(torch.eye(2), torch.ones(2, 1), torch.full((2, 1), 0.5e-3))
@@ -76,7 +76,7 @@ def product_distance(x: PointRows, y: PointRows, curvature: Tensor) -> Tensor:
 
 
 class _ProductDistance(torch.autograd.Function):
-    """Autograd's chain takes 1.9 times the two products that it needs, half of it for (N, M) temporaries."""
+    """Hyperbolic distances; autograd would take 1.9 times the two products needed, half of it for temporaries."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,4 +1,4 @@
-"""The hyperboloid for Riemannian optimizers: geoopt's, made to hold in float32."""
+"""The hyperboloid for Riemannian optimizers: geoopt's, made stable in float32."""
 
 import math
 from typing import Any
@@ -11,11 +11,11 @@ from dmlkit.manifolds.numerics.hyperbolic import farthest
 
 
 class Sheet(GeooptLorentz):
-    """geoopt's ``Lorentz`` (k = -1/K) with the operations that a float32 optimizer step needs.
+    """geoopt's ``Lorentz`` (k = -1/K) with stable operations for float32 optimizer steps.
 
-    geoopt's own give NaN within some hundred steps: the inner product of a tangent vector cancels to below 0,
-    the transport divides by the squared length of the step, and nothing bounds a point. Here time coordinates
-    follow from the space coordinates, sums run in float64, and a point stays as near as `farthest`.
+    geoopt's own operations give NaN after some hundred steps: the inner product of a tangent vector cancels to below 0,
+    the transport divides by the squared length of the step, and points are not bounded. Here time coordinates
+    are computed from the space coordinates, sums are in float64, and points stay within `farthest`.
     """
 
     def projx(self, x: Tensor, *, dim: int = -1) -> Tensor:
@@ -40,7 +40,7 @@ class Sheet(GeooptLorentz):
         direction = tangent(x64, u)
         root = self.k.double().sqrt()
         length = minkowski(direction, direction).clamp(min=1e-30).sqrt() / root
-        # A step longer than the diameter of what is representable ends at its border just as well.
+        # A step longer than the representable diameter also ends at its border.
         step = length.clamp(max=2 * farthest(x.dtype))
         return self.projx((step.cosh() * x64 + step.sinh() / length * direction).to(x.dtype))
 
@@ -59,7 +59,7 @@ class Sheet(GeooptLorentz):
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5, dim: int = -1
     ) -> tuple[bool, str | None]:
-        """Whether x_0 is what the other coordinates ask for, relative to its size, as rounding is."""
+        """Return whether x_0 agrees with the other coordinates, relative to its size, as rounding errors are."""
         expected: Any = self._above(x[..., 1:])[..., 0]
         if torch.allclose(x[..., 0], expected, atol=atol, rtol=rtol):
             return True, None
@@ -67,7 +67,7 @@ class Sheet(GeooptLorentz):
 
 
 def minkowski(u: Tensor, v: Tensor) -> Tensor:
-    """<u, v>_L = -u_0 v_0 + u.v of vectors (..., d + 1): (..., 1).
+    """Compute <u, v>_L = -u_0 v_0 + u.v of vectors (..., d + 1): (..., 1).
 
     Example:
         >>> minkowski(torch.tensor([2.0, 1.0]), torch.tensor([2.0, 1.0]))
@@ -77,6 +77,6 @@ def minkowski(u: Tensor, v: Tensor) -> Tensor:
 
 
 def tangent(x: Tensor, u: Tensor) -> Tensor:
-    """The tangent vector at x in float64 with the space coordinates of u, whose time coordinate may be rounded."""
+    """Return the tangent vector at x in float64 with the space coordinates of u, whose time coordinate is rounded."""
     space = u[..., 1:].double()
     return torch.cat([(x[..., 1:] * space).sum(-1, keepdim=True) / x[..., :1], space], dim=-1)

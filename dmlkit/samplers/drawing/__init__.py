@@ -1,1 +1,1 @@
-"""Drawing items without repeating any too soon."""
+"""Random drawing of items with as few repetitions as possible."""

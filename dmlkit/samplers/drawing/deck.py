@@ -1,4 +1,4 @@
-"""Decks of cards: what makes draws even, within an epoch and within a batch."""
+"""Decks of cards: make draws uniform within an epoch and within a batch."""
 
 from collections import Counter, deque
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 class Deck:
-    """Deals cards in shuffled order; a hand of k holds no card more than ceil(k / n) times.
+    """Deals cards in shuffled order; a hand of k contains no card more than ceil(k / n) times.
 
     Args:
         cards: (n,) int64.
-        generator: shuffles them, anew whenever they run out.
+        generator: shuffles the cards whenever they run out.
     """
 
     def __init__(self, cards: np.ndarray, generator: np.random.Generator) -> None:
@@ -18,11 +18,11 @@ class Deck:
         self.rest: deque[int] = deque()
 
     def deal(self, count: int) -> list[int]:
-        """A hand of ``count`` cards."""
+        """Return a hand of ``count`` cards."""
         hand: list[int] = []
         while len(hand) < count:
             if not self.rest:
-                # cards of this hand go to the back of the new round, the most dealt ones last
+                # cards of this hand go to the end of the new round, those dealt most often last
                 shuffled = self.generator.permutation(self.cards).tolist()
                 self.rest.extend(sorted(shuffled, key=Counter(hand).__getitem__))
             hand.append(self.rest.popleft())
@@ -30,11 +30,11 @@ class Deck:
 
 
 class Piles:
-    """Deals from several decks in turn; a hand of at most as many cards as there are piles has no two of one.
+    """Deals from several decks in turn; a hand no larger than the number of piles has no two cards from one pile.
 
     Args:
-        piles: the cards (n,) int64 of each.
-        generator: shuffles them.
+        piles: the cards (n,) int64 of each pile.
+        generator: shuffles the cards.
     """
 
     def __init__(self, piles: list[np.ndarray], generator: np.random.Generator) -> None:
@@ -42,12 +42,12 @@ class Piles:
         self.turns = Deck(np.arange(len(piles)), generator)
 
     def deal(self, count: int) -> list[int]:
-        """A hand of ``count`` cards."""
+        """Return a hand of ``count`` cards."""
         return [card for pile in self.turns.deal(count) for card in self.piles[pile].deal(1)]
 
 
 def group_by(values: np.ndarray) -> list[np.ndarray]:
-    """The positions of each distinct value, in the order of the values.
+    """Return the positions of each distinct value, in the order of the values.
 
     Example:
         >>> [group.tolist() for group in group_by(np.array([5, 3, 5]))]

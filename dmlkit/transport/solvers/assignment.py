@@ -1,4 +1,4 @@
-"""Small assignment problems by enumeration, and the quadratic plans that are the same vertex."""
+"""Small assignment problems by enumeration, and a test whether their plan is also the quadratic one."""
 
 from functools import lru_cache
 from itertools import permutations
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from dmlkit.transport.solvers.interior_point import TOLERANCE
 
-ENUMERATED_ROWS = 6  # 720 permutations a problem; 7 rows would be 5 040, slower than augmenting paths
+ENUMERATED_ROWS = 6  # 720 permutations per problem; 7 rows would be 5 040, slower than augmenting paths
 
 
 def is_small_assignment(rows: Tensor, cols: Tensor) -> bool:
-    """Whether problems with sums (G, n) and (G, m) have unit rows, whole columns, and few enough rows."""
+    """Return whether problems with sums (G, n) and (G, m) have unit rows, integer columns, and few enough rows."""
     return (
         rows.shape[1] <= ENUMERATED_ROWS
         and torch.equal(rows, torch.ones_like(rows))
@@ -21,9 +21,9 @@ def is_small_assignment(rows: Tensor, cols: Tensor) -> bool:
 
 
 def best_assignment(cost: Tensor, cols: Tensor) -> Tensor:
-    """The column (G, n) of each row in an assignment of least cost (G, n, m), n <= `ENUMERATED_ROWS`.
+    """Return the column (G, n) of each row in a minimum-cost assignment of cost (G, n, m), n <= `ENUMERATED_ROWS`.
 
-    Each column is repeated once per unit of its whole sum (G, m), and every permutation is tried.
+    Each column is repeated once per unit of its integer sum (G, m), and every permutation is tried.
 
     Example:
         >>> best_assignment(torch.tensor([[[0.0, 1.0, 5.0], [0.1, 9.0, 5.0]]]), torch.tensor([[1.0, 1.0, 0.0]]))
@@ -40,15 +40,15 @@ def best_assignment(cost: Tensor, cols: Tensor) -> Tensor:
 
 
 def assigned(column: Tensor, cost: Tensor) -> Tensor:
-    """The plans of assignments (G, n), like their cost (G, n, m)."""
+    """Return the plans of assignments (G, n), shaped like their cost (G, n, m)."""
     return torch.zeros_like(cost).scatter_(2, column[:, :, None], 1)
 
 
 def is_quadratic_optimum(cost: Tensor, column: Tensor, eps: float) -> Tensor:
-    """Which assignments x (G, n) of least cost also minimise <c, x> + eps |x|^2: (G,) bool.
+    """Return which minimum-cost assignments x (G, n) also minimize <c, x> + eps |x|^2: (G,) bool.
 
-    They do where potentials meet u_i + v_j = c_ij + 2 eps on the assignment and u_i + v_j <= c_ij elsewhere. These
-    are distances in the residual graph of the costs so raised, found by n sweeps where there is no negative cycle.
+    They do if there are potentials with u_i + v_j = c_ij + 2 eps on the assignment and u_i + v_j <= c_ij elsewhere.
+    These are distances in the residual graph of the raised costs; n sweeps find them if there is no negative cycle.
 
     Example:
         >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]]).double()  # the other assignment costs 0.4 more
@@ -67,7 +67,7 @@ def is_quadratic_optimum(cost: Tensor, column: Tensor, eps: float) -> Tensor:
 
 
 def _nearest(to_row: Tensor, cost: Tensor) -> Tensor:
-    """v (G, m): the distance of each column."""
+    """Return v (G, m), the distance of each column."""
     return (to_row[:, :, None] + cost).amin(1)
 
 

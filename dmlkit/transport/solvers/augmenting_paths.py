@@ -1,24 +1,24 @@
-"""Linear transport by shortest augmenting paths, every problem of a batch in step."""
+"""Linear transport by shortest augmenting paths, for all problems of a batch in parallel."""
 
 import torch
 from torch import Tensor
 
-TIE = 1e-13  # of the spread of the costs: what an arc outside the support costs more
+TIE = 1e-13  # extra cost of an arc outside the support, relative to the range of the costs
 
 
 def shortest_augmenting_paths(cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """Optimal vertices (G, n, m) of transport problems with float64 cost (G, n, m), rows (G, n), cols (G, m).
+    """Compute optimal vertices (G, n, m) of transport problems with float64 cost (G, n, m), rows (G, n), cols (G, m).
 
-    Successive shortest paths with potentials (Ahuja, Magnanti and Orlin, Network Flows, 1993, section 9.7): from all
-    rows with supply left at once, Bellman-Ford sweeps over the residual graph find the nearest column with demand
-    left; flow is pushed along that path, and the potentials keep every reduced cost non-negative. Among shortest
-    paths one with the fewest arcs outside the support is taken; it enters each tree of the support at most once,
-    so the support stays a forest, which makes the plan a vertex. Whole marginals give a whole plan.
+    Successive shortest paths with potentials (Ahuja, Magnanti and Orlin, Network Flows, 1993, section 9.7): starting
+    from all rows with remaining supply, Bellman-Ford sweeps over the residual graph find the nearest column with
+    remaining demand; flow is pushed along that path, and the potentials keep every reduced cost non-negative. Among
+    shortest paths, one with the fewest arcs outside the support is used; it enters each tree of the support at most
+    once, so the support remains a forest and the plan is a vertex. Integer marginals give an integer plan.
 
-    The cost of the plan is within (n + m) * 1e-13 of the spread of the costs, per unit, of the optimum.
+    The cost per unit of the plan exceeds the optimum by at most (n + m) * 1e-13 times the range of the costs.
     """
     negligible = 1e-12 * rows.sum(1, keepdim=True)
-    cost = cost - cost.amin(1, keepdim=True)  # constants per column and row change no plan, only the scale
+    cost = cost - cost.amin(1, keepdim=True)  # constants per column and row do not change the plan, only the scale
     cost -= cost.amin(2, keepdim=True)
     tie = TIE * cost.amax((1, 2), keepdim=True).clamp(min=torch.finfo(cost.dtype).tiny)
     u, v = torch.zeros_like(rows), torch.zeros_like(cols)
@@ -39,18 +39,18 @@ def shortest_augmenting_paths(cost: Tensor, rows: Tensor, cols: Tensor) -> Tenso
 
 
 def _greedy_start(reduced: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """Each row offers its supply to its nearest column; a column accepts offers in order of rows while it can."""
+    """Assign each row's supply to its nearest column; a column accepts rows in order while it has demand left."""
     offer = torch.zeros_like(reduced).scatter_(2, reduced.argmin(2, keepdim=True), rows[:, :, None])
-    taken = torch.minimum(offer.cumsum(1), cols[:, None])  # (G, n, m): what is accepted up to each row
+    taken = torch.minimum(offer.cumsum(1), cols[:, None])  # (G, n, m): amount accepted up to each row
     plan = torch.diff(taken, dim=1, prepend=taken.new_zeros(len(taken), 1, taken.shape[2]))
     return torch.where(plan > 1e-12 * rows.sum(1)[:, None, None], plan, 0)
 
 
 def _sweep(reduced: Tensor, support: Tensor, has_supply: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Distances from any row with supply to all rows and columns, with the node before each on its path.
+    """Compute distances from any row with supply to all rows and columns, with the previous node on each path.
 
-    Row to column costs ``reduced``; column to row costs 0 on the support and is closed elsewhere. A parent changes
-    only when a distance strictly falls, so that arcs of cost 0 cannot close a loop. A row with supply has parent -1.
+    Row to column costs ``reduced``; column to row costs 0 on the support and is impossible elsewhere. A parent changes
+    only if a distance strictly decreases, so that arcs of cost 0 cannot form a cycle. A row with supply has parent -1.
     """
     groups, n, m = reduced.shape
     reduced_t = reduced.mT.contiguous()  # (G, m, n): a minimum runs over adjacent entries
@@ -79,7 +79,7 @@ def _augment(
     row_parent: Tensor,
     col_parent: Tensor,
 ) -> None:
-    """Push as much as fits along the path to each sink (G, 1); problems that are not ``reached`` stay as they are."""
+    """Push as much as possible along the path to each sink (G, 1); problems not ``reached`` do not change."""
     group = torch.arange(len(plan), device=plan.device)[:, None]
     amount = demand.gather(1, sink).masked_fill(~reached, 0)
     steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []

@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def with_implicit_gradient(cost: Tensor, rows: Tensor, cols: Tensor, plan: Tensor, slope: Tensor) -> Tensor:
-    r"""``plan`` (G, n, m), with the gradient that it has as the solution of a regularized transport problem.
+    r"""Return ``plan`` (G, n, m) with its gradient as the solution of a regularized transport problem.
 
-    At the optimum x_ij = f(u_i + v_j - c_ij) with potentials u, v that meet the marginals. Where f has slope w_ij,
+    At the optimum x_ij = f(u_i + v_j - c_ij) with potentials u, v that satisfy the marginals. If f has slope w_ij,
 
     .. math:: dx = w \odot (du \oplus dv - dc), \qquad
             \begin{pmatrix} \text{diag}(w 1) & w \\ w^\top & \text{diag}(w^\top 1) \end{pmatrix}
             \begin{pmatrix} du \\ dv \end{pmatrix} =
             \begin{pmatrix} d\text{rows} + (w \odot dc) 1 \\ d\text{cols} + (w \odot dc)^\top 1 \end{pmatrix}
 
-    so one symmetric solve with the incoming gradient gives the gradient for cost and marginals.
+    so one symmetric solve with the incoming gradient gives the gradient with respect to cost and marginals.
 
     Args:
         cost, rows, cols: the problem.
@@ -43,7 +43,7 @@ class _ImplicitPlan(torch.autograd.Function):
 
 
 def potentials(weights: Tensor, row_sums: Tensor, col_sums: Tensor) -> tuple[Tensor, Tensor]:
-    """u (G, n), v (G, m) such that weights * (u_i + v_j) has the given row and column sums.
+    """Return u (G, n), v (G, m) such that weights * (u_i + v_j) has the given row and column sums.
 
     They are unique up to a constant per connected component of the support of ``weights`` (G, n, m) >= 0, and exist
     if the sums balance in each component. Rows and columns without weight get 0 and need sum 0.
@@ -53,8 +53,8 @@ def potentials(weights: Tensor, row_sums: Tensor, col_sums: Tensor) -> tuple[Ten
     col_scale = torch.where(col_weights > 0, col_weights, 1)
     shares = weights / col_scale[:, None]
     schur = -(shares @ weights.mT)
-    # A component of the support leaves one direction free: 1e-13 of the diagonal fixes it, beside eigenvalues > 1e-4
-    # of it on a path of 64 nodes.
+    # Each component of the support leaves one direction free: 1e-13 of the diagonal fixes it; eigenvalues are > 1e-4
+    # of the diagonal on a path of 64 nodes.
     schur.diagonal(dim1=1, dim2=2).add_(row_scale * (1 + 1e-13))
     factor, _ = torch.linalg.cholesky_ex(schur)
     right = row_sums - (shares @ col_sums[:, :, None])[:, :, 0]

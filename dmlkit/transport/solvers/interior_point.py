@@ -1,40 +1,40 @@
-"""Quadratic transport by an interior-point method and an active-set polish, every problem of a batch in step."""
+"""Quadratic transport by an interior-point method and an active-set polish, for all problems of a batch at once."""
 
 import torch
 from torch import Tensor
 
 from dmlkit.transport.solvers.implicit import potentials
 
-GAP = 1e-10  # of the spread of the costs times the total mass: from here the polish finds the support
+GAP = 1e-10  # relative to range of costs times total mass: below it, the polish finds the support
 MAX_STEPS = 60  # 6 to 16 are usual
 NEWTON_STEPS = 10  # 1 unless an entry is 0 with reduced cost 0
-TOLERANCE = 1e-10  # of the total mass, and of the spread: what the polish may miss
+TOLERANCE = 1e-10  # error allowed in the polish, relative to the total mass and to the range of costs
 
 
 def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    r"""The minimum of <c, x> + eps |x|^2 on transport polytopes, in float64.
+    r"""Compute the minimum of <c, x> + eps |x|^2 on transport polytopes, in float64.
 
     Mehrotra's predictor-corrector method (SIAM J. Optim. 1992) from the feasible start x_ij = r_i s_j / total, so
-    every iterate keeps the marginals and a positive reduced cost z = c + 2 eps x - u - v; each step factorises one
-    n x n Schur complement a problem. `_polish` then solves the equations of the support exactly.
+    every iterate satisfies the marginals and has a positive reduced cost z = c + 2 eps x - u - v; each step factorizes
+    one n x n Schur complement per problem. `_polish` then solves the equations of the support exactly.
 
     Args:
         cost: (G, n, m).
-        rows, cols: (G, n) and (G, m) >= 0 with equal totals; zeros hold zeros.
+        rows, cols: (G, n) and (G, m) >= 0 with equal totals; the plan is 0 where they are 0.
         eps: > 0.
 
     Returns:
         The plan (G, n, m) and its support (G, n, m) bool.
     """
     rows, cols = rows[:, :, None], cols[:, None]  # (G, n, 1) and (G, 1, m), as u and v below
-    cost = cost - cost.amin(2, keepdim=True)  # constants per row and column change no plan, only the scale
+    cost = cost - cost.amin(2, keepdim=True)  # constants per row and column do not change the plan, only the scale
     cost = cost - cost.amin(1, keepdim=True)
     inside = (rows > 0) & (cols > 0)
     mask = inside.to(cost.dtype)
     pads = (rows == 0).to(cost.dtype), (cols == 0).to(cost.dtype)
     tiny = torch.finfo(cost.dtype).tiny
     total = rows.sum((1, 2), keepdim=True).clamp(min=tiny)
-    x = torch.where(inside, rows * cols / total, 1)  # outside, x stays 1 and z falls with the rest
+    x = torch.where(inside, rows * cols / total, 1)  # outside, x stays 1 and z decreases with the others
     z = cost + 2 * eps * x
     scale = (mask * z).abs().amax((1, 2), keepdim=True).clamp(min=tiny)
     u = z.amin(2, keepdim=True) - 0.5 * scale
@@ -54,14 +54,14 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
 def _direction(
     x: Tensor, z: Tensor, mask: Tensor, pads: tuple[Tensor, Tensor], gap: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The step (dx, du, dv, dz) to x * z = target, first to 0 and then to what this suggests, and its limit."""
+    """Compute the step (dx, du, dv, dz) to x * z = target, predictor then corrector, and its maximum length."""
     ratio = z / x
     weights = mask / (ratio + 2 * eps)
     row_weights = weights.sum(2, keepdim=True) + pads[0]
     col_weights = weights.sum(1, keepdim=True) + pads[1]
     shares = weights / col_weights
     shares_t, weights_t = shares.mT, weights.mT
-    # The constant (1, -1) is free in u, v: the mean of the diagonal fixes it without moving anything else.
+    # The constant (1, -1) is free in u, v: the mean of the diagonal fixes it and changes nothing else.
     schur = row_weights.mean(1, keepdim=True) / x.shape[1] - shares @ weights_t
     schur.diagonal(dim1=1, dim2=2).add_(row_weights[:, :, 0], alpha=1 + 1e-14)
     factor, _ = torch.linalg.cholesky_ex(schur)
@@ -76,7 +76,7 @@ def _direction(
         return dx, du, dv, pull - ratio * dx
 
     def limit(dx: Tensor, dz: Tensor) -> Tensor:
-        """How far x and z stay positive."""
+        """Return how far x and z remain positive."""
         fastest = torch.minimum(dx / x, dz / z).amin((1, 2), keepdim=True)
         return -1 / fastest.clamp_(max=-1e-30)
 
@@ -91,11 +91,11 @@ def _direction(
 def _polish(
     cost: Tensor, rows: Tensor, cols: Tensor, eps: float, x: Tensor, support: Tensor, u: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The plan that satisfies the equations of its support to rounding, by Newton steps on u and v.
+    """Compute the plan that satisfies the equations of its support to rounding, by Newton steps on u and v.
 
-    On the support x = (u + v - c) / (2 eps) must meet the marginals, off it u + v - c must not be positive; a step
-    solves the former and takes what is positive as the next support. Problems without a valid solution after
-    `NEWTON_STEPS` (an eps so small that the division loses it) keep the interior point x, whose marginals are exact.
+    On the support, x = (u + v - c) / (2 eps) must satisfy the marginals; elsewhere u + v - c must not be positive. A
+    step solves the former and takes the positive entries as the next support. Problems without a valid solution after
+    `NEWTON_STEPS` (eps is so small that the division loses it) keep the interior point x, whose marginals are exact.
     """
     inside = (rows > 0) & (cols > 0)
     total = rows.sum((1, 2), keepdim=True)

@@ -93,9 +93,9 @@ def test_what_cannot_be_shared_out_or_sampled_is_refused():
         ProxyAnchor(Sphere(8), 4, negative_fraction=0)
     transport = TransportWeights(Exact(), group_size=4, seed=0)
     points, labels = torch.eye(8)[:4], torch.arange(4)
-    with pytest.raises(ValueError, match=r"cannot sample or share out the classes: transport plans"):
+    with pytest.raises(ValueError, match=r"can neither be sampled nor split over ranks, because the transport"):
         MPA(Sphere(8), 40, transport=transport, negative_fraction=0.5)(points, labels)
-    with pytest.raises(ValueError, match=r"cannot sample or share out the classes: the k most alike"):
+    with pytest.raises(ValueError, match=r"can neither be sampled nor split over ranks, because the k most"):
         ProxyGML(Sphere(8), 40, negative_fraction=0.5)(points, labels)
 
 
