@@ -1,4 +1,4 @@
-"""Backbones: images to features. Each file holds one."""
+"""Backbones, which turn images into features; one file per backbone."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The backbone interface: images to features, with the freezing that fine-tuning needs."""
+"""Interface of the backbones, which turn images into features and freeze parameters for fine-tuning."""
 
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,22 +18,22 @@ class BackboneConfig(ComponentConfig, frozen=True):
     """Root of the backbone family."""
 
     sample: ClassVar[Literal["image", "vector"]] = "image"
-    """What it takes."""
+    """Kind of sample that the backbone takes as input."""
 
     tuning: Annotated[TuningConfig, one_of] = FullTuningConfig()
-    """Which weights of the backbone train: all, none, those of the last blocks, or low-rank updates of them."""
+    """Which backbone weights train: all, none, those of the last blocks, or low-rank updates (LoRA)."""
     freeze_batchnorm_statistics: bool = False
-    """Keep the running mean and variance of batch norms: batches of few classes give biased ones."""
+    """Keep the running mean and variance of batch norms fixed, because batches of few classes give biased ones."""
     freeze_batchnorm_affine: bool = False
-    """Do not train the scale and shift of batch norms."""
+    """Freeze the scale and shift of batch norms."""
     freeze_epochs: NonNegativeInt = 0
-    """Epochs at the start in which only head and loss are trained."""
+    """Number of first epochs in which only the head and the loss train."""
 
     def build(self, num_features: int | None = None) -> "Backbone":
-        """The backbone, with the weights that the recipe names, frozen as it says.
+        """Return the backbone with the recipe's weights loaded and its tuning and freezing applied.
 
         Args:
-            num_features: coordinates of the dataset's vectors; None where it has images.
+            num_features: number of coordinates of the dataset's vectors; None for a dataset of images.
         """
         backbone = self.create().tune(self.tuning)
         backbone.freeze(
@@ -45,35 +45,35 @@ class BackboneConfig(ComponentConfig, frozen=True):
 
     @property
     def is_pretrained(self) -> bool:
-        """Whether the recipe names weights to start from."""
+        """Whether the recipe names pretrained weights."""
         return getattr(self, "weights", None) is not None
 
     def create(self) -> "Backbone":
-        """The backbone, with the weights that the recipe names."""
+        """Return the backbone with the recipe's weights loaded, before tuning and freezing."""
         raise NotImplementedError
 
     def resolved_keys(self) -> dict[str, Any]:
-        """What the reader of a recipe adds to these keys, so that a run asks neither network nor folder again."""
+        """Return keys to add to the recipe, so that a run does not read them from the Hub or a folder again."""
         return {}
 
     def published_input(self) -> PublishedInput:
-        """How images were prepared for the weights, which ``transform: {name: pretrained}`` takes over.
+        """Return how images were prepared for the weights, for ``transform: {name: pretrained}``.
 
         Raises:
-            UserError: that is not known.
+            UserError: the weights have no known preprocessing.
         """
         raise UserError(
-            f"transform.name: pretrained is the preprocessing of published weights, and {self.name} has none that "
-            "tell it; expected another transform, e.g. imagenet"
+            "transform.name: pretrained uses the preprocessing published with the weights, but no preprocessing is "
+            f"known for the weights of {self.name}; use another transform, e.g. imagenet"
         )
 
 
 class Backbone(nn.Module, ABC):
-    """Images (B, 3, H, W), normalized, to features (B, F).
+    """Network from normalized images (B, 3, H, W) to features (B, F).
 
     Attributes:
         num_features: F.
-        frozen_names: of the tensors in the state dict that the recipe's tuning leaves as they are.
+        frozen_names: names of the state dict's tensors that the recipe's tuning does not change.
     """
 
     num_features: int
@@ -84,27 +84,29 @@ class Backbone(nn.Module, ABC):
         self.frozen_names: frozenset[str] = frozenset()
         self._keep_statistics = False
         self._frozen_epochs = 0
-        self._waiting: list[nn.Parameter] = []  # they train, though not in the epoch under way
+        self._waiting: list[nn.Parameter] = []  # trainable, but frozen in the current epoch
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of images (B, 3, H, W)."""
+        """Compute features (B, F) of images (B, 3, H, W)."""
 
     def blocks(self) -> list[nn.Module]:
-        """The blocks from input to output, the last with all that follows it, e.g. a final norm.
+        """Return the blocks from input to output; the last one includes what follows it, e.g. a final norm.
 
         Raises:
-            UserError: it has none that can be told apart.
+            UserError: the backbone is not divided into blocks.
         """
-        raise UserError(f"backbone.tuning: {type(self).__name__} has no blocks that can be told apart")
+        raise UserError(
+            f"backbone.tuning: {type(self).__name__} is not divided into blocks; use another tuning, e.g. full"
+        )
 
     def tune(self, tuning: TuningConfig) -> "Backbone":
-        """Freeze what does not train: no gradients, and in evaluation also while the rest trains.
+        """Freeze the modules that do not train: they get no gradients and always stay in evaluation mode.
 
-        Nothing runs backward before the first weight that trains: autograd keeps nothing of what needs no gradient.
+        The backward pass ends at the first weight that trains, because autograd stores nothing before it.
 
         Raises:
-            UserError: this backbone cannot be tuned like this.
+            UserError: the backbone does not support this tuning.
         """
         trained = {module for top in tuning.trained_modules(self, self.blocks) for module in top.modules()}
         self._frozen = frozenset(self.modules()) - trained
@@ -119,14 +121,14 @@ class Backbone(nn.Module, ABC):
         return self.train(self.training)
 
     def tuned_parameters(self) -> list[nn.Parameter]:
-        """The parameters that train, in frozen epochs too, and the batch norms' among them, frozen or not."""
+        """Return the parameters that the tuning trains, also those frozen for some epochs or as batch norms."""
         return [parameter for name, parameter in self.named_parameters() if name not in self.frozen_names]
 
     def tuned_blocks(self) -> list[list[nn.Parameter]]:
-        """`tuned_parameters` of each of the `blocks`, the last block first, and those before all blocks in the end.
+        """Return the `tuned_parameters` per block, from the last block to the first, then those before all blocks.
 
         Raises:
-            UserError: it has no blocks that can be told apart.
+            UserError: the backbone is not divided into blocks.
         """
         blocks = [{id(parameter) for parameter in block.parameters()} for block in reversed(self.blocks())]
         rest = {id(parameter) for parameter in self.parameters()}.difference(*blocks)
@@ -134,19 +136,19 @@ class Backbone(nn.Module, ABC):
         return [[parameter for parameter in tuned if id(parameter) in block] for block in (*blocks, rest)]
 
     def merge(self) -> "Backbone":
-        """Put the updates of low rank, where there are any, into the weights: faster, and with their usual names."""
+        """Merge low-rank updates, if any, into the weights, which makes them faster and restores their usual names."""
         merge(self)
         return self
 
     def freeze(
         self, *, batchnorm_statistics: bool = False, batchnorm_affine: bool = False, epochs: int = 0
     ) -> "Backbone":
-        """Leave some parameters out of training.
+        """Exclude parameters from training.
 
         Args:
-            batchnorm_statistics: batch norms use their running statistics also in training, and keep them.
-            batchnorm_affine: their scale and shift stay as they are.
-            epochs: the first epochs, in which no parameter trains; statistics go on. See `set_epoch`.
+            batchnorm_statistics: batch norms use their running statistics in training too, without updating them.
+            batchnorm_affine: the scale and shift of batch norms do not train.
+            epochs: number of first epochs in which no parameter trains; statistics are still updated. See `set_epoch`.
         """
         self._keep_statistics = batchnorm_statistics
         self._frozen_epochs = epochs
@@ -156,13 +158,13 @@ class Backbone(nn.Module, ABC):
         return self.train(self.training)
 
     def set_epoch(self, epoch: int) -> bool:
-        """Freeze what trains in the first epochs, which then run without a backward pass here, or let it train again.
+        """Freeze all parameters in the first epochs, which saves the backward pass, and unfreeze them afterwards.
 
         Args:
-            epoch: the one that begins, 0 being the first.
+            epoch: number of the epoch that starts; the first is 0.
 
         Returns:
-            Whether other parameters need a gradient than before.
+            Whether the set of parameters that need a gradient has changed.
         """
         is_frozen = epoch < self._frozen_epochs
         if is_frozen == bool(self._waiting):
@@ -174,7 +176,7 @@ class Backbone(nn.Module, ABC):
         return bool(changed)
 
     def train(self, mode: bool = True) -> "Backbone":
-        """Switch to training, leaving what is frozen in evaluation: dropout off, batch norms as they are."""
+        """Switch to training mode, except frozen modules: their dropout stays off, their batch norms unchanged."""
         super().train(mode)
         for module in self._frozen:
             module.training = False
@@ -189,11 +191,11 @@ class Backbone(nn.Module, ABC):
 
 
 def blocks_in(network: nn.Module, *containers: str) -> list[nn.Module]:
-    """The blocks of a network whose children are containers of them, the last with the children that follow.
+    """Return the blocks inside a network's containers; the last block includes the children that follow.
 
     Args:
-        network: with the containers in their order.
-        containers: their names.
+        network: network whose children include the containers, in order.
+        containers: names of the containers.
 
     Example:
         >>> network = nn.ModuleDict({"stem": nn.Linear(2, 2), "layer1": nn.Sequential(nn.Tanh(), nn.Tanh())})

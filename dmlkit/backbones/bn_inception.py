@@ -21,16 +21,16 @@ URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 class BNInceptionConfig(BackboneConfig, frozen=True):
     """BN-Inception (Ioffe & Szegedy 2015), 1 024 features; use it with the transform ``bn_inception``.
 
-    Its published weights are a file to fetch: ``bn_inception-52deb4733.pth`` of data.lip6.fr/cadene.
+    Download its published weights, ``bn_inception-52deb4733.pth``, from data.lip6.fr/cadene.
     """
 
     name: Literal["bn_inception"] = "bn_inception"
     weights: str | None = None
-    """A file; null trains from scratch."""
+    """Path of a weights file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
-    """How the backbone's map of features becomes one vector."""
+    """Pooling of the last feature map to one vector."""
     batchnorm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share of a new batch in the running statistics; Proxy-Anchor's code has 0.9, ProxyGML's and SoftTriple's 0.1."""
+    """Weight of a new batch in the running statistics; Proxy-Anchor's code has 0.9, ProxyGML's and SoftTriple's 0.1."""
 
     def create(self) -> "BNInception":
         return BNInception(
@@ -47,12 +47,12 @@ class InceptionBlock(NamedTuple):
     """Channels of an inception block; a block without ``one`` halves the sides of the map.
 
     Args:
-        name: as in the published weights.
-        one: of the 1x1 branch, 0 for none.
-        three: of the 3x3 branch, before and after the 3x3 convolution.
-        double: of the branch of two 3x3 convolutions, before and after them.
-        pool: which pooling the last branch starts with.
-        projection: of the last branch, 0 where it only pools.
+        name: name of the block in the published weights.
+        one: channels of the 1x1 branch; 0 for no such branch.
+        three: channels of the 3x3 branch before and after its 3x3 convolution.
+        double: channels of the branch with two 3x3 convolutions before and after them.
+        pool: pooling that the last branch starts with.
+        projection: channels of the last branch; 0 if the branch only pools.
     """
 
     name: str
@@ -64,7 +64,7 @@ class InceptionBlock(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Channels that the block adds up to, without a pooled input that passes unprojected."""
+        """Total output channels of the block's convolutions, without an unprojected pooled input."""
         return self.one + self.three[1] + self.double[1] + self.projection
 
 
@@ -83,19 +83,19 @@ BLOCKS = (
 
 
 class BNInception(Backbone):
-    """The network of Ioffe & Szegedy, ICML 2015 (arXiv:1502.03167), figure 5, up to its pooling.
+    """Network of Ioffe & Szegedy, ICML 2015 (arXiv:1502.03167), figure 5, up to its pooling.
 
-    Layers carry the names of the published Caffe and PyTorch weights: ``inception_3a_3x3_reduce`` is a convolution
+    Layers have the names of the published Caffe and PyTorch weights: ``inception_3a_3x3_reduce`` is a convolution
     with a bias, ``inception_3a_3x3_reduce_bn`` the batch norm that follows, and a ReLU follows both.
 
     Args:
-        weights: a file with all 69 convolutions and batch norms; None starts at random.
-        pooling: of the last feature map; None averages.
-        batchnorm_momentum: share of a new batch in the running statistics.
+        weights: path of a file with all 69 convolutions and batch norms; None initializes at random.
+        pooling: pooling of the last feature map; None averages.
+        batchnorm_momentum: weight of a new batch in the running statistics.
 
     Raises:
-        UserError: the file is missing or of another network.
-        ValueError: of `forward`, for images whose maps cannot be halved: 224, 227 and 256 pixels are fine.
+        UserError: the file is missing or belongs to another network.
+        ValueError: raised by `forward` if a map cannot be halved; images of 224, 227 and 256 pixels work.
     """
 
     num_features = 1024
@@ -115,7 +115,7 @@ class BNInception(Backbone):
             channels = block.channels if block.one else block.channels + channels
         if weights is not None:
             if not is_file(weights):
-                raise UserError(f"backbone.weights: {weights!r}: expected a file, e.g. that of {URL}")
+                raise UserError(f"backbone.weights: {weights!r}: expected a file, e.g. the download of {URL}")
             load_weights(self.layers, Path(weights))
         self.pooling = pooling or Avg()
 
@@ -154,8 +154,8 @@ class BNInception(Backbone):
         if not block.projection:
             if maps.shape[-1] % 2 or maps.shape[-2] % 2:  # convolutions round up here, pooling down
                 raise ValueError(
-                    f"bn_inception got images whose map before block {block.name} is "
-                    f"{maps.shape[-2]} x {maps.shape[-1]}, expected even sides; use images of 224, 227 or 256 pixels"
+                    f"bn_inception: the feature map before block {block.name} is {maps.shape[-2]} x {maps.shape[-1]}, "
+                    "expected even sides; use images of 224, 227 or 256 pixels"
                 )
             outputs.append(halve(maps))
         else:
@@ -165,7 +165,12 @@ class BNInception(Backbone):
 
 
 def branches(block: InceptionBlock, channels: int) -> Iterable[tuple[str, int, int, int]]:
-    """The convolutions of a block with ``channels`` going in: name, channels before and after, side."""
+    """Yield name, input channels, output channels and kernel side of a block's convolutions.
+
+    Args:
+        block: the block.
+        channels: channels of the block's input.
+    """
     prefix = f"inception_{block.name}_"
     if block.one:
         yield f"{prefix}1x1", channels, block.one, 1
@@ -179,12 +184,12 @@ def branches(block: InceptionBlock, channels: int) -> Iterable[tuple[str, int, i
 
 
 def is_strided(name: str) -> bool:
-    """Whether a convolution halves the sides: the last 3x3 ones of the blocks without a 1x1 branch."""
+    """Return whether a convolution halves the map: a last 3x3 convolution of a block without a 1x1 branch."""
     return any(name.startswith(f"inception_{block.name}_") for block in BLOCKS if not block.one) and name.endswith(
         ("_3x3", "_3x3_2")
     )
 
 
 def halve(maps: Tensor) -> Tensor:
-    """3x3 maximum pooling with stride 2; an odd border counts as a window of its own."""
+    """Apply 3x3 maximum pooling with stride 2; a remaining border row or column gets its own window."""
     return nn.functional.max_pool2d(maps, 3, stride=2, ceil_mode=True)

@@ -20,11 +20,11 @@ class ConvNeXtConfig(BackboneConfig, frozen=True):
 
     name: Literal["convnext"] = "convnext"
     size: Size = "tiny"
-    """Width and depth."""
+    """Width and depth of the network."""
     weights: str | None = None
-    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
+    """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
-    """How the backbone's map of features becomes one vector."""
+    """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ConvNeXt":
         return ConvNeXt(size=self.size, weights=self.weights, pooling=self.pooling.build())
@@ -40,12 +40,12 @@ class ConvNeXt(Backbone):
     """torchvision's ConvNeXt up to the layer norm that follows its pooling.
 
     Args:
-        size: of the network.
+        size: width and depth of the network.
         weights: see `dmlkit.backbones.pretrained.weights.build_torchvision`.
-        pooling: of the last feature map; None averages.
+        pooling: pooling of the last feature map; None averages.
 
     Raises:
-        UserError: the weights cannot be had.
+        UserError: the weights are unknown or cannot be downloaded or read.
     """
 
     def __init__(self, *, size: Size = "tiny", weights: str | None = None, pooling: Pooling | None = None) -> None:
@@ -62,7 +62,7 @@ class ConvNeXt(Backbone):
         self.pooling = pooling or Avg()
 
     def blocks(self) -> list[nn.Module]:
-        _, first, *stages = self.network.features  # after the stem, stages and what halves the map before the next
+        _, first, *stages = self.network.features  # after the stem, stages alternate with layers that halve the map
         found: list[nn.Module] = list(first)
         for halving, (start, *others) in zip(stages[::2], stages[1::2], strict=True):
             found += [nn.ModuleList([halving, start]), *others]

@@ -18,9 +18,9 @@ class GoogLeNetConfig(BackboneConfig, frozen=True):
 
     name: Literal["googlenet"] = "googlenet"
     weights: str | None = None
-    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
+    """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
-    """How the backbone's map of features becomes one vector."""
+    """Pooling of the last feature map to one vector."""
 
     def create(self) -> "GoogLeNet":
         return GoogLeNet(weights=self.weights, pooling=self.pooling.build())
@@ -37,10 +37,10 @@ class GoogLeNet(Backbone):
 
     Args:
         weights: see `dmlkit.backbones.pretrained.weights.build_torchvision`.
-        pooling: of the last feature map; None averages.
+        pooling: pooling of the last feature map; None averages.
 
     Raises:
-        UserError: the weights cannot be had.
+        UserError: the weights are unknown or cannot be downloaded or read.
     """
 
     def __init__(self, *, weights: str | None = None, pooling: Pooling | None = None) -> None:
@@ -48,8 +48,8 @@ class GoogLeNet(Backbone):
         from torchvision import models
 
         build, enum = models.googlenet, models.GoogLeNet_Weights
-        # torchvision's weights want pixels in -1..1 and make them of ImageNet's statistics, switched by
-        # transform_input; always on, so that a trained model does not depend on where its weights once came from
+        # torchvision's weights need pixels in -1..1; transform_input converts them from ImageNet's statistics. It is
+        # always on, so that a trained model does not depend on where its first weights came from.
         options = {"transform_input": True, "aux_logits": False, "init_weights": False}
         self.network, self.num_features = build_torchvision(build, enum, weights, "fc", **options)
         self.network.avgpool = pooling or Avg()

@@ -1,4 +1,4 @@
-"""No backbone: vectors are features as they are."""
+"""Identity backbone, which returns a dataset's vectors unchanged as features."""
 
 from collections.abc import Iterable
 from typing import ClassVar, Literal
@@ -10,20 +10,20 @@ from dmlkit.component import Requirement
 
 
 class IdentityConfig(BackboneConfig, frozen=True):
-    """Takes a dataset's vectors as features, so that the head alone is trained."""
+    """Identity: a dataset's vectors are the features, and only the head trains."""
 
     sample: ClassVar = "vector"
 
     name: Literal["identity"] = "identity"
 
     def build(self, num_features: int | None = None) -> "Identity":
-        """The backbone for vectors of ``num_features`` coordinates."""
+        """Return the backbone for vectors of ``num_features`` coordinates."""
         if num_features is None:
-            raise ValueError("identity takes vectors; expected their number of coordinates")
+            raise ValueError("identity: got no num_features, expected the number of coordinates of the vectors")
         return Identity(num_features)
 
     def requirements(self) -> Iterable[Requirement]:
-        nothing = "it has no weights"
+        nothing = "the backbone identity has no weights"
         yield Requirement("backbone.tuning.name", ("full",), nothing)
         yield Requirement("backbone.freeze_batchnorm_statistics", (False,), nothing)
         yield Requirement("backbone.freeze_batchnorm_affine", (False,), nothing)
@@ -34,10 +34,10 @@ class IdentityConfig(BackboneConfig, frozen=True):
 
 
 class Identity(Backbone):
-    """Hands vectors on.
+    """Backbone that returns its input vectors.
 
     Args:
-        num_features: their coordinates.
+        num_features: number of coordinates of the vectors.
 
     Example:
         >>> import torch

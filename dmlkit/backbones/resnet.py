@@ -18,9 +18,9 @@ class ResNet18Config(BackboneConfig, frozen=True):
 
     name: Literal["resnet18"] = "resnet18"
     weights: str | None = None
-    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
+    """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
-    """How the backbone's map of features becomes one vector."""
+    """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ResNet":
         return ResNet(18, weights=self.weights, pooling=self.pooling.build())
@@ -33,13 +33,13 @@ class ResNet18Config(BackboneConfig, frozen=True):
 
 
 class ResNet50Config(BackboneConfig, frozen=True):
-    """ResNet-50 (He et al. 2016), 2 048 features; takes SwAV's and DINO's self-supervised weights as files."""
+    """ResNet-50 (He et al. 2016), 2 048 features; accepts files of SwAV's and DINO's self-supervised weights."""
 
     name: Literal["resnet50"] = "resnet50"
     weights: str | None = None
-    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
+    """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
-    """How the backbone's map of features becomes one vector."""
+    """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ResNet":
         return ResNet(50, weights=self.weights, pooling=self.pooling.build())
@@ -56,9 +56,9 @@ class ResNet101Config(BackboneConfig, frozen=True):
 
     name: Literal["resnet101"] = "resnet101"
     weights: str | None = None
-    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
+    """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
-    """How the backbone's map of features becomes one vector."""
+    """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ResNet":
         return ResNet(101, weights=self.weights, pooling=self.pooling.build())
@@ -76,10 +76,10 @@ class ResNet(Backbone):
     Args:
         depth: 18, 50 or 101.
         weights: see `dmlkit.backbones.pretrained.weights.build_torchvision`.
-        pooling: of the last feature map; None averages.
+        pooling: pooling of the last feature map; None averages.
 
     Raises:
-        UserError: the weights cannot be had.
+        UserError: the weights are unknown or cannot be downloaded or read.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A small convolutional network for small images; trains on a laptop."""
+"""Small convolutional network for small images, which trains on a laptop."""
 
 from typing import Literal
 
@@ -9,18 +9,18 @@ from dmlkit.backbones.base import Backbone, BackboneConfig
 
 
 class SmallCNNConfig(BackboneConfig, frozen=True):
-    """Six 3x3 convolutions with batch norm for images of about 32 pixels, from scratch."""
+    """Six 3x3 convolutions with batch norm for images of about 32 pixels, trained from scratch."""
 
     name: Literal["small_cnn"] = "small_cnn"
     width: PositiveInt = 32
-    """Channels of the first pair of layers; the next pairs have twice and four times as many."""
+    """Channels of the first pair of layers; the second and third pairs have two and four times as many."""
 
     def create(self) -> "SmallCNN":
         return SmallCNN(width=self.width)
 
 
 class SmallCNN(Backbone):
-    """Three pairs of 3x3 convolutions, halving the side after each of the first two, then average pooling.
+    """Three pairs of 3x3 convolutions, the first two each followed by halving, then average pooling.
 
     Args:
         width: channels of the first pair.

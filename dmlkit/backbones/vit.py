@@ -18,23 +18,23 @@ ViTVariant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
 
 
 class ViTConfig(BackboneConfig, frozen=True):
-    """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); see timm for ViT-S."""
+    """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); for ViT-S use timm."""
 
     name: Literal["vit"] = "vit"
     variant: ViTVariant = "b_16"
-    """Width, and the side of a patch in pixels."""
+    """Size of the network, and the side of a patch in pixels."""
     image_size: Annotated[int, Field(ge=14)] = 224
-    """Of the position embeddings; must be the transform's size."""
+    """Side of the images in pixels, which sets the position embeddings; must equal the transform's size."""
     weights: str | None = None
-    """``imagenet``, the name of torchvision weights, or a file; null trains from scratch."""
+    """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = ClsConfig()
-    """How the backbone's map of features becomes one vector."""
+    """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ViT":
         return ViT(variant=self.variant, image_size=self.image_size, weights=self.weights, pooling=self.pooling.build())
 
     def requirements(self) -> Iterable[Requirement]:
-        yield Requirement("transform.size", (self.image_size,), "its positions are learned for backbone.image_size")
+        yield Requirement("transform.size", (self.image_size,), "its position embeddings have backbone.image_size")
         yield from torchvision_requirements(self.weights)
 
     def published_input(self) -> PublishedInput:
@@ -45,14 +45,14 @@ class ViT(Backbone):
     """torchvision's vision transformer up to its final layer norm.
 
     Args:
-        variant: of the network.
-        image_size: side of the images, pixels; a multiple of the patch.
+        variant: size of the network and side of a patch.
+        image_size: side of the images in pixels, a multiple of the patch's side.
         weights: see `dmlkit.backbones.pretrained.weights.build_torchvision`.
-        pooling: of the class token and the map of patches; None takes the class token.
+        pooling: pooling of the class token and the map of patches; None uses the class token.
 
     Raises:
-        UserError: the weights cannot be had.
-        ValueError: the patches do not fill the image.
+        UserError: the weights are unknown or cannot be downloaded or read.
+        ValueError: the image size is not a multiple of the patch's side.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ViT(Backbone):
         }[variant]
         patch = int(variant.split("_")[1])
         if image_size % patch:
-            raise ValueError(f"image_size: {image_size} is no multiple of the patches of {patch} pixels")
+            raise ValueError(f"image_size: got {image_size}, expected a multiple of {patch} (the side of a patch)")
         self.network, self.num_features = build_torchvision(build, enum, weights, "heads.head", image_size=image_size)
         self.pooling = pooling or Cls()
         self.side = image_size // patch  # patches in a row

@@ -1,4 +1,4 @@
-"""Datasets: labelled images of one split. Each file holds one kind."""
+"""Datasets of labeled images or vectors; one file per kind."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The dataset interface: labelled samples of one split, and how validation classes are cut from training ones."""
+"""Interface of the datasets: labeled samples of one split, with validation classes taken from the training classes."""
 
 from math import ceil
 from pathlib import Path
@@ -20,20 +20,22 @@ class DatasetConfig(ComponentConfig, frozen=True):
     """Root of the dataset family."""
 
     published: ClassVar[Published | None] = None
-    """For a benchmark: its archives and the counts of the literature."""
+    """Archives and counts of the literature, if the dataset is a benchmark."""
     sample: ClassVar[Literal["image", "vector"]] = "image"
-    """What it holds."""
+    """Kind of the samples."""
 
     split: Literal["official", "reality_check"] = "official"
-    """``reality_check`` tests on the last half of the classes and validates on a fold of the first half."""
+    """``official`` uses the dataset's own split; ``reality_check`` tests on the last half of the classes and validates
+    on a fold of the first half."""
     fold: Annotated[int, Field(ge=0, lt=FOLDS)] = 0
-    """The fold that validates, with ``split: reality_check``."""
+    """Number of the validation fold, with ``split: reality_check``."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the training classes, the last of them and at least two, held out to choose the best checkpoint."""
+    """Share of the training classes to hold out for choosing the best checkpoint: the last ones, at least two."""
     on_bad_image: Literal["error", "skip"] = "error"
-    """Whether an image that cannot be read stops the command, or is left out and listed in the summary."""
+    """What to do with an unreadable image: ``error`` stops the command, ``skip`` excludes the image and lists it in the
+    summary."""
     cache: str | None = None
-    """A folder that ``dmlkit data cache`` wrote: images are taken from it instead of being decoded."""
+    """Folder written by ``dmlkit data cache``, from which images are read instead of decoding the files."""
 
     @property
     def data_root(self) -> Path | None:
@@ -43,19 +45,19 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     @property
     def validates(self) -> bool:
-        """Whether there are validation classes."""
+        """Whether the dataset has validation classes."""
         return self.split == "reality_check" or self.validation_fraction > 0
 
     def build(self, split: Split) -> Dataset:
-        """The images of a split; validation classes are cut from the training classes, never from test.
+        """Return the samples of a split; validation classes come from the training classes, never from test.
 
         Raises:
-            UserError: files are missing, or too few classes are left for the split.
+            UserError: a file is missing, or too few classes are left for the split.
         """
         return self.images_of(self.listing(), split)
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
-        """`build` from what the dataset's files say; None for a dataset without files.
+        """Return the samples of a split from a listing; the listing is None for a dataset without files.
 
         Raises:
             UserError: see `build`.
@@ -67,16 +69,16 @@ class DatasetConfig(ComponentConfig, frozen=True):
         if split in ("test", "all"):
             return load(split)
         if listing is not None and listing.has("validation"):
-            return listing.images(split)  # the dataset names its validation images
+            return listing.images(split)  # the dataset has its own validation split
         whole = load("train")
         count = len(whole.class_names)
-        # a single class would find itself whatever the model does
+        # with a single class every search would succeed, whatever the model does
         held_out = max(2, ceil(count * self.validation_fraction)) if self.validation_fraction else 0
         if count - held_out < 1 or (split == "validation" and not held_out):
             raise UserError(
                 f"dataset.validation_fraction: {self.validation_fraction} of {count} training classes leaves "
-                f"{max(0, count - held_out)} to train and {held_out} to validate; expected at least one to train and "
-                "two to validate, or validation_fraction 0"
+                f"{max(0, count - held_out)} for training and {held_out} for validation; expected at least one for "
+                "training and two for validation; change the fraction, or use 0 for no validation"
             )
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
         return ClassSubset(whole, kept)
@@ -86,34 +88,40 @@ class DatasetConfig(ComponentConfig, frozen=True):
         if split == "all":
             return whole
         if whole.query is not None:
-            raise UserError(f"dataset.split: reality_check needs one set of images, {self.name} has query and gallery")
+            raise UserError(
+                f"dataset.split: reality_check does not support separate query and gallery images, which {self.name} "
+                "has; use split: official"
+            )
         return ClassSubset(whole, class_fold(len(whole.class_names), self.fold)[split])
 
     def load(self, split: Literal["train", "test", "all"]) -> Dataset:
-        """The images of the official split; ``train`` still holds the classes that `build` cuts for validation."""
+        """Return the samples of the official split; ``train`` still includes the classes held out for validation."""
         listing = self.listing()
         if listing is None:
             raise NotImplementedError
         return listing.images(split)
 
     def listing(self) -> Listing | None:
-        """What the dataset's files say, faults included, before any image is opened; None without files, see `load`."""
+        """Return the listing of the dataset's files, with all problems, before any image is opened.
+
+        It is None for a dataset without files, which implements `load`.
+        """
         return None
 
 
 def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "test"], list[int]]:
-    """Classes of a fold of the Reality Check protocol (Musgrave et al., ECCV 2020).
+    """Return the classes of a fold of the Reality Check protocol (Musgrave et al., ECCV 2020).
 
-    The last half of the sorted classes tests. Of the first half, n classes, floor(n / 4) contiguous ones validate:
-    those before class floor(fold * n / 4), counted round the circle, so fold 0 validates on the last ones. Where
-    4 does not divide n, its remainder never validates.
+    The last half of the sorted classes is for testing. Of the n classes of the first half, floor(n / 4) contiguous ones
+    are for validation: those before class floor(fold * n / 4), counted cyclically, so fold 0 has the last ones. If 4
+    does not divide n, the remaining classes are never used for validation.
 
     Args:
-        count: all classes.
+        count: total number of classes.
         fold: 0..3.
 
     Raises:
-        UserError: fewer than 16 classes leave single ones to validate, which find themselves whatever the model does.
+        UserError: there are fewer than 16 classes, so that a fold would have fewer than two.
 
     Example:
         >>> folds = class_fold(200, fold=1)  # CUB-200-2011
@@ -123,7 +131,9 @@ def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "te
     half = count // 2
     size = half // FOLDS
     if size < 2:
-        raise UserError(f"dataset.split: reality_check needs at least {4 * FOLDS} classes, there are {count}")
+        raise UserError(
+            f"dataset.split: reality_check needs at least {4 * FOLDS} classes, got {count}; use split: official"
+        )
     end = fold * half // FOLDS
     validation = sorted(label % half for label in range(end - size, end))
     held_out = set(validation)

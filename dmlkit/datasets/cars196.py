@@ -1,4 +1,4 @@
-"""Cars196: 196 models of cars."""
+"""Cars196 dataset: 196 models of cars."""
 
 import csv
 from collections.abc import Iterator
@@ -22,11 +22,12 @@ SITE = "http://ai.stanford.edu/~jkrause/cars/car_dataset.html"
 
 
 class Cars196Config(DatasetConfig, frozen=True):
-    """Cars196 (Krause et al. 2013): models 1-98 train, 99-196 test; whole images, the closed-set flag is ignored.
+    """Cars196 (Krause et al. 2013): models 1-98 for training, 99-196 for testing; uncropped images.
 
-    Layouts: ``cars_annos.mat`` and ``car_ims/``; ``devkit/``, ``cars_train/`` and ``cars_test/`` with
-    ``cars_test_annos_withlabels.mat``; Kaggle's ``names.csv``, ``anno_train.csv``, ``anno_test.csv`` and
-    ``car_data/car_data/``; ``train/`` and ``test/`` folders of classes. All may lie in a folder ``cars196/``.
+    The flag of the closed-set split is ignored. Layouts: ``cars_annos.mat`` and ``car_ims/``; ``devkit/``,
+    ``cars_train/`` and ``cars_test/`` with ``cars_test_annos_withlabels.mat``; Kaggle's ``names.csv``,
+    ``anno_train.csv``, ``anno_test.csv`` and ``car_data/car_data/``; ``train/`` and ``test/`` folders of classes. All
+    may be inside a folder ``cars196/``.
     """
 
     published: ClassVar[Published] = Published(
@@ -42,7 +43,7 @@ class Cars196Config(DatasetConfig, frozen=True):
 
     name: Literal["cars196"] = "cars196"
     root: str = Field(min_length=1)
-    """The folder that the archives were unpacked into."""
+    """Folder into which the archives were unpacked."""
 
     def listing(self) -> Listing:
         root = Path(self.root)
@@ -57,7 +58,7 @@ class Cars196Config(DatasetConfig, frozen=True):
 
 
 class CarsRow(NamedTuple):
-    """An image as its list has it."""
+    """Entry of an image in a list."""
 
     where: str
     name: str  # relative to the root
@@ -65,17 +66,17 @@ class CarsRow(NamedTuple):
 
 
 def to_listing(rows: ListedRows, images: Iterator[CarsRow], names: list[str]) -> Listing:
-    """A listing of images; a model outside 1..C, C being the number of names, is a fault."""
+    """Return the listing of the images; report models outside 1..C, where C is the number of names."""
     for where, name, model in images:
         if 1 <= model <= len(names):
             rows.add(where, name, model - 1, "train" if model <= TRAINING_CLASSES else "test")
         else:
-            rows.faults.append(f"{where}: class {model} of {name!r}; expected 1 to {len(names)}")
+            rows.faults.append(f"{where}: class {model} of {name!r}; expected a class from 1 to {len(names)}")
     return rows.listing(names)
 
 
 def from_annotations(folder: Path) -> Listing:
-    """``cars_annos.mat`` beside ``car_ims/``."""
+    """Read ``cars_annos.mat`` next to ``car_ims/``."""
     rows = ListedRows(folder)
     contents = read_mat(folder / "cars_annos.mat", ("annotations", "class_names"), rows.faults)
     annotations = mat_rows(folder / "cars_annos.mat", contents, "relative_im_path", "", rows.faults)
@@ -83,7 +84,7 @@ def from_annotations(folder: Path) -> Listing:
 
 
 def from_devkit(folder: Path) -> Listing:
-    """``devkit/`` with the two folders of images and the published test labels."""
+    """Read ``devkit/`` next to the two folders of images and the published test labels."""
     rows = ListedRows(folder)
     names = class_names(read_mat(folder / "devkit" / "cars_meta.mat", ("class_names",), rows.faults))
 
@@ -99,7 +100,7 @@ def from_devkit(folder: Path) -> Listing:
 
 
 def from_kaggle(folder: Path) -> Listing:
-    """``names.csv`` and ``anno_{train,test}.csv``: name, box, model; images in folders named after the models."""
+    """Read ``names.csv`` and ``anno_{train,test}.csv``: name, box, model; images in folders named after the models."""
     rows = ListedRows(folder)
     names = [line.strip().strip('"') for line in read_lines(folder / "names.csv", rows.faults) if line.strip()]
 
@@ -108,7 +109,7 @@ def from_kaggle(folder: Path) -> Listing:
             path = folder / f"anno_{split}.csv"
             for line, text in enumerate(read_lines(path, rows.faults), start=1):
                 cells: list[str] = []
-                with suppress(csv.Error):  # of a cell of more than 131 072 characters
+                with suppress(csv.Error):  # a cell has more than 131 072 characters
                     cells = next(csv.reader([text]), [])
                 model = whole_number(cells[-1].strip()) if len(cells) > 1 else None
                 if model is None:
@@ -121,26 +122,30 @@ def from_kaggle(folder: Path) -> Listing:
 
 
 LAYOUTS = {"cars_annos.mat": from_annotations, "devkit": from_devkit, "anno_train.csv": from_kaggle}
-"""The layouts by the file that gives each away."""
+"""Reader of each layout, by the file that identifies the layout."""
 
 
 def class_names(contents: dict[str, Any]) -> list[str]:
-    """The names of the models; none where the file could not be read."""
+    """Return the names of the models; an empty list if the file could not be read."""
     return [str(name) for name in contents["class_names"]] if contents else []
 
 
 def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faults: list[str]) -> Iterator[CarsRow]:
-    """The images of the structure array ``annotations``: the path in ``field``, the model in ``class``."""
+    """Yield the images of the structure array ``annotations``: the path from ``field``, the model from ``class``."""
     if not contents:
         return
     annotations = contents["annotations"]
     absent = {field, "class"} - set(annotations if isinstance(annotations, dict) else ())
     if absent:
-        faults.append(f"{path}: annotations hold no {' and '.join(sorted(absent))}; expected those of Cars196")
+        faults.append(
+            f"{path}: annotations have no {' and '.join(sorted(absent))}; expected the annotations of Cars196"
+        )
         return
     for number, (name, model) in enumerate(zip(annotations[field], annotations["class"], strict=True), start=1):
         where = f"{path}: annotation {number}"
         if isinstance(name, str) and isinstance(model, int | float) and float(model).is_integer():
             yield CarsRow(where, f"{prefix}{name}", int(model))
         else:
-            faults.append(f"{where}: got {name!r} of class {model!r}, expected the name of an image and a number")
+            faults.append(
+                f"{where}: got {name!r} with class {model!r}, expected the name of an image and a whole number"
+            )

@@ -1,4 +1,4 @@
-"""CUB-200-2011: 200 species of birds."""
+"""CUB-200-2011 dataset: 200 species of birds."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ TRAINING_CLASSES = 100
 
 
 class Cub200Config(DatasetConfig, frozen=True):
-    """CUB-200-2011 (Wah et al. 2011): species 1-100 train, 101-200 test; whole images, no boxes.
+    """CUB-200-2011 (Wah et al. 2011): species 1-100 for training, 101-200 for testing; uncropped images.
 
     Layouts: ``CUB_200_2011/`` with ``images.txt`` as unpacked; only its ``images/`` folder, also as ``cub200/``;
     ``train/`` and ``test/`` folders of classes.
@@ -40,7 +40,7 @@ class Cub200Config(DatasetConfig, frozen=True):
 
     name: Literal["cub200"] = "cub200"
     root: str = Field(min_length=1)
-    """The folder that the archive was unpacked into."""
+    """Folder into which the archive was unpacked."""
 
     def listing(self) -> Listing:
         root = Path(self.root)
@@ -54,12 +54,12 @@ class Cub200Config(DatasetConfig, frozen=True):
 
 
 def part_of(number: int) -> ListedSplit:
-    """The split of a species by its number, from 1."""
+    """Return the split of a species by its number, which starts at 1."""
     return "train" if number <= TRAINING_CLASSES else "test"
 
 
 def from_lists(folder: Path) -> Listing:
-    """The images that ``images.txt`` names, with the classes of ``image_class_labels.txt``."""
+    """List the images of ``images.txt`` with the classes of ``image_class_labels.txt``."""
     rows = ListedRows(folder / "images")
     labels = numbered(folder / "image_class_labels.txt", rows.faults)
     names = {number: name for number, name in numbered(folder / "classes.txt", rows.faults).items() if name}
@@ -68,7 +68,7 @@ def from_lists(folder: Path) -> Listing:
         rows.faults.append(f"{folder}: image {number} is in only one of images.txt and image_class_labels.txt")
     found = [(number, whole_number(labels[number])) for number in paths if number in labels]
     rows.faults += [
-        f"{folder / 'image_class_labels.txt'}: image {number} is of class {labels[number]!r}; expected a number"
+        f"{folder / 'image_class_labels.txt'}: image {number} has class {labels[number]!r}; expected a number"
         for number, label in found
         if label is None
     ]
@@ -81,7 +81,7 @@ def from_lists(folder: Path) -> Listing:
 
 
 def numbered(path: Path, faults: list[str]) -> dict[int, str]:
-    """The lines ``NUMBER TEXT`` of a file; other lines are faults."""
+    """Read the lines ``NUMBER TEXT`` of a file; report other lines in ``faults``."""
     found: dict[int, str] = {}
     for line, text in enumerate(read_lines(path, faults), start=1):
         first, _, rest = text.strip().partition(" ")
@@ -94,7 +94,7 @@ def numbered(path: Path, faults: list[str]) -> dict[int, str]:
 
 
 def from_folders(images: Path) -> Listing:
-    """The images below ``images/NNN.Name/``; the number decides the split."""
+    """List the images below ``images/NNN.Name/``; the number determines the split."""
     rows = ListedRows(images)
     names: list[str] = []
     for folder in class_folders(images):

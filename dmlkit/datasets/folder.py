@@ -1,4 +1,4 @@
-"""A folder of images: one subfolder a class."""
+"""Dataset of a folder of images with one subfolder per class."""
 
 import os
 from pathlib import Path
@@ -14,22 +14,22 @@ from dmlkit.errors import UserError
 
 
 class FolderConfig(DatasetConfig, frozen=True):
-    """Your own images, one folder a class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS and ROOT/test/CLASS.
+    """Your own images, one folder per class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS and ROOT/test/CLASS.
 
-    Without ``train`` and ``test`` folders the first half of the sorted class names trains, the rest tests. Beside
-    them a folder ``validation`` may name the validation classes.
+    Without ``train`` and ``test`` folders, the first half of the sorted class names is for training, the rest for
+    testing. A folder ``validation`` next to them may contain the validation classes.
     """
 
     name: Literal["folder"] = "folder"
     root: str = Field(min_length=1)
-    """The folder, relative to where dmlkit is started."""
+    """Folder of the images, relative to the working directory."""
 
     def listing(self) -> Listing:
         root = Path(self.root)
         if not root.is_dir():
             raise UserError(
                 f"dataset.root: {root}: no such folder; expected one subfolder of images per class; if it has moved, "
-                "--set dataset.root=PATH"
+                "use --set dataset.root=PATH"
             )
         if is_split(root):
             return split_folders(root)
@@ -39,31 +39,33 @@ class FolderConfig(DatasetConfig, frozen=True):
 
 
 def is_split(root: Path) -> bool:
-    """Whether a folder has ``train`` or ``test`` folders instead of class folders."""
+    """Return whether a folder has ``train`` or ``test`` folders instead of class folders."""
     return any((root / split).is_dir() for split in ("train", "test"))
 
 
 def split_folders(root: Path) -> Listing:
-    """The images of ROOT/train/CLASS, ROOT/test/CLASS and, if it is there, ROOT/validation/CLASS.
+    """List the images of ROOT/train/CLASS, ROOT/test/CLASS and, if it exists, ROOT/validation/CLASS.
 
     Raises:
-        UserError: one of ``train`` and ``test`` is missing.
+        UserError: ``train`` or ``test`` is missing.
     """
     splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
-    for missing, beside in (("test", "train"), ("train", "test")):
+    for missing, present in (("test", "train"), ("train", "test")):
         if missing not in splits:
-            raise UserError(f"dataset.root: {root} has no folder {missing!r} beside {beside!r}; add it")
+            raise UserError(f"dataset.root: {root} has a folder {present!r} but no folder {missing!r}; add it")
     return class_listing(root, [(folder, split) for split in splits for folder in class_folders(root / split)])
 
 
 def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listing:
-    """The images of class folders; a class with a single image, or a name that is not UTF-8, is a fault.
+    """List the images of class folders; report classes with fewer than two images and names that are not UTF-8.
 
     Raises:
         UserError: there is no class.
     """
     if not classes:
-        raise UserError(f"dataset.root: {root}: too few class folders; expected at least one to train, one to test")
+        raise UserError(
+            f"dataset.root: {root}: no class folders; expected at least one for training and one for testing"
+        )
     rows = ListedRows(root)
     labels: dict[str, int] = {}
     for folder, split in classes:
@@ -74,8 +76,7 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
         images = image_files(folder)
         if len(images) < 2:
             rows.faults.append(
-                f"{folder}: {len(images)} image(s); a class needs at least 2, to have something to find: "
-                "add images or remove the folder"
+                f"{folder}: the class has {len(images)} image(s), expected at least 2; add images or remove the folder"
             )
         for path in images:
             if readable_name(path):
@@ -86,17 +87,17 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
 
 
 def class_folders(root: Path) -> list[Path]:
-    """The subfolders of a folder in the order of their names, hidden ones left out."""
+    """Return the subfolders of a folder, sorted by name, without hidden ones."""
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def image_files(folder: Path) -> list[str]:
-    """The image files below a folder, sorted, hidden ones left out.
+    """Return the image files below a folder, sorted, without hidden ones.
 
-    Links to folders are followed, and every folder is taken once: links that lead in a circle end there.
+    Links to folders are followed. Each folder is visited once, so that circular links end.
 
     Raises:
-        UserError: a folder below it cannot be read.
+        UserError: a subfolder cannot be read.
     """
     found: list[str] = []
     seen: set[tuple[int, int]] = set()
@@ -108,7 +109,7 @@ def image_files(folder: Path) -> list[str]:
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [
-            os.path.join(directory, name)  # noqa: PTH118 - Path costs 10 s for a million files
+            os.path.join(directory, name)  # noqa: PTH118 - Path takes 10 s for a million files
             for name in sorted(files)
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122
         ]
@@ -117,5 +118,5 @@ def image_files(folder: Path) -> list[str]:
 
 def _refuse_folder(error: OSError) -> None:
     raise UserError(
-        f"{error.filename}: cannot read this folder: {error.strerror}; give yourself the permission, or move it away"
+        f"{error.filename}: cannot read this folder: {error.strerror}; change its permissions or move it elsewhere"
     ) from error

@@ -1,4 +1,4 @@
-"""Glyphs: letters, digits and signs rendered from fonts that every installation has."""
+"""Glyphs dataset: letters, digits and symbols rendered from fonts that every installation has."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -20,37 +20,37 @@ from dmlkit.errors import UserError
 class GlyphsConfig(DatasetConfig, frozen=True):
     """Rendered characters: real, fine-grained images (o, ó, ọ, ö) without a download.
 
-    A class is a character, or several that have nothing in common; its images are 12 DejaVu faces under small
-    rotations, scales, shifts and noise. The first half of the classes trains, the rest tests. Wrong labels and a long
-    tail are of the images that train alone: validation classes are cut off before, and stay as they are.
+    A class is one character, or several unrelated ones; its images show 12 DejaVu faces with small rotations, scales,
+    shifts and noise. The first half of the classes is for training, the rest for testing. Wrong labels and the long
+    tail apply only to the training images, after the validation classes are held out.
     """
 
     name: Literal["glyphs"] = "glyphs"
     classes: Annotated[int, Field(ge=4, le=1800)] = 200
-    """How many, the first half of which trains."""
+    """Number of classes; the first half is for training."""
     shapes_per_class: Annotated[int, Field(ge=1, le=12)] = 1
-    """Characters that are one class, of different scripts as far as the fonts go; no character is of two classes."""
+    """Number of characters per class, from different scripts where possible; no character is in two classes."""
     images_per_class: Annotated[int, Field(ge=2, le=1000)] = 24
-    """Images of a class: of its characters in turn, each from 12 faces in turn."""
+    """Number of images per class, which cycle through its characters and the 12 faces."""
     size: Annotated[int, Field(ge=16, le=128)] = 32
     """Side of an image, in pixels."""
     difficulty: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How much harder than usual: up to three times the rotations and shifts, smaller characters, more noise, lines
-    across the image and a patch that hides a part of it."""
+    """Difficulty; at 1 rotations and shifts are three times as large, characters are smaller, and there is more noise,
+    with lines across the image and a patch that hides a part of it."""
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the training images with a wrong label, drawn evenly from the other training classes."""
+    """Share of the training images with a wrong label, drawn uniformly from the other training classes."""
     tail: Annotated[float, Field(ge=1)] = 1.0
-    """Images of the first training class over those of the last; between them they fall geometrically."""
+    """Number of images of the first training class divided by that of the last; class sizes decrease geometrically."""
     seed: NonNegativeInt = 0
-    """Decides the images and the wrong labels; the recipe's own seed does not."""
+    """Seed of the images and the wrong labels, independent of the recipe's seed."""
 
     def load(self, split: Literal["train", "test", "all"]) -> "Glyphs":
         half = self.classes // 2
         span = {"train": range(half), "test": range(half, self.classes), "all": range(self.classes)}[split]
         if self.images_per_class < self.shapes_per_class:
             raise UserError(
-                f"dataset.images_per_class: {self.shapes_per_class} shapes of a class need as many images, got "
-                f"{self.images_per_class}"
+                f"dataset.images_per_class: got {self.images_per_class}, expected at least {self.shapes_per_class} "
+                "(shapes_per_class)"
             )
         classes = character_classes(self.classes, self.shapes_per_class)
         shown = [classes[index] for index in span]
@@ -62,23 +62,25 @@ class GlyphsConfig(DatasetConfig, frozen=True):
             return images
         if self.images_per_class / self.tail < 2:
             raise UserError(
-                f"dataset.tail: {self.tail:g} leaves less than 2 of {self.images_per_class} images to the last class; "
+                f"dataset.tail: {self.tail:g} leaves fewer than 2 of {self.images_per_class} images in the last class; "
                 f"expected at most {self.images_per_class / 2:g}"
             )
         if self.noise and len(images.class_names) < 2:
-            raise UserError("dataset.noise: the only training class leaves no other label to be wrong")
+            raise UserError(
+                "dataset.noise: there is only one training class, so no label can be wrong; use more classes or noise 0"
+            )
         rows = long_tail(images.labels, self.tail)
         return Relabelled(images, rows, wrong_labels(images.labels[rows], self.noise, seed=self.seed))
 
 
 class Glyphs(Dataset):
-    """Images of characters, rendered once and kept in memory.
+    """Dataset of rendered characters, kept in memory.
 
     Args:
-        classes: the characters of each.
-        images_per_class: images of each, over its characters in turn, of those over the 12 faces.
-        size: side of the square images, pixels.
-        seed: with the character, it alone decides an image: other classes and counts change nothing.
+        classes: characters of each class.
+        images_per_class: number of images per class, which cycle through its characters and the 12 faces.
+        size: side of the square images in pixels.
+        seed: random seed; an image depends only on the seed, its character and its number.
         difficulty: see `GlyphsConfig`.
 
     Example:
@@ -110,7 +112,7 @@ class Glyphs(Dataset):
 
 
 def code_point(character: str) -> str:
-    """The name of a character, such as U+00E4."""
+    """Return the code point of a character, such as U+00E4."""
     return f"U+{ord(character):04X}"
 
 
@@ -122,7 +124,7 @@ def render(character: str, image: int, size: int, seed: int, difficulty: float =
     angle = stronger * generator.uniform(-12, 12)  # degrees
     shift = stronger * generator.uniform(-0.06, 0.06, 2)  # shares of the side
     scale, noise = generator.uniform(0.8 - 0.3 * difficulty, 1.05), generator.uniform(0, 16 + 48 * difficulty)
-    canvas = Image.new("L", (2 * size, 2 * size), 0)  # drawn at twice the size, then reduced: smooth edges
+    canvas = Image.new("L", (2 * size, 2 * size), 0)  # drawn at twice the size, then reduced, for smooth edges
     ImageDraw.Draw(canvas).text(
         (size + 2 * size * shift[0], size + 2 * size * shift[1]),
         character,
@@ -131,7 +133,7 @@ def render(character: str, image: int, size: int, seed: int, difficulty: float =
         anchor="mm",
     )
     canvas = canvas.rotate(angle, Image.Resampling.BILINEAR)
-    if difficulty:  # from numbers of its own, so that the others stay what they are
+    if difficulty:  # a separate generator, so that the other random numbers do not change
         clutter(canvas, difficulty, np.random.default_rng([*key, 1]))
     ink = np.asarray(canvas.reduce(2), dtype=np.float64)
     return (255 - ink + generator.normal(0, noise, ink.shape)).clip(0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""In-Shop Clothes Retrieval of DeepFashion: 7 982 garments, photographed by the shop."""
+"""In-Shop Clothes Retrieval dataset of DeepFashion: 7 982 garments, photographed by shops."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +20,10 @@ SPLIT_OF_STATUS: dict[str, ListedSplit] = {"train": "train", "query": "test", "g
 
 
 class InShopConfig(DatasetConfig, frozen=True):
-    """In-Shop Clothes Retrieval (Liu et al. 2016): queries search the gallery, which holds none of them.
+    """In-Shop Clothes Retrieval (Liu et al. 2016): queries are compared with a separate gallery.
 
     Layouts: ``Eval/list_eval_partition.txt`` and ``Img/img/`` as unpacked, also in a folder ``Inshop_Clothes/``;
-    the list beside ``img/`` or ``img_highres/``. The second folder of a path (``img/WOMEN/Dresses/...``) is the
+    the list next to ``img/`` or ``img_highres/``. The first two folders in ``img/`` (``WOMEN/Dresses``) are the
     super-class.
     """
 
@@ -45,22 +45,22 @@ class InShopConfig(DatasetConfig, frozen=True):
 
     name: Literal["inshop"] = "inshop"
     root: str = Field(min_length=1)
-    """The folder that the archives were unpacked into."""
+    """Folder into which the archives were unpacked."""
     images: Literal["img", "img_highres"] | None = None
-    """Which images; null takes ``img`` (256 x 256) where it is there, else ``img_highres``."""
+    """Folder of the images; null uses ``img`` (256 x 256) if it exists, else ``img_highres``."""
 
     def listing(self) -> Listing:
         root = Path(self.root)
         folders = [f"{outer}{inner}" for outer in ("", "Inshop_Clothes/") for inner in ("Eval", "Anno", ".")]
         folder = locate(root, folders, (LIST,))
         if folder is None:
-            raise missing(root, self.published, f"Eval/{LIST} and Img/img/, or {LIST} beside img/ or img_highres/")
+            raise missing(root, self.published, f"Eval/{LIST} and Img/img/, or {LIST} next to img/ or img_highres/")
         top = folder.parent if folder.name in ("Eval", "Anno") else folder
         return from_list(folder / LIST, top, self.images)
 
 
 class InShopRow(NamedTuple):
-    """A line of the list."""
+    """Line of the list."""
 
     name: str
     item: str
@@ -68,10 +68,10 @@ class InShopRow(NamedTuple):
 
 
 def from_list(path: Path, top: Path, images: str | None) -> Listing:
-    """The images of the list; training garments first, then those of query and gallery.
+    """List the images: first those for training, then those of query and gallery.
 
     Raises:
-        UserError: the images are not where the archive has them.
+        UserError: the folder of the images is missing.
     """
     choices = [images] if images else ["img", "img_highres"]
     root = locate(top, ("Img", "."), choices)
@@ -90,7 +90,7 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
             statuses.append(status)
             kinds.setdefault(label, "/".join(name.split("/")[1:3]))
     both = {item for split, item in items if split == "train"} & {item for split, item in items if split == "test"}
-    rows.faults += [f"{path}: garment {item} is in both train and test" for item in sorted(both)]
+    rows.faults += [f"{path}: garment {item} is in both train and test; expected only one" for item in sorted(both)]
     kind_of = [kinds.get(label, "") for label in range(len(items))]
     kind_names = sorted(set(kind_of))
     masks = {status: np.array([found == status for found in statuses], dtype=bool) for status in SPLIT_OF_STATUS}
@@ -104,7 +104,7 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
 
 
 def read_rows(path: Path, faults: list[str]) -> Iterator[tuple[int, InShopRow]]:
-    """The numbered lines of the list; its first line counts them, its second names the columns."""
+    """Yield the numbered lines of the list, whose first line is their count and whose second names the columns."""
     lines = read_lines(path, faults)
     count = lines[0].strip() if lines else ""
     found = 0
@@ -116,4 +116,6 @@ def read_rows(path: Path, faults: list[str]) -> Iterator[tuple[int, InShopRow]]:
         elif cells:
             faults.append(f"{path}:{number}: got {text!r}, expected image_name item_id train|query|gallery")
     if lines and count != str(found):
-        faults.append(f"{path}: names {found} images but counts {count}; the download may be truncated")
+        faults.append(
+            f"{path} lists {found} images, but its first line says {count}; the download may be truncated: repeat it"
+        )

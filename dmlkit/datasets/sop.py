@@ -1,4 +1,4 @@
-"""Stanford Online Products: 22 634 products of 12 kinds, photographed by their sellers."""
+"""Stanford Online Products dataset: 22 634 products of 12 kinds, photographed by their sellers."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -40,7 +40,7 @@ class SopConfig(DatasetConfig, frozen=True):
 
     name: Literal["sop"] = "sop"
     root: str = Field(min_length=1)
-    """The folder that the archive was unpacked into."""
+    """Folder into which the archive was unpacked."""
 
     def listing(self) -> Listing:
         root = Path(self.root)
@@ -54,7 +54,7 @@ class SopConfig(DatasetConfig, frozen=True):
 
 
 def from_lists(folder: Path) -> Listing:
-    """The images of the two lists; products in the order of their ids."""
+    """List the images of the two lists, with products in the order of their ids."""
     rows = ListedRows(folder)
     products: list[int] = []
     kinds: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""A table of images: CSV or Parquet with a path and a label a row."""
+"""Dataset of a table of images, CSV or Parquet, with a path and a label per row."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,19 +12,19 @@ from dmlkit.datasets.files.table_rows import TableRows
 
 
 class TableConfig(DatasetConfig, frozen=True):
-    """A CSV or Parquet file with columns ``path`` and ``label``; OML's tables as they are.
+    """CSV or Parquet file with columns ``path`` and ``label``; OML's tables are supported.
 
-    Optional columns: ``split`` (train, validation or test; a table without test rows tests on validation, as OML's
-    do), ``query`` and ``gallery`` (true or false), ``super_class``, ``group`` (camera, burst, video), and the box
-    ``x1 y1 x2 y2`` in pixels. Without ``split`` the first half of the sorted labels trains, the rest tests. Other
-    columns are left alone.
+    Optional columns: ``split`` (train, validation or test; without test rows, the validation rows are used for testing,
+    as in OML), ``query`` and ``gallery`` (true or false), ``super_class``, ``group`` (camera, burst, video), and the
+    box ``x1 y1 x2 y2`` in pixels. Without ``split``, the first half of the sorted labels is for training, the rest for
+    testing. Other columns are ignored.
     """
 
     name: Literal["table"] = "table"
     file: str = Field(min_length=1)
-    """The table: .csv or .parquet."""
+    """Path of the table, .csv or .parquet."""
     root: str | None = None
-    """What the paths are relative to; null is the table's own folder."""
+    """Folder that the paths in the table are relative to; null is the table's own folder."""
 
     @property
     def data_root(self) -> None:

@@ -1,4 +1,4 @@
-"""Vectors: embeddings of any model, of anything, with labels."""
+"""Dataset of vectors: embeddings of any model, with labels."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -14,23 +14,24 @@ from dmlkit.errors import UserError
 
 
 class VectorsConfig(DatasetConfig, frozen=True):
-    """Embeddings of any model, of anything, to train a head over; with ``backbone: {name: identity}``.
+    """Embeddings of any model, of images or other data, to train a head on; needs ``backbone: {name: identity}``.
 
-    Without splits the first half of the sorted labels trains, the rest tests. Of a Parquet file or a folder of
-    embeddings the columns ``query``, ``gallery`` and ``super_class`` count as in a table of images, and ``path`` names
-    what a vector is of.
+    Without splits, the first half of the sorted labels is for training, the rest for testing. In a Parquet file or a
+    folder of embeddings, the columns ``query``, ``gallery`` and ``super_class`` have the same meaning as in a table of
+    images, and ``path`` names the source of a vector.
     """
 
     sample: ClassVar = "vector"
 
     name: Literal["vectors"] = "vectors"
     embeddings: str = Field(min_length=1)
-    """An .npy file (N, D), a .parquet file with lists of D numbers in the column ``embedding``, or a folder that
-    ``dmlkit embed`` wrote."""
+    """Path of an .npy file (N, D), a .parquet file with lists of D numbers in the column ``embedding``, or a folder
+    that ``dmlkit embed`` wrote."""
     labels: str = Field(default="label", min_length=1)
-    """An .npy file of N integers or texts, or a column beside the vectors."""
+    """An .npy file of N integers or texts, or the name of a column in the vectors' file."""
     splits: str | None = Field(default=None, min_length=1)
-    """Likewise of ``train``, ``validation`` or ``test``; null takes the column ``split`` where there is one."""
+    """An .npy file or a column of ``train``, ``validation`` or ``test``; null uses the column ``split`` if there is
+    one."""
 
     def listing(self) -> Listing:
         try:
@@ -41,7 +42,7 @@ class VectorsConfig(DatasetConfig, frozen=True):
 
     def requirements(self) -> list[Requirement]:
         return [
-            Requirement("dataset.cache", (None,), "a cache holds decoded images"),
-            Requirement("dataset.on_bad_image", ("error",), "it has no images"),
+            Requirement("dataset.cache", (None,), "a cache contains decoded images"),
+            Requirement("dataset.on_bad_image", ("error",), "the dataset has no images"),
             Requirement("training.augment_on", ("loader",), "vectors are not augmented"),
         ]

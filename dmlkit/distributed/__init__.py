@@ -1,1 +1,1 @@
-"""One process or many: devices, ranks, what they share, and stopping all of them at one step."""
+"""Devices and distributed processes: ranks, exchange of data, and stopping all ranks at the same step."""

@@ -1,4 +1,4 @@
-"""The classes that one rank holds, and how the ranks put theirs together."""
+"""Share of the classes that one rank holds, and operations that combine all ranks."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ from torch import Tensor, distributed, nn
 
 
 class ClassShard(NamedTuple):
-    """One of several ranks that each hold the proxies of some classes; every rank sees the whole batch.
+    """Share of the classes whose proxies one rank holds; every rank sees the complete batch.
 
-    What is put together is the same on all ranks. With one rank nothing is sent.
+    Combined results are equal on all ranks. With one rank nothing is sent.
 
     Args:
-        num_classes: of all ranks.
-        rank: this one.
-        ranks: how many there are.
+        num_classes: number of classes of all ranks.
+        rank: number of this rank.
+        ranks: number of ranks.
 
     Example:
         >>> [ClassShard(10, rank, 3).classes for rank in range(3)]
@@ -27,27 +27,27 @@ class ClassShard(NamedTuple):
 
     @property
     def classes(self) -> range:
-        """The classes of this rank."""
+        """Classes of this rank."""
         return range(self.rank * self.num_classes // self.ranks, (self.rank + 1) * self.num_classes // self.ranks)
 
     def of(self, rank: int) -> "ClassShard":
-        """The share of another rank."""
+        """Return the share of another rank."""
         return self._replace(rank=rank)
 
     def sum(self, own: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """Sum over ranks, in place."""
         if self.ranks > 1:
             distributed.all_reduce(own)
         return own
 
     def maximum(self, own: Tensor) -> Tensor:
-        """The largest over ranks, in place."""
+        """Compute the maximum over ranks, in place."""
         if self.ranks > 1:
             distributed.all_reduce(own, distributed.ReduceOp.MAX)
         return own
 
     def logsumexp(self, own: Tensor) -> Tensor:
-        """log of the sum over ranks of exp(own)."""
+        """Compute log of the sum over ranks of exp(own)."""
         if self.ranks == 1:
             return own
         of_ranks = [torch.empty_like(own) for _ in range(self.ranks)]
@@ -55,9 +55,9 @@ class ClassShard(NamedTuple):
         return torch.stack(of_ranks).logsumexp(0)
 
     def collect(self, rows: Tensor) -> Tensor:
-        """The rows of all classes (C, ...) on the CPU of the first rank, from each rank's own; elsewhere none of them.
+        """Collect the rows of all classes (C, ...) on the CPU of the first rank; other ranks get an empty tensor.
 
-        A device holds those of one more rank at a time, never all.
+        A device holds the rows of at most one other rank at a time.
         """
         if self.ranks == 1:
             return rows
@@ -70,19 +70,21 @@ class ClassShard(NamedTuple):
         return torch.cat(of_ranks) if of_ranks else rows.new_empty(0)
 
     def own_rows(self, whole: Tensor) -> Tensor:
-        """This rank's rows of (C, ...): a copy, for a view would keep all of them in memory.
+        """Return a copy of this rank's rows of (C, ...); a view would keep all rows in memory.
 
         Raises:
             ValueError: there are fewer classes than ranks.
         """
         if self.num_classes < self.ranks:
-            raise ValueError(f"expected at least one class for each of {self.ranks} ranks, got {self.num_classes}")
+            raise ValueError(
+                f"got {self.num_classes} classes for {self.ranks} ranks, expected at least one class per rank"
+            )
         return whole[self.classes.start : self.classes.stop].clone()
 
 
 class ShardedParameter(NamedTuple):
-    """A parameter of which each rank holds the rows of its classes."""
+    """Parameter of which each rank holds the rows of its classes."""
 
-    name: str  # in the state dict of the module that was asked for it
+    name: str  # name in the module's state dict
     values: nn.Parameter
     shard: ClassShard

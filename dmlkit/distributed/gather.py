@@ -1,4 +1,4 @@
-"""Rows and lists of all ranks, brought together."""
+"""Gathering of rows and lists from all ranks."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from torch import Tensor
 
 
 class GatherRows(torch.autograd.Function):
-    """The rows of all ranks, in rank order, with gradient.
+    """Gathering of the rows of all ranks, in rank order, with gradient.
 
-    Every rank computes the same loss of the same global batch, so the gradient of its own rows is complete
-    already; it is multiplied by the number of ranks because data-parallel training averages over them.
+    Every rank computes the same loss of the same global batch, so the gradient of its own rows is already complete.
+    It is multiplied by the number of ranks, because data-parallel training averages over ranks.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, fabric: Fabric, counts: list[int]) -> Tensor:
-        """Gather the rows; what is sent has the length of the longest, since all ranks send as much."""
+        """Gather the rows; they are padded to the largest count, because all ranks must send equally many."""
         start, longest = sum(counts[: fabric.global_rank]), max(counts)
         ctx.own, ctx.ranks = slice(start, start + len(rows)), len(counts)
         sent = torch.cat([rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])])
@@ -28,31 +28,31 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """The own rows' share of the gradient."""
+        """Return the gradient of this rank's rows."""
         return gradients[0][ctx.own] * ctx.ranks, None, None
 
 
 def gather_rows(fabric: Fabric, rows: Tensor, counts: list[int] | None = None) -> Tensor:
-    """The rows of all ranks with gradient; the rows themselves where there is one rank.
+    """Gather the rows of all ranks with gradient; with one rank, return the rows.
 
     Args:
-        fabric: the ranks.
-        rows: (B, ...) of this one.
-        counts: B of each rank; None: all have as many.
+        fabric: fabric that connects the ranks.
+        rows: (B, ...) rows of this rank.
+        counts: B of each rank; None if B is equal on all ranks.
     """
     apply: Any = GatherRows.apply  # untyped in torch
     return rows if fabric.world_size == 1 else apply(rows, fabric, counts or [len(rows)] * fabric.world_size)
 
 
 def gather_counts(fabric: Fabric, count: int, *, differ: bool) -> list[int]:
-    """The count of each rank; only where they may differ they are asked, which on a GPU waits for the steps before."""
+    """Return the count of each rank; ranks communicate only if counts may differ, since that synchronizes a GPU."""
     if fabric.world_size == 1 or not differ:
         return [count] * fabric.world_size
     return gather_rows(fabric, torch.tensor([count], device=fabric.device)).tolist()
 
 
 def gather_lists(fabric: Fabric, items: list[str]) -> list[str]:
-    """The items of all ranks, in rank order."""
+    """Gather the items of all ranks, in rank order."""
     if fabric.world_size == 1:
         return items
     of_ranks: list[Any] = [None] * fabric.world_size

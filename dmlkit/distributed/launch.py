@@ -1,4 +1,4 @@
-"""Where to run: one process on the best device, or the ranks that torchrun started."""
+"""Start of training processes: one process on the best device, or the ranks that torchrun started."""
 
 import atexit
 import ctypes
@@ -19,9 +19,9 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-MEND_RANKS = "start ranks with torchrun, or unset it"
-TELL_AFTER = 10  # seconds without the other ranks
-PATIENCE = 300  # seconds for all ranks to come; they are started together, but may read Python from a slow disk
+START_RANKS = "start ranks with torchrun, or unset the variable"
+WARN_AFTER = 10  # seconds without the other ranks
+PATIENCE = 300  # seconds for all ranks to join; they start together, but may read Python from a slow disk
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -33,7 +33,7 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
         precision: ``fp32``, ``bf16`` or ``fp16``.
 
     Raises:
-        UserError: the device does not exist here, or other ranks do not come.
+        UserError: the device does not exist, or other ranks do not join.
     """
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     kind, index = resolve_device(device)
@@ -44,17 +44,17 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
     _warn_of_restarts()
     ranks, local_ranks = count_ranks()
     if ranks > 1 and index is not None:
-        raise UserError(f"--device {device}: under torchrun each rank takes its own GPU; use --device cuda")
+        raise UserError(f"--device {device}: under torchrun each rank uses its own GPU; use --device cuda")
     fabric = Fabric(
         accelerator=kind,
         devices=[index] if index is not None else local_ranks,
         num_nodes=ranks // local_ranks,
         strategy="ddp" if ranks > 1 else "auto",
         precision=PRECISIONS[precision],  # pyright: ignore[reportArgumentType] - three of the many literals
-        # named, so that Fabric looks for no other: within a job of Slurm it refuses some numbers of tasks
+        # set explicitly, because in a Slurm job Fabric would choose Slurm's environment and reject some task counts
         plugins=TorchElasticEnvironment() if ranks > 1 else LightningEnvironment(),
     )
-    # until Fabric has joined them, for it holds the place where they meet
+    # kept until Fabric has joined the ranks, because it holds the store that they use
     meeting = meet(ranks) if ranks > 1 else None
     fabric.launch()
     del meeting
@@ -64,26 +64,26 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
 
 
 def leave() -> None:
-    """Part from the other ranks while Python still runs; Fabric does so with NCCL alone.
+    """Leave the process group before Python exits; Fabric does this only with NCCL.
 
-    Threads of gloo may hold tensors; to free one while Python ends aborts a rank that is done (pytorch pull 179291).
+    Threads of gloo may hold tensors, and freeing one at exit aborts a finished rank (pytorch pull 179291).
     """
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def meet(ranks: int) -> object:
-    """Wait until all ranks have come; returns the place. Fabric would wait half an hour, as for any step of theirs.
+    """Wait until all ranks have joined, and return their store. Fabric would wait for half an hour.
 
     Raises:
-        UserError: some have not come within `PATIENCE`.
+        UserError: a rank has not joined within `PATIENCE` seconds.
     """
     variables = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     expected = " ".join(f"{name}={os.environ[name]}" for name in variables)
     waiting = f"waiting for the other ranks, for at most {PATIENCE} seconds: {expected}"
-    told = Timer(TELL_AFTER, logging.getLogger("dmlkit").warning, [waiting])
-    told.daemon = True
-    told.start()
+    warning = Timer(WARN_AFTER, logging.getLogger("dmlkit").warning, [waiting])
+    warning.daemon = True
+    warning.start()
     patience = timedelta(seconds=PATIENCE)
     try:
         store, rank, _ = next(rendezvous("env://", timeout=patience))
@@ -91,64 +91,66 @@ def meet(ranks: int) -> object:
         store.wait([f"dmlkit/{other}" for other in range(ranks)], patience)
     except torch.distributed.DistError as error:
         raise UserError(
-            f"not all of {ranks} ranks have come within {PATIENCE} seconds ({expected}); start all of them with "
-            "torchrun, or unset WORLD_SIZE to run alone"
+            f"not all of {ranks} ranks have joined within {PATIENCE} seconds ({expected}); start all ranks with "
+            "torchrun, or unset WORLD_SIZE to run a single process"
         ) from error
     finally:
-        told.cancel()
+        warning.cancel()
     return store
 
 
 def count_ranks() -> tuple[int, int]:
-    """How many ranks torchrun has started, in all and on this machine; 1 and 1 without torchrun.
+    """Return how many ranks torchrun has started, in total and on this machine; 1 and 1 without torchrun.
 
     Raises:
-        UserError: the variables of torchrun are set in part, or to what it never sets.
+        UserError: torchrun's variables are incomplete or invalid.
     """
     ranks, local_ranks = _number("WORLD_SIZE", 1), _number("LOCAL_WORLD_SIZE", 1)
     if ranks > 1:
         missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
         if missing:
-            raise UserError(f"WORLD_SIZE={ranks}, but {missing[0]} is not set; {MEND_RANKS}")
+            raise UserError(f"WORLD_SIZE={ranks}, but {missing[0]} is not set; {START_RANKS}")
         _number("MASTER_PORT", 1)
     if ranks % local_ranks:
-        raise UserError(f"WORLD_SIZE={ranks} is no multiple of LOCAL_WORLD_SIZE={local_ranks}; {MEND_RANKS}")
+        raise UserError(f"WORLD_SIZE={ranks} is not a multiple of LOCAL_WORLD_SIZE={local_ranks}; {START_RANKS}")
     for name, count in (("RANK", ranks), ("LOCAL_RANK", local_ranks)):
         if _number(name, 0) >= count:
-            raise UserError(f"{name}={os.environ[name]}, counted from 0, is too large for {count} ranks; {MEND_RANKS}")
+            raise UserError(
+                f"{name}={os.environ[name]}: expected at most {count - 1} with {count} ranks; {START_RANKS}"
+            )
     return ranks, local_ranks
 
 
 def _number(variable: str, least: int) -> int:
-    """The whole number that a variable of the environment holds; its least value where it is not set."""
+    """Return the whole number in an environment variable; the least allowed value if it is not set."""
     text = os.environ.get(variable, str(least))
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
-        raise UserError(f"{variable}={excerpt(text)}: expected a whole number of at least {least}; {MEND_RANKS}")
+        raise UserError(f"{variable}={excerpt(text)}: expected a whole number of at least {least}; {START_RANKS}")
     return int(text)
 
 
 def _warn_of_restarts() -> None:
-    """Ranks started again read the addresses of those before them from torchrun's store (pytorch issue 135712)."""
+    """Warn that restarted ranks read old addresses from torchrun's store (pytorch issue 135712)."""
     may_restart = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
         logging.getLogger("dmlkit").warning(f"torchrun --max-restarts: a restart may fail unless {OWN_STORE}=1 is set")
 
 
 def is_first_rank() -> bool:
-    """Whether this process speaks for all that torchrun started."""
+    """Return whether this process prints for all ranks that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def lost_ranks(error: RuntimeError) -> bool:
-    """Whether an error says that another rank has gone."""
+    """Return whether an error means that another rank has ended."""
     return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
 
 
 def resolve_device(device: str) -> tuple[str, int | None]:
-    """The kind of a device and its number, where one was asked for.
+    """Return the kind of a device, and its number if one is requested.
 
     Raises:
-        UserError: there is no such device here.
+        UserError: there is no such device.
     """
     match = re.fullmatch(r"(auto|cpu|mps|cuda)(?::(\d+))?", device)
     if match is None or (match[2] and match[1] != "cuda"):
@@ -157,19 +159,19 @@ def resolve_device(device: str) -> tuple[str, int | None]:
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"--device {device}: torch finds no CUDA device here; use --device cpu")
+        raise UserError(f"--device {device}: torch finds no CUDA device; use --device cpu")
     if kind == "cuda" and index is not None and index >= torch.cuda.device_count():
-        raise UserError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+        raise UserError(f"--device {device}: expected at most cuda:{torch.cuda.device_count() - 1}, the last device")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise UserError(f"--device {device}: torch finds no Apple GPU here; use --device cpu")
+        raise UserError(f"--device {device}: torch finds no Apple GPU; use --device cpu")
     return kind, index
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse the memory of large tensors instead of giving it back and asking for it again.
+    """Let glibc keep the memory of freed large tensors for reuse instead of returning it to the system.
 
-    The system clears every page that it hands out anew: 64 images of 224 x 224 become floats in 24 ms, with memory
-    kept in 3 ms; the gradient of 1 000 000 proxies, 2 GB, 6 s longer. Other C libraries are left as they are.
+    The system clears every newly allocated page: converting 64 images of 224 x 224 to floats takes 24 ms instead of
+    3 ms with kept memory; the gradient of 1 000 000 proxies, 2 GB, takes 6 s longer. Other C libraries do not change.
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD

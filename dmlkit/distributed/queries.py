@@ -1,4 +1,4 @@
-"""Queries shared out over the ranks of a process group, and their values brought together."""
+"""Distribution of queries over the ranks of a process group, and gathering of their values."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def share_of(rows: Tensor, group: Any) -> Tensor:
-    """Every world-size-th row, beginning at this rank; all rows without a group."""
+    """Return every world-size-th row, starting at this rank; all rows without a group."""
     return rows if group is None else rows[dist.get_rank(group) :: dist.get_world_size(group)]
 
 
 def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
-    """Undo `share_of` for values (n,) of each rank's rows: (total,), the same on every rank."""
+    """Gather values (n,) of each rank's rows in the order before `share_of`: (total,), equal on all ranks."""
     if group is None:
         return values
     world = dist.get_world_size(group)

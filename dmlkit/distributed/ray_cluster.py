@@ -1,4 +1,4 @@
-"""A Ray cluster: a connection to it, and what one of its workers takes."""
+"""Connection to a Ray cluster, and the resources of its workers."""
 
 import logging
 import os
@@ -10,42 +10,42 @@ from importlib import import_module
 from dmlkit.distributed.stopping import StopRequest
 from dmlkit.errors import UserError
 
-MAX_READERS = 8  # processes beside a GPU that read images
+MAX_READERS = 8  # processes per GPU that read images
 
 
 def check_ray(device: str, *modules: str) -> None:
-    """Refuse what Ray cannot do, before anything is done.
+    """Check that Ray is installed and supports the device.
 
     Args:
-        device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
-        modules: of Ray, e.g. ``ray.data``, that are needed too.
+        device: ``auto`` (GPUs if the cluster has any), ``cpu`` or ``cuda``.
+        modules: further modules of Ray that are needed, e.g. ``ray.data``.
 
     Raises:
-        UserError: Ray is not installed, or it cannot give such a device.
+        UserError: Ray is not installed, or does not support the device.
     """
     try:
         for module in ("ray", *modules):
             import_module(module)
     except ImportError:
-        raise UserError("--engine ray: Ray is not installed; pip install 'dmlkit[ray]'") from None
+        raise UserError("--engine ray: Ray is not installed; install it with: pip install 'dmlkit[ray]'") from None
     if device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {device}: Ray hands every worker its device; expected auto, cpu or cuda")
+        raise UserError(f"--device {device}: expected auto, cpu or cuda, because Ray assigns devices to workers")
 
 
 @contextmanager
 def ray_cluster(hint: str) -> Generator[bool]:
-    """A connection to Ray, unless the program has one, that keeps Ray's own messages few.
+    """Connect to Ray, unless the program is connected, with few messages from Ray itself.
 
-    It goes to the cluster that ``RAY_ADDRESS`` names, or that runs on this machine, or to a new one.
+    The cluster is the one named by ``RAY_ADDRESS``, one that runs on this machine, or a new one.
 
     Args:
-        hint: what stays when a worker fails, and how to go on.
+        hint: what is kept if a worker fails, and how to continue, for the error.
 
     Yields:
-        Whether the connection is new, and ends with the block.
+        Whether the connection is new; a new connection ends with the block.
 
     Raises:
-        UserError: over a new connection a worker fails for good.
+        UserError: a worker of a new connection fails permanently.
     """
     import ray
     from ray.exceptions import RayError
@@ -53,31 +53,31 @@ def ray_cluster(hint: str) -> Generator[bool]:
     if ray.is_initialized():
         yield False
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours tells nobody about it
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns of Ray Data's own way to start workers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from our clusters
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns about how Ray Data starts workers
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    if isinstance(handler, StopRequest):  # Ray's own handler would end the process at once
+    if isinstance(handler, StopRequest):  # Ray's handler would end the process immediately
         signal.signal(signal.SIGTERM, handler)
     try:
         yield True
     except RayError as error:
         words = str(error).strip().splitlines()[-1]
         raise UserError(
-            f"--engine ray: a worker failed: {words}; every machine needs the same dmlkit and what it imports; "
-            f"{hint} (--debug shows Ray's words)"
+            f"--engine ray: a worker failed: {words}; every machine needs the same version of dmlkit and its "
+            f"dependencies; {hint} (--debug shows Ray's error)"
         ) from error
     finally:
         ray.shutdown()
 
 
 def worker_share(device: str) -> tuple[int, int]:
-    """GPUs and processors of one worker, such that every machine with GPUs can keep all of them busy.
+    """Return the numbers of GPUs and processors per worker, such that every machine can use all its GPUs.
 
     Without GPUs a worker has one processor.
 
     Raises:
-        UserError: ``cuda``, where no machine has a GPU.
+        UserError: the device is ``cuda``, and no machine has a GPU.
     """
     import ray
 

@@ -1,4 +1,4 @@
-"""Stopping a run at a step where nothing is half done."""
+"""Stopping of a run between two steps."""
 
 import signal
 from collections.abc import Callable, Generator
@@ -14,14 +14,14 @@ STOPPED = 130  # the shell's exit code for Ctrl-C
 
 
 class TrainingStoppedError(Exception):
-    """The user stopped the run; a checkpoint was written."""
+    """Interruption of a run by the user, after a checkpoint was written."""
 
 
 class StopRequest:
-    """A signal handler that remembers the first signal; the second one stops at once.
+    """Signal handler that records the first signal; the second one interrupts immediately.
 
     Args:
-        deadline: of the clock `time.monotonic`; from then on it is as if a signal had come.
+        deadline: time of the clock `time.monotonic` after which stopping is requested without a signal.
     """
 
     def __init__(self, deadline: float = inf) -> None:
@@ -33,7 +33,7 @@ class StopRequest:
         self.came = True
 
     def is_known(self, fabric: Fabric) -> bool:
-        """Whether to stop, the same answer on all ranks."""
+        """Return whether to stop, with the same answer on all ranks."""
         is_due = self.came or monotonic() >= self.deadline
         if fabric.world_size == 1:
             return is_due
@@ -44,12 +44,12 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(deadline: float = inf) -> Generator[Callable[[Fabric], bool]]:
-    """Turn Ctrl-C and SIGTERM into a request that the loop looks at between steps; a second one stops at once.
+    """Turn Ctrl-C and SIGTERM into a request that the loop checks between steps; a second signal interrupts at once.
 
-    Inside another such block both see the same request: what stops a run stops the study that it belongs to.
+    Nested blocks share one request, so that a signal that stops a run also stops its study.
 
     Args:
-        deadline: of the clock `time.monotonic`, at which it is requested too.
+        deadline: time of the clock `time.monotonic` at which stopping is requested, too.
     """
     outer = signal.getsignal(signal.SIGTERM)
     if isinstance(outer, StopRequest):

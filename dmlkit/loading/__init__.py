@@ -1,1 +1,1 @@
-"""From a dataset to batches; a cache of decoded images, and a check of all of them."""
+"""Loading of datasets as batches; caches, shards and checks of datasets."""

@@ -1,4 +1,4 @@
-"""From a dataset to batches: augmentation that depends on the sample's place alone."""
+"""Batches of a dataset; the augmentation of a sample depends only on its position in training."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -18,13 +18,13 @@ from dmlkit.transforms.cropping.windows import Cut, collate_cuts
 
 
 class TrainingBatches:
-    """The draws of one rank, batch by batch. Set ``epoch`` and ``start`` before each pass.
+    """Iterable of the draws of one rank, batch by batch. Set ``epoch`` and ``start`` before each pass.
 
     Args:
-        sampler: gives the global batches.
-        seed: of the augmentation.
-        rank: takes the ``rank``-th of ``ranks`` equal contiguous shares of every batch.
-        ranks: processes.
+        sampler: sampler of the global batches.
+        seed: seed of the augmentation.
+        rank: position of this rank's share among ``ranks`` equal contiguous shares of every batch.
+        ranks: number of processes.
     """
 
     def __init__(self, sampler: Sampler, seed: int, *, rank: int = 0, ranks: int = 1) -> None:
@@ -59,8 +59,11 @@ def collate(items: list[Item]) -> Batch:
 
 
 def stack(inputs: list[Tensor]) -> Tensor:
-    """Vectors (F,) as (B, F); images (3, H, W) as (B, 3, H, W) whose colours lie together: as they come, and as
-    convolutions want them. Bringing them into planes and back would take a fifth of a loader's time."""
+    """Stack vectors (F,) to (B, F), or images (3, H, W) to (B, 3, H, W) in channels-last memory format.
+
+    Decoders return this format and convolutions need it; converting to planes and back would take a fifth of a
+    loader's time.
+    """
     if inputs[0].ndim == 1:
         return torch.stack(inputs)
     return torch.stack([image.permute(1, 2, 0) for image in inputs]).permute(0, 3, 1, 2)
@@ -69,37 +72,37 @@ def stack(inputs: list[Tensor]) -> Tensor:
 def make_loader(
     inputs: Inputs, batches: Iterable[list[Draw]], *, workers: int | None, pin_memory: bool
 ) -> DataLoader[Any]:
-    """A loader of `Batch` over batches of draws.
+    """Return a loader of `Batch` over batches of draws.
 
     Args:
-        inputs: where they come from.
-        batches: iterated anew at every pass.
-        workers: processes that read images; None takes one per CPU core, at most 8, and none for images in memory.
-        pin_memory: for copies to a GPU that do not stall.
+        inputs: samples to load.
+        batches: batches of draws, iterated again in every pass.
+        workers: number of processes that read images; None is one per CPU core, at most 8, and 0 for images in memory.
+        pin_memory: whether to use pinned memory, from which copies to a GPU are asynchronous.
     """
     if workers is None:
         workers = 0 if inputs.dataset.in_memory else min(8, os.cpu_count() or 1)
     collate_function: Callable[[list[Item]], Batch] = collate
     return DataLoader(
         inputs,
-        batch_sampler=batches,  # pyright: ignore[reportArgumentType] - draws are pairs, torch's stub wants ints
+        batch_sampler=batches,  # pyright: ignore[reportArgumentType] - draws are pairs, torch's stub expects ints
         collate_fn=collate_function,
         num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
-        # each pass draws a seed that no item uses; from torch's own generator a resumed epoch would draw it twice
+        # each pass draws a seed that no item uses; a resumed epoch would draw it twice from torch's global generator
         generator=torch.Generator(),
     )
 
 
 class TimedBatches:
-    """The batches of a loader.
+    """Iterable of a loader's batches that measures the time spent waiting.
 
     Args:
-        loader: of `make_loader`.
+        loader: loader of `make_loader`.
 
     Attributes:
-        seconds: how long this pass has waited for batches, the start of worker processes included.
+        seconds: time in which this pass has waited for batches, including the start of worker processes.
     """
 
     def __init__(self, loader: Iterable[Batch]) -> None:
@@ -123,7 +126,7 @@ def evaluation_loader(
     workers: int | None = None,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
-    """A loader of `Batch` over the samples of a dataset in order, or over some of them, for evaluation."""
+    """Return a loader of `Batch` for evaluation, over all samples of a dataset in order or over ``indices``."""
     order = [(index, 0) for index in (range(len(dataset)) if indices is None else indices)]
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     inputs = inputs_of(dataset, transform, training=False)

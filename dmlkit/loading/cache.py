@@ -1,4 +1,4 @@
-"""Images decoded and resized beforehand: plain pixels in one file that is mapped into memory."""
+"""Cache of decoded and resized images: pixels in one memory-mapped file."""
 
 import hashlib
 import zlib
@@ -29,32 +29,32 @@ COLUMNS = {
     "modified": "int64",
     "crc32": "int64",
 }
-"""Of the index, with their types in Arrow's words; the checksum is of an image's pixels."""
+"""Columns of the index with their Arrow types; ``crc32`` is the checksum of an image's pixels."""
 AGAIN = "run dmlkit data cache again"
 
 
 class CacheManifest(Document, frozen=True, strict=True):
-    """``manifest.json``: what is in a cache."""
+    """``manifest.json``, the description of a cache."""
 
     kind: ClassVar[str] = "manifest of an image cache"
-    version: ClassVar[int] = 2  # since the index has checksums
+    version: ClassVar[int] = 2  # 2 since the index has checksums
 
     resizing: str
-    """What was done to every image, in words; see `dmlkit.transforms.base.Resizing`."""
+    """Resizing of every image, in words; see `dmlkit.transforms.base.Resizing`."""
     dataset: dict[str, Any]
     """Name and options, as in the recipe."""
     images: NonNegativeInt
-    """Rows of the index, of images that could not be read too."""
+    """Number of rows of the index, including images that could not be read."""
     index: str
-    """The SHA-256 of the index: what was renamed when a machine stopped may be of two caches."""
+    """SHA-256 of the index, because after a crash during renaming the files may be of two caches."""
     bytes: NonNegativeInt
-    """Of all pixels."""
+    """Size of the pixels of all images."""
     skipped: tuple[str, ...]
     """One message per image that could not be read."""
 
 
 def images_of_split(config: DatasetConfig, split: Split) -> Dataset:
-    """The images of a split, decoded from their files or taken from the cache that the recipe names.
+    """Return the images of a split, decoded from their files or read from the cache of the recipe.
 
     Raises:
         UserError: see `DatasetConfig.build` and `CachedImages`.
@@ -64,14 +64,14 @@ def images_of_split(config: DatasetConfig, split: Split) -> Dataset:
 
 
 class CachedImages(Dataset):
-    """A dataset whose images come from a cache that ``dmlkit data cache`` wrote.
+    """Dataset whose images come from a cache that ``dmlkit data cache`` wrote.
 
     Args:
-        dataset: labels and paths; its images are not opened.
-        folder: the cache.
+        dataset: dataset with labels and paths; its images are not opened.
+        folder: folder of the cache.
 
     Raises:
-        UserError: the cache is missing or damaged, lacks an image, or a file was changed since.
+        UserError: the cache is missing or damaged or lacks an image, or a file has changed since.
     """
 
     def __init__(self, dataset: Dataset, folder: str) -> None:
@@ -91,15 +91,15 @@ class CachedImages(Dataset):
     def sample(self, index: int) -> Tensor:
         pixels = self.cache.pixels(int(self.rows[index]))
         if pixels is None:
-            raise BadImageError(f"{self.paths[index]}: could not be read when the cache was written")
+            raise BadImageError(f"{self.paths[index]}: this image could not be read when the cache was written")
         return pixels
 
 
 class Cache:
-    """The files of a cache.
+    """Reader of a cache.
 
     Args:
-        folder: holds ``pixels.bin index.parquet manifest.json``.
+        folder: folder with ``pixels.bin index.parquet manifest.json``.
 
     Raises:
         UserError: a file is missing, damaged, or of another version of dmlkit.
@@ -113,13 +113,13 @@ class Cache:
         self.sides = np.stack([index[name].to_numpy() for name in ("height", "width")], axis=1)
         self.ends = (3 * self.sides[:, 0] * self.sides[:, 1]).cumsum()
         self.checksums = index["crc32"].to_numpy()
-        self.memory: np.ndarray | None = None  # opened by each worker for itself
+        self.memory: np.ndarray | None = None  # each worker opens its own map
 
     def rows_of(self, dataset: Dataset) -> np.ndarray:
-        """(N,) int64, where the images of a dataset lie.
+        """Return (N,) int64, the rows of a dataset's images in the cache.
 
         Raises:
-            UserError: an image is not in the cache, or its file has another size or time than when it was written.
+            UserError: an image is not in the cache, or its file has changed in size or time since it was written.
         """
         known = {key: row for row, key in enumerate(self.keys)}
         rows = [known.get(dataset.key(index), -1) for index in range(len(dataset))]
@@ -129,15 +129,15 @@ class Cache:
     def _faults(self, paths: Sequence[str], rows: list[int]) -> Iterator[str]:
         for path, row in zip(paths, rows, strict=True):
             if row < 0:
-                yield f"dataset.cache: {self.folder} has no image {path}; {AGAIN}"
+                yield f"dataset.cache: {self.folder} does not contain the image {path}; {AGAIN}"
             elif stamp(path) != tuple(self.stamps[row]):
                 yield f"dataset.cache: {path} has changed since {self.folder} was written; {AGAIN}"
 
     def pixels(self, row: int) -> Tensor | None:
-        """Image ``row`` as (3, H, W) uint8; None if it could not be read.
+        """Return an image as (3, H, W) uint8; None if it could not be read when the cache was written.
 
         Raises:
-            BadImageError: they are not those that were written.
+            BadImageError: the pixels do not match their checksum.
         """
         height, width = self.sides[row].tolist()
         if height == 0:
@@ -145,10 +145,10 @@ class Cache:
         if self.memory is None:
             self.memory = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r")
         end = int(self.ends[row])
-        # the map is read-only, which torch does not know: a copy keeps transforms from writing into it
+        # a copy, because the map is read-only, which torch does not know, and a transform may write in place
         flat = np.array(self.memory[end - 3 * height * width : end])
-        if zlib.crc32(flat.data) != self.checksums[row]:  # 0.1 ms of an image of 256 x 341
-            raise BadImageError(f"dataset.cache: {self.folder / PIXELS}: {self.keys[row]} is damaged in it; {AGAIN}")
+        if zlib.crc32(flat.data) != self.checksums[row]:  # 0.1 ms for an image of 256 x 341
+            raise BadImageError(f"dataset.cache: {self.folder / PIXELS}: {self.keys[row]} is damaged; {AGAIN}")
         return torch.from_numpy(flat).view(height, width, 3).permute(2, 0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -156,7 +156,10 @@ class Cache:
 
 
 def read_index(folder: Path) -> tuple[CacheManifest, Any]:
-    """The manifest of a cache and its index, a pyarrow table, which fit together and to the size of the pixels.
+    """Read the manifest and the index of a cache, and check that they fit each other and the size of the pixels.
+
+    Returns:
+        The manifest, and the index as a pyarrow table.
 
     Raises:
         UserError: a file is missing, damaged, of another cache, or of another version of dmlkit.
@@ -166,11 +169,11 @@ def read_index(folder: Path) -> tuple[CacheManifest, Any]:
     path = folder / INDEX
     for name in (MANIFEST, INDEX, PIXELS):
         if not (folder / name).is_file():
-            raise UserError(f"dataset.cache: {folder / name}: missing; write it with dmlkit data cache")
+            raise UserError(f"dataset.cache: {folder / name}: no such file; create the cache with dmlkit data cache")
     try:
         manifest = CacheManifest.read(folder / MANIFEST)
         if sha256(path) != manifest.index:
-            raise UserError(f"{path}: damaged, or of another cache than {folder / MANIFEST}")
+            raise UserError(f"{path} is damaged, or belongs to another cache than {folder / MANIFEST}")
         index: Any = parquet.read_table(path)
         _check_index(index, manifest, path)
     except UserError as error:
@@ -179,32 +182,32 @@ def read_index(folder: Path) -> tuple[CacheManifest, Any]:
         raise UserError(f"dataset.cache: {path}: cannot read this index: {error}; {AGAIN}") from error
     size = (folder / PIXELS).stat().st_size
     if size != manifest.bytes:
-        raise UserError(f"dataset.cache: {folder / PIXELS}: has {size} bytes, expected {manifest.bytes}; {AGAIN}")
+        raise UserError(f"dataset.cache: {folder / PIXELS} has {size} bytes, expected {manifest.bytes}; {AGAIN}")
     return manifest, index
 
 
 def _check_index(index: Any, manifest: CacheManifest, path: Path) -> None:
     columns = {name: str(index.schema.field(name).type) for name in index.column_names}
     if columns != COLUMNS or any(column.null_count for column in index.columns):
-        raise UserError(f"{path}: has columns {columns}, expected {COLUMNS}, without blank cells")
+        raise UserError(f"{path} has columns {columns}, expected {COLUMNS}, without blank cells")
     sides = np.stack([index[name].to_numpy() for name in ("height", "width")])
     is_size = ((sides >= 0) & (sides <= MAX_PIXELS)).all() and (sides.prod(0) <= MAX_PIXELS).all()
     if index.num_rows != manifest.images or not is_size or 3 * sides.prod(0).sum() != manifest.bytes:
         raise UserError(
-            f"{path}: has {index.num_rows} images, expected {manifest.images} of {manifest.bytes} bytes together"
+            f"{path} has {index.num_rows} images, expected {manifest.images} with {manifest.bytes} bytes in total"
         )
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in bounded memory."""
+    """Compute the SHA-256 of a file in bounded memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Size in bytes and time of change in nanoseconds, which tell whether a file is still the same.
+    """Return size in bytes and modification time in nanoseconds of a file, by which a change is noticed.
 
-    Of an image in a tar file they are the tar file's.
+    For an image in a tar file, they are those of the tar file. For a missing file, both are -1.
     """
     found = shard_and_name(path)
     try:

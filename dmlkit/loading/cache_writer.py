@@ -1,4 +1,4 @@
-"""Write a cache of decoded and resized images, for machines where decoding is the limit."""
+"""Writer of a cache of decoded and resized images, for machines where decoding is the bottleneck."""
 
 import json
 import os
@@ -26,11 +26,11 @@ from dmlkit.transforms.base import Resizing
 
 
 class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
-    """Images of a dataset, resized, as (H, W, 3) uint8; None and a fault for those that cannot be read.
+    """Resized images of a dataset as (H, W, 3) uint8; None and an error message for unreadable images.
 
     Args:
-        dataset: the images.
-        resizing: what to do with each.
+        dataset: dataset of images.
+        resizing: resizing of each image.
     """
 
     def __init__(self, dataset: Dataset, resizing: Resizing) -> None:
@@ -49,21 +49,21 @@ class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
 
 
 def first(items: list[Any]) -> Any:
-    """The one item of a batch."""
+    """Return the only item of a batch."""
     return items[0]
 
 
 def images_to_cache(recipe: Recipe) -> Dataset:
-    """All images of a recipe's dataset, from their files.
+    """Return all images of a recipe's dataset, read from their files.
 
     Raises:
-        UserError: they are rendered in memory, or are vectors.
+        UserError: the dataset renders its images in memory, or has vectors.
     """
     if recipe.dataset.sample != "image":
-        raise UserError(f"dataset {recipe.dataset.name}: holds {recipe.dataset.sample}s; a cache is of images")
+        raise UserError(f"dataset {recipe.dataset.name} has {recipe.dataset.sample}s; only images can be cached")
     dataset = recipe.dataset.model_copy(update={"cache": None}).build("all")
     if dataset.in_memory:
-        raise UserError(f"dataset {recipe.dataset.name}: its images are in memory already; a cache gains nothing")
+        raise UserError(f"dataset {recipe.dataset.name}: the images are already in memory; no cache is needed")
     return dataset
 
 
@@ -73,17 +73,17 @@ def write_cache(
     """Write ``pixels.bin``, ``index.parquet`` and ``manifest.json``.
 
     Args:
-        recipe: says how to resize (the first step of its transform's evaluation) and what to do with bad images.
-        dataset: of `images_to_cache`.
-        output: a folder.
-        overwrite: replace the cache in it, which stays whole until the new one is.
-        advance: told of the images done.
+        recipe: recipe with the resizing (the first step of its transform's evaluation) and ``on_bad_image``.
+        dataset: dataset of `images_to_cache`.
+        output: folder of the cache.
+        overwrite: whether to replace a cache in it, which stays complete until the new one is.
+        advance: called with the number of images done.
 
     Returns:
         The manifest.
 
     Raises:
-        UserError: the folder holds a cache or files of somebody else's, or an image cannot be read.
+        UserError: the folder contains a cache or foreign files, or an image cannot be read.
     """
     check_place(output, [recipe.dataset.data_root])
     check_output(output, overwrite=overwrite)
@@ -93,13 +93,13 @@ def write_cache(
 
 
 def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callable[[int], None]) -> CacheManifest:
-    assert recipe.transform  # a recipe of images has one
+    assert recipe.transform  # every recipe for images has a transform
     resizing = recipe.transform.resizing
     images = ResizedImages(dataset, resizing)
     loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=min(8, os.cpu_count() or 1))
     rows: list[CachedRow] = []
     faults: list[str] = []
-    # renamed at the end in the order manifest, index, pixels: whatever a kill leaves has a manifest, and is dmlkit's
+    # renamed at the end in the order manifest, index, pixels, so that after a kill a manifest identifies the files
     with (
         atomic_write(output / PIXELS) as pixels_path,
         atomic_write(output / INDEX) as index_path,
@@ -130,22 +130,22 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
 
 
 def check_output(output: Path, *, overwrite: bool) -> None:
-    """Make sure that a cache may be written to a folder: it replaces no other files, and a whole cache only if asked.
+    """Check that a cache may be written to a folder, without replacing foreign files or, by default, a complete cache.
 
     Raises:
-        UserError: the folder holds a cache, or other files with the names of one.
+        UserError: the folder contains a cache, or other files with its names.
     """
     found = [output / name for name in (MANIFEST, INDEX, PIXELS) if os.path.lexists(output / name)]
     if not found:
         return
     if not is_cache_manifest(output / MANIFEST):
-        raise UserError(f"{found[0]}: this is not of a cache that dmlkit wrote; choose another --output or remove it")
+        raise UserError(f"{found[0]} is not part of a cache that dmlkit wrote; use another --output or remove the file")
     if not overwrite and is_whole(output):
-        raise UserError(f"{output}: this folder already holds a cache; give --overwrite or another --output")
+        raise UserError(f"{output} already contains a cache; use --overwrite or another --output")
 
 
 def is_cache_manifest(path: Path) -> bool:
-    """Whether a file is the manifest of a cache, of this or of another version of dmlkit."""
+    """Return whether a file is the manifest of a cache, of any version of dmlkit."""
     try:
         data = json.loads(read_start(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -154,11 +154,11 @@ def is_cache_manifest(path: Path) -> bool:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder with the manifest of a cache holds more than a kill left while files were renamed."""
+    """Return whether a folder with a cache's manifest has a complete cache, not one interrupted while renaming."""
     try:
         CacheManifest.read(folder / MANIFEST)
     except UserError:
-        return True  # of another version, which knows
+        return True  # of another version of dmlkit, which can read it
     try:
         read_index(folder)
     except UserError:
@@ -167,7 +167,7 @@ def is_whole(folder: Path) -> bool:
 
 
 class CachedRow(NamedTuple):
-    """An image of a cache: 0 x 0 if it could not be read."""
+    """Image of a cache; its size is 0 x 0 if it could not be read."""
 
     height: int
     width: int
@@ -175,7 +175,7 @@ class CachedRow(NamedTuple):
 
 
 def write_index(path: Path, dataset: Dataset, rows: list[CachedRow]) -> None:
-    """Which image lies where, what its pixels are, and what its file was like."""
+    """Write the index: key, size and checksum of each image, and size and modification time of its file."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""Check a dataset on disk: every fault of its files and images, and its counts against the published ones."""
+"""Checks of a dataset on disk: problems of its files and images, and its counts compared with the published ones."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ Soundness = Literal["ok", "note", "fault"]
 
 
 class Finding(NamedTuple):
-    """One line of the report's table."""
+    """Row of the report's table."""
 
     check: str
     expected: str
@@ -33,12 +33,12 @@ class Finding(NamedTuple):
 
 @dataclass
 class Findings:
-    """What a check found.
+    """Results of a check.
 
     Args:
-        rows: the table.
-        faults: what is wrong, one line each.
-        notes: what is worth knowing, one line each.
+        rows: rows of the table.
+        faults: problems, one line each.
+        notes: remarks, one line each.
     """
 
     rows: list[Finding] = field(default_factory=list[Finding])
@@ -47,15 +47,15 @@ class Findings:
 
     @property
     def sound(self) -> bool:
-        """No fault was found."""
+        """Whether no problem was found."""
         return not self.faults and all(row.verdict != "fault" for row in self.rows)
 
 
 def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
-    """Check all that can be told without opening an image: archives, lists, splits and counts.
+    """Check archives, lists, splits and counts, without opening an image.
 
     Raises:
-        UserError: there is nothing to check: the root is missing, the table unreadable, the images rendered.
+        UserError: the root is missing, the table is unreadable, or the images are rendered.
     """
     findings = Findings(rows=list(archive_rows(config)))
     try:
@@ -66,7 +66,7 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
         ]
         raise UserError("\n".join([*broken, str(error)])) from None
     if listing is None:
-        raise UserError(f"dataset {config.name}: its images are rendered; there are no files to check")
+        raise UserError(f"dataset {config.name}: the images are rendered, so there are no files to check")
     overlaps = listing.overlaps()
     findings.faults += [*listing.faults, *overlaps]
     findings.notes += listing.notes
@@ -79,7 +79,7 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
 
 
 def split_faults(config: DatasetConfig, listing: Listing) -> list[str]:
-    """What ``dmlkit train`` would refuse, now or at its end: an empty split, test images that retrieve nothing."""
+    """Return the errors that ``dmlkit train`` would raise: an empty split, or a single class to evaluate on."""
     splits: tuple[Split, ...] = ("train", "validation", "test") if config.validates else ("train", "test")
     faults: list[str] = []
     for split in splits:
@@ -89,12 +89,12 @@ def split_faults(config: DatasetConfig, listing: Listing) -> list[str]:
             faults.append(str(error))
             continue
         if split != "train" and len(images.class_names) < 2:
-            faults.append(f"{listing.source or listing.root}: {split} has a single class; retrieval needs two")
+            faults.append(f"{listing.source or listing.root}: {split} has a single class, expected at least two")
     return list(dict.fromkeys(faults))
 
 
 def archive_rows(config: DatasetConfig) -> Iterator[Finding]:
-    """The md5 of each archive that lies in the root or beside it."""
+    """Yield the check of the md5 of each archive in the root or next to it."""
     if config.published is None:
         return
     root = Path(getattr(config, "root", "."))
@@ -108,7 +108,7 @@ def archive_rows(config: DatasetConfig) -> Iterator[Finding]:
 
 
 def count_rows(listing: Listing, published: Published | None) -> Iterator[Finding]:
-    """Images and classes of each split, against the published ones."""
+    """Yield numbers of images and classes per split, compared with the published ones."""
     masks: dict[str, np.ndarray] = {split: listing.splits == index for index, split in enumerate(LISTED_SPLITS)}
     if listing.query is not None and listing.gallery is not None:
         masks |= {"query": listing.query, "gallery": listing.gallery}
@@ -123,7 +123,7 @@ def count_rows(listing: Listing, published: Published | None) -> Iterator[Findin
 
 
 def class_size_rows(listing: Listing) -> Iterator[Finding]:
-    """Images per class, smallest, median and largest; classes with a single image are worth a note."""
+    """Yield the smallest, median and largest number of images per class, and a note on classes with one image."""
     for index, split in enumerate(LISTED_SPLITS):
         _, counts = np.unique(listing.labels[listing.splits == index], return_counts=True)
         if len(counts):
@@ -135,19 +135,19 @@ def class_size_rows(listing: Listing) -> Iterator[Finding]:
 
 
 class Inspection(NamedTuple):
-    """What decoding an image showed."""
+    """Result of decoding an image."""
 
     position: int
-    digest: bytes  # of the pixels, empty if there are none
+    digest: bytes  # hash of the pixels; empty if the image cannot be read
     fault: str
     note: str
 
 
 class Inspected(torch.utils.data.Dataset[Inspection]):
-    """Images of a dataset, decoded and forgotten but for a digest.
+    """Inspections of a dataset's images, of whose pixels only a digest is kept.
 
     Args:
-        images: the dataset.
+        images: dataset of images.
     """
 
     def __init__(self, images: Dataset) -> None:
@@ -159,9 +159,9 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
             count = frames(self.images.paths[index]) if pixels.ndim == 3 else 1
         except BadImageError as error:
             return Inspection(index, b"", str(error), "")
-        # the shape too: two plain images of different sides may have the same bytes
+        # with the shape, because two plain images of different sides may have the same bytes
         content = repr(tuple(pixels.shape)).encode() + pixels.movedim(0, -1).contiguous().numpy().tobytes()
-        note = f"{self.images.paths[index]}: animated, {count} frames; the first is taken" if count > 1 else ""
+        note = f"{self.images.paths[index]}: animated, {count} frames; only the first is used" if count > 1 else ""
         return Inspection(index, hashlib.blake2b(content, digest_size=16).digest(), "", note)
 
     def __len__(self) -> int:
@@ -169,18 +169,18 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
 
 
 def as_is(items: list[Any]) -> list[Any]:
-    """A batch as the list that it is."""
+    """Return a batch unchanged, as a list."""
     return items
 
 
 def check_images(listing: Listing, findings: Findings, *, is_published: bool, advance: Callable[[int], None]) -> None:
-    """Read every sample; unreadable, animated and duplicate ones are added to the findings.
+    """Read every sample, and add unreadable, animated and duplicate ones to the findings.
 
     Args:
-        listing: of `check_files`.
-        findings: of `check_files`, which this adds to.
-        is_published: the images are a benchmark's, whose duplicates are as their authors want them.
-        advance: told of the images done.
+        listing: listing of `check_files`.
+        findings: findings of `check_files`, extended here.
+        is_published: whether the images are a benchmark's, whose duplicates are not errors.
+        advance: called with the number of images done.
     """
     images = listing.everything()
     seen: dict[bytes, list[int]] = {}
@@ -206,13 +206,13 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
 def duplicate_rows(
     listing: Listing, paths: Sequence[str], groups: list[list[int]], findings: Findings, *, is_published: bool
 ) -> Iterator[Finding]:
-    """Images of equal pixels, within a class and across classes; the latter are label errors in one's own data."""
+    """Yield findings on images with equal pixels; across classes they are errors, except in a benchmark."""
     kinds: dict[str, list[list[int]]] = {"within a class": [], "across classes": []}
     for group in groups:
         is_one_class = len({int(listing.labels[index]) for index in group}) == 1
         kinds["within a class" if is_one_class else "across classes"].append(group)
     for kind, found in kinds.items():
-        # the authors' archives hold some, and changing them would make results incomparable
+        # the authors' archives contain duplicates, and removing them would make results incomparable
         verdict: Soundness = "fault" if kind == "across classes" and not is_published else "note"
         lines = [f"duplicate {kind}: {', '.join(paths[index] for index in group)}" for group in found]
         (findings.faults if verdict == "fault" else findings.notes).extend(lines)

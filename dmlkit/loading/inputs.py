@@ -1,4 +1,4 @@
-"""What a model takes, sample by sample: images transformed, or vectors as they are, and bad ones told apart."""
+"""Inputs of a model, sample by sample: transformed images or vectors, and messages on unreadable images."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
@@ -15,33 +15,33 @@ from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.cropping.windows import Cut, WindowTransform, draw_cut, show_cuts
 
 Draw = tuple[int, int]
-"""The index of a sample and the seed of its augmentation."""
+"""Index of a sample and seed of its augmentation."""
 
 
 class Item(NamedTuple):
-    """A sample of a batch, or what is wrong with it."""
+    """Sample of a batch, or the message why it could not be read."""
 
     input: Tensor | Cut | None
     label: int
-    row: int  # in the dataset
+    row: int  # index in the dataset
     fault: str = ""
 
 
 class Batch(NamedTuple):
-    """Samples that could be read, and what is wrong with the others."""
+    """Samples that could be read, and messages on the others."""
 
-    inputs: Tensor  # (B, 3, S, S) uint8; (B, 3, H, W) with plans; (B, F) float32 of vectors
+    inputs: Tensor  # (B, 3, S, S) uint8; (B, 3, H, W) uint8 with plans; (B, F) float32 for vectors
     labels: Tensor  # (B,) int64
     indices: Tensor  # (B,) int64, into the dataset
     faults: list[str]  # one message per sample that could not be read
-    plans: Tensor | None = None  # (B, 7) int64: how the device makes (B, 3, S, S) of the inputs
+    plans: Tensor | None = None  # (B, 7) int64, by which the device computes (B, 3, S, S) from the inputs
 
 
 class Inputs(torch.utils.data.Dataset[Item], ABC):
-    """Samples of a dataset as a model takes them.
+    """Samples of a dataset, prepared as inputs of a model.
 
     Args:
-        dataset: the samples.
+        dataset: dataset of the samples.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -49,22 +49,23 @@ class Inputs(torch.utils.data.Dataset[Item], ABC):
 
     @abstractmethod
     def __getitem__(self, draw: Draw) -> Item:
-        """A sample; the seed of the draw decides its augmentation, if there is one."""
+        """Return a sample; the seed of the draw determines its augmentation, if there is one."""
 
     def on_device(self, batch: Batch, device: torch.device) -> Tensor:
-        """What the model takes of a batch, on a device, without waiting for the copy."""
+        """Copy the inputs of a batch to a device, asynchronously."""
         return batch.inputs.to(device, non_blocking=True)
 
 
 class TransformedImages(Inputs):
-    """Images of a dataset, transformed. Augmentation is seeded per draw: neither the number of workers nor an
-    interruption changes a pixel.
+    """Transformed images of a dataset.
+
+    Augmentation is seeded per draw, so that pixels depend neither on the number of workers nor on interruptions.
 
     Args:
-        dataset: the images.
-        transform: what to do with each.
-        training: take the transform for training, not the one for evaluation.
-        on_device: cut the augmentation's window out and leave it to the device to show it.
+        dataset: dataset of images.
+        transform: transform of each image.
+        training: whether to use the transform for training instead of the one for evaluation.
+        on_device: whether the augmentation's window is applied on the device.
 
     Raises:
         UserError: the images come from a cache that was written for another transform.
@@ -75,14 +76,14 @@ class TransformedImages(Inputs):
     ) -> None:
         if dataset.resizing not in (None, transform.resizing.text):
             raise UserError(
-                f"dataset.cache: holds images resized to {dataset.resizing}, but the transform {transform.name} "
-                f"resizes to {transform.resizing.text}; run dmlkit data cache again"
+                f"dataset.cache: the cache has images resized to {dataset.resizing}, but the transform "
+                f"{transform.name} resizes to {transform.resizing.text}; run dmlkit data cache again"
             )
         super().__init__(dataset)
         self.resizing = transform.resizing
         self.transform = transform.training() if training else transform.evaluation()
         self.augments = training and transform.augments
-        # what the device shows
+        # transform whose windows the device applies
         self.windows = self.transform if on_device and isinstance(self.transform, WindowTransform) else None
 
     def __getitem__(self, draw: Draw) -> Item:
@@ -99,7 +100,7 @@ class TransformedImages(Inputs):
             return Item(shown, label, index)
 
     def on_device(self, batch: Batch, device: torch.device) -> Tensor:
-        """The images (B, 3, S, S) uint8 of a batch on a device, without waiting for the copy."""
+        """Return the images (B, 3, S, S) uint8 of a batch on a device; the copy is asynchronous."""
         images = super().on_device(batch, device)
         if batch.plans is None or self.windows is None:
             return images
@@ -108,7 +109,7 @@ class TransformedImages(Inputs):
 
 
 class PlainVectors(Inputs):
-    """Vectors of a dataset, as they are."""
+    """Vectors of a dataset, unchanged."""
 
     def __getitem__(self, draw: Draw) -> Item:
         index, _ = draw
@@ -119,7 +120,7 @@ class PlainVectors(Inputs):
 def inputs_of(
     dataset: Dataset, transform: TransformConfig | None, *, training: bool, on_device: bool = False
 ) -> Inputs:
-    """The samples of a dataset as a model takes them; see `TransformedImages`. Vectors are not transformed."""
+    """Return a dataset's samples as inputs of a model; see `TransformedImages`. Vectors are not transformed."""
     if dataset.num_features is not None or transform is None:
         return PlainVectors(dataset)
     return TransformedImages(dataset, transform, training=training, on_device=on_device)
@@ -127,10 +128,10 @@ def inputs_of(
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Torch's random numbers on the CPU follow ``seed`` in the block; afterwards they go on as before.
+    """Seed torch's random numbers on the CPU within the block, and restore their state afterwards.
 
-    Only the CPU's generator is seeded: ``torch.manual_seed`` also notes down a stack trace for each device that is
-    not in use yet, which takes longer than the whole augmentation of an image.
+    Only the CPU's generator is seeded, because ``torch.manual_seed`` also records a stack trace for each uninitialized
+    device, which takes longer than the augmentation of an image.
     """
     generator = torch.default_generator
     state = generator.get_state()

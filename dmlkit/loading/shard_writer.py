@@ -1,4 +1,4 @@
-"""Write a dataset as shards: its image files as they are, in tar files of WebDataset's layout."""
+"""Writer of a dataset as shards: its unchanged image files in tar files with WebDataset's layout."""
 
 import hashlib
 import json
@@ -27,20 +27,20 @@ from dmlkit.loading.cache import stamp
 
 
 class ShardWriter:
-    """The images of a dataset on their way into shards.
+    """Writer of a dataset's images to shards.
 
     Args:
-        config: the dataset.
-        images_per_shard: the last shard of a split has fewer.
+        config: configuration of the dataset.
+        images_per_shard: number of images per shard; the last shard of a split may have fewer.
 
     Raises:
-        UserError: it has no image files, or faults.
+        UserError: the dataset has no image files, or has problems.
     """
 
     def __init__(self, config: DatasetConfig, images_per_shard: int) -> None:
         listing = config.listing()
         if listing is None or listing.sample != "image":
-            raise UserError(f"dataset {config.name}: has no image files; shards hold image files")
+            raise UserError(f"dataset {config.name} has no image files; expected a dataset of image files")
         raise_faults([*listing.faults, *listing.overlaps()])
         self.listing, self.images_per_shard, self.data_root = listing, images_per_shard, config.data_root
         images = listing.everything()
@@ -53,14 +53,14 @@ class ShardWriter:
         return len(self.images)
 
     def write(self, output: Path, advance: Callable[[int], None]) -> ShardManifest:
-        """Write the shards, those that are not there yet, and their index.
+        """Write the missing shards and their index.
 
         Args:
-            output: a folder: new, empty, or of a writing of the same that was stopped.
-            advance: told of the images done.
+            output: a folder: new, empty, or with shards of the same images from an interrupted call.
+            advance: called with the number of images done.
 
         Raises:
-            UserError: the folder holds something else, or an image or shard cannot be read or written.
+            UserError: the folder has other content, or an image or shard cannot be read or written.
         """
         rows_of = dict(self._shards())
         manifest = ShardManifest(
@@ -72,7 +72,7 @@ class ShardWriter:
         _check_output(output, manifest)
         with sole_writer(output, what="dmlkit data shards"):
             _check_output(output, manifest)  # again: another process may have written meanwhile
-            manifest.write(output / MANIFEST)  # first: whatever a kill leaves is known as dmlkit's
+            manifest.write(output / MANIFEST)  # first, so that after a kill the files are identified as dmlkit's
             for shard, rows in rows_of.items():
                 if not (output / shard).exists():
                     (output / shard).parent.mkdir(exist_ok=True)
@@ -82,7 +82,7 @@ class ShardWriter:
         return manifest
 
     def _shards(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The name and the rows of each shard, in the order of the listing."""
+        """Yield name and rows of each shard, in the order of the listing."""
         for number, split in enumerate(LISTED_SPLITS):
             rows = (self.listing.splits == number).nonzero()[0]
             for shard, start in enumerate(range(0, len(rows), self.images_per_shard)):
@@ -101,7 +101,7 @@ class ShardWriter:
                 _add(tar, f"{key}.json", json.dumps(self._fields(row), ensure_ascii=False).encode())
 
     def _fields(self, row: int) -> dict[str, Any]:
-        """What an image's .json says, by the names of a table's columns."""
+        """Return the content of an image's .json, by the names of a table's columns."""
         listing, label = self.listing, int(self.listing.labels[row])
         fields: dict[str, Any] = {"label": listing.class_names[label]}
         for name, mask in (("query", listing.query), ("gallery", listing.gallery)):
@@ -114,21 +114,21 @@ class ShardWriter:
         return fields | dict(zip(BOX, self.images.box(row) or (), strict=False))
 
     def _source(self) -> str:
-        """A hash of all that shards are made of: another one needs other shards."""
+        """Compute a hash of all that the shards' content depends on."""
         source = hashlib.sha256()
         for row in range(len(self)):
-            told = [self.images.key(row), self._fields(row), *stamp(self.images.paths[row])]
-            source.update(json.dumps(told).encode() + b"\0")
+            facts = [self.images.key(row), self._fields(row), *stamp(self.images.paths[row])]
+            source.update(json.dumps(facts).encode() + b"\0")
         return source.hexdigest()
 
 
 def member_names(listing: Listing) -> list[tuple[str, str]]:
-    """The key and the extension of each image in its shard, from the name of its file; all keys differ.
+    """Return a unique key and the extension of each image in its shard, from the name of its file.
 
-    A dot would end a key before its time, as WebDataset has it: ``hawk.2.jpg`` becomes ``hawk_2`` and ``.jpg``.
+    WebDataset ends a key at the first dot, so ``hawk.2.jpg`` becomes ``hawk_2`` and ``.jpg``.
 
     Raises:
-        UserError: a name has no extension of an image.
+        UserError: a file name does not have the extension of an image.
     """
     taken: set[str] = set()
     found: list[tuple[str, str]] = []
@@ -136,12 +136,12 @@ def member_names(listing: Listing) -> list[tuple[str, str]]:
         path = PurePosixPath(os.path.normpath(listing.names[row]).replace(os.sep, "/"))
         if path.suffix.lower() not in EXTENSIONS:
             raise UserError(
-                f"{listing.root / path}: in shards an image is known by its extension; expected "
+                f"{listing.root / path}: shards identify images by their extension; rename the file to one of "
                 f"{', '.join(sorted(EXTENSIONS))}"
             )
         plain = key = str(path.with_name(path.stem.replace(".", "_")))
         number = 1
-        while key in taken:  # hawk.jpg beside hawk.png, or two boxes of one image
+        while key in taken:  # hawk.jpg next to hawk.png, or two boxes of one image
             number += 1
             key = f"{plain}-{number}"
         taken.add(key)
@@ -150,7 +150,7 @@ def member_names(listing: Listing) -> list[tuple[str, str]]:
 
 
 def _alone(groups: np.ndarray | None) -> np.ndarray:
-    """(N,) bool, the images whose group has no other."""
+    """Return (N,) bool, the images that are alone in their group."""
     if groups is None:
         return np.zeros(0, dtype=bool)
     _, places, counts = np.unique(groups, return_inverse=True, return_counts=True)
@@ -158,24 +158,24 @@ def _alone(groups: np.ndarray | None) -> np.ndarray:
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)  # without times and owners: the same images give the same bytes
+    member = tarfile.TarInfo(name)  # without times and owners, so that equal images give equal bytes
     member.size = len(content)
     tar.addfile(member, BytesIO(content))
 
 
 def _check_output(output: Path, manifest: ShardManifest) -> None:
-    """Make sure that a folder holds nothing but shards of the same images.
+    """Check that a folder is empty or contains only shards of the same images.
 
     Raises:
-        UserError: it does.
+        UserError: the folder has other content.
     """
     if not output.exists():
         return
     if (output / MANIFEST).exists():
         if ShardManifest.read(output / MANIFEST) != manifest:
             raise UserError(
-                f"{output}: holds shards of other images, of these before they changed, or of another "
-                "--images-per-shard; choose another -o"
+                f"{output} contains shards of other images, of changed images, or with another --images-per-shard; "
+                "use another -o"
             )
     elif not output.is_dir() or any(path.name != LOCK and not is_partial(path) for path in output.iterdir()):
-        raise UserError(f"{output}: is there already and holds no shards of dmlkit's; choose another -o")
+        raise UserError(f"{output} already exists and does not contain shards that dmlkit wrote; use another -o")

@@ -1,4 +1,4 @@
-"""A bound on what becomes of an image when it is resized; decoding has one of its own."""
+"""Limit on the size of a resized image; decoding has a separate limit."""
 
 from torch import Tensor
 
@@ -8,17 +8,17 @@ from dmlkit.transforms.base import Resizing
 
 
 def check_resized(image: Tensor, resizing: Resizing, path: str) -> None:
-    """Make sure that an image (3, H, W) does not become larger than the largest that is decoded.
+    """Check that an image (3, H, W) does not exceed the limit of decoding after resizing.
 
-    With a shorter side of 256 pixels, 60 000 x 2 of them, a PNG of 196 bytes, would take 6 GB.
+    Resized to a shorter side of 256 pixels, an image of 60 000 x 2, a PNG of 196 bytes, would take 6 GB.
 
     Raises:
-        BadImageError: it does; names the image by its path.
+        BadImageError: the resized image would be too large.
     """
     height, width = image.shape[1:]
     rows, columns = resizing.size_of(height, width)
     if rows * columns > MAX_PIXELS:
         raise BadImageError(
-            f"{path}: {width} x {height} pixels become {columns} x {rows}, resized to {resizing.text}; "
-            f"expected at most {MAX_PIXELS:,}"
+            f"{path}: the image of {width} x {height} pixels would have {columns} x {rows} when resized to "
+            f"{resizing.text}; expected at most {MAX_PIXELS:,} pixels"
         )

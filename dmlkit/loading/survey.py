@@ -1,4 +1,4 @@
-"""A quick look at someone's photos before the first recipe: how many, of how many classes, how large."""
+"""Survey of a user's photos before the first recipe: numbers of images and classes, and image sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSpl
 from dmlkit.datasets.files.tar.member import content_in_shard
 from dmlkit.errors import UserError
 
-SAMPLE = 200  # images whose headers are read: their median side is within a few percent of that of all
+SAMPLE = 200  # images whose headers are read; their median side is within a few percent of that of all images
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a dataset looks like.
+    """Summary of a dataset.
 
     Args:
-        images: of each split.
-        classes: of each split.
-        per_class: images of the smallest, the median and the largest training class.
-        sides: shorter sides of `SAMPLE` images, pixels: the smallest, the median and the largest.
-        unreadable: how many of those could not be opened.
+        images: number of images per split.
+        classes: number of classes per split.
+        per_class: number of images in the smallest, the median and the largest training class.
+        sides: smallest, median and largest shorter side of `SAMPLE` images, in pixels.
+        unreadable: number of sampled images that could not be opened.
     """
 
     images: dict[ListedSplit, int]
@@ -35,7 +35,7 @@ class Survey:
 
     @property
     def names_validation(self) -> bool:
-        """Whether the dataset says itself which classes validate."""
+        """Whether the dataset has its own validation classes."""
         return self.classes["validation"] > 0
 
 
@@ -43,19 +43,19 @@ def survey(config: DatasetConfig, advance: Callable[[int], None] = lambda _: Non
     """Count the images of a dataset, and measure a sample of them.
 
     Args:
-        config: the dataset.
-        advance: told of images measured, `SAMPLE` in all or as many as there are.
+        config: configuration of the dataset.
+        advance: called with the number of images measured, at most `SAMPLE` in total.
 
     Raises:
-        UserError: the dataset has no files or faulty ones, too few classes to train on, or no readable image.
+        UserError: the dataset has no files, has problems, too few training classes, or no readable image.
     """
     listing = config.listing()
     if listing is None:
-        raise UserError(f"dataset {config.name}: its images are rendered; there are no photos to look at")
+        raise UserError(f"dataset {config.name}: the images are rendered; expected a dataset of image files")
     counts: dict[ListedSplit, np.ndarray] = {split: _class_sizes(listing, split) for split in LISTED_SPLITS}
     for split in LISTED_SPLITS:
         if split != "validation" or listing.has(split):
-            listing.images(split)  # tells all faults
+            listing.images(split)  # raises if there are problems
     sizes = counts["train"]
     sides, unreadable = _measure(listing, advance)
     return Survey(
@@ -68,15 +68,15 @@ def survey(config: DatasetConfig, advance: Callable[[int], None] = lambda _: Non
 
 
 def _class_sizes(listing: Listing, split: ListedSplit) -> np.ndarray:
-    """Images of each class of a split, (C,)."""
+    """Return the number of images per class of a split, (C,)."""
     return np.unique(listing.labels[listing.splits == LISTED_SPLITS.index(split)], return_counts=True)[1]
 
 
 def _measure(listing: Listing, advance: Callable[[int], None]) -> tuple[tuple[int, float, int], int]:
-    """The shorter sides of a sample, evenly drawn, and how many of it could not be opened."""
+    """Measure the shorter sides of evenly spaced images; also return how many could not be opened."""
     images = listing.everything()
     if not isinstance(images, ListedImages):
-        raise UserError(f"{listing.source or listing.root}: holds vectors; expected photos")
+        raise UserError(f"{listing.source or listing.root} contains vectors; expected photos")
     sides: list[int] = []
     fault: BadImageError | None = None
     sample = sorted({int(index) for index in np.linspace(0, len(images) - 1, SAMPLE).round()})
@@ -91,5 +91,5 @@ def _measure(listing: Listing, advance: Callable[[int], None]) -> tuple[tuple[in
             fault = error
         advance(1)
     if not sides:
-        raise UserError(f"none of {len(sample)} images could be opened; the last: {fault}")
+        raise UserError(f"none of {len(sample)} images could be opened; the last error: {fault}")
     return (min(sides), float(np.median(sides)), max(sides)), len(sample) - len(sides)

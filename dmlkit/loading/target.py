@@ -1,4 +1,4 @@
-"""Which dataset a path stands for: a recipe's, or the one that a folder or table holds."""
+"""Dataset for a path given by the user: a recipe, a folder or a table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +11,17 @@ from dmlkit.recipe.file import read_recipe
 
 
 def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str] = ()) -> DatasetConfig:
-    """The dataset of a recipe, or the one that a folder or table holds, of which no validation classes are cut.
+    """Return the dataset of a recipe, or that of a folder or table, without holding out validation classes.
 
     Raises:
-        UserError: there is no such folder, with where to get each benchmark; or it is a file of another kind.
+        UserError: there is no such folder, or the path is a file of another kind.
     """
     if target.suffix in (".yaml", ".yml"):
         if dataset is not None:
-            raise UserError("--dataset says what a folder holds; a recipe names its dataset itself")
+            raise UserError("--dataset applies only to folders; remove it, since a recipe names its dataset")
         return read_recipe(target, overrides).dataset
     if overrides:
-        raise UserError("--set changes a recipe; give one instead of a folder")
+        raise UserError(f"--set applies only to recipes, got {target}; remove it, or use a recipe")
     published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     if dataset is not None:
         known = [*sorted(published), "folder", "shards"]
@@ -32,7 +32,7 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
         return TableConfig(file=str(target), validation_fraction=0.0)
     if target.exists() and not target.is_dir():
         raise UserError(
-            f"{target}: a file of another kind; expected a recipe (.yaml), a table (.csv or .parquet), or a folder"
+            f"{target}: unsupported kind of file; expected a recipe (.yaml), a table (.csv or .parquet), or a folder"
         )
     if not target.is_dir():
         lines = [line for benchmark in published.values() for line in benchmark.instructions(target)]

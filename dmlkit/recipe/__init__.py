@@ -1,4 +1,4 @@
-"""Recipes: the typed schema, and YAML files that are read into it."""
+"""Recipes: the typed schema, and the reader of YAML files."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recipe", "dump_recipe", "parse_recipe", "read_recipe"]
 
-if not TYPE_CHECKING:  # each is imported when it is first asked for: recipes can be listed without torch
+if not TYPE_CHECKING:  # imported on first access, so that recipes can be listed without torch
 
     def __getattr__(name: str) -> object:
         if name not in __all__:

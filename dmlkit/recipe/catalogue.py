@@ -1,6 +1,6 @@
-"""The reference of dmlkit's own recipes on disk, so that listing it need not import torch, which takes seconds.
+"""Catalogue: the reference of dmlkit's recipes on disk, so that listing it need not import torch, which takes seconds.
 
-It is written anew, as a test demands where a configuration has changed, by ``python -m dmlkit.recipe.catalogue``.
+Run ``python -m dmlkit.recipe.catalogue`` to update it after a change of a configuration class; a test checks this.
 """
 
 import json
@@ -20,10 +20,10 @@ CONFIGURATION = re.compile(r"^class (?:Recipe|\w+Config)\(.*?(?=^\S|\Z)", re.MUL
 
 
 def find_reference(plugin_files: Sequence[Path] = ()) -> Reference:
-    """The reference as it is now: what lies on disk where no class has changed since and there is no plug-in.
+    """Return the current reference, from disk if no class has changed and there is no plug-in.
 
     Args:
-        plugin_files: what ``--plugin`` has loaded.
+        plugin_files: files loaded by ``--plugin``.
     """
     if not plugin_files and not entry_points(group=GROUP):
         found = json.loads(CATALOGUE.read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def find_reference(plugin_files: Sequence[Path] = ()) -> Reference:
 
 
 def fingerprint() -> str:
-    """A hash of the text of all configuration classes, 125 of them in 20 ms."""
+    """Compute a hash of the text of all configuration classes (125 classes in 20 ms)."""
     digest = sha256()
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         for block in CONFIGURATION.findall(path.read_text(encoding="utf-8")):
@@ -44,14 +44,14 @@ def fingerprint() -> str:
 
 
 def write_catalogue(reference: Reference) -> None:
-    """Keep a reference for `find_reference`."""
+    """Write a reference to disk for `find_reference`."""
     kept = {"fingerprint": fingerprint(), "reference": reference._asdict()}
     with atomic_write(CATALOGUE) as partial:
         partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def from_plain(data: Any) -> Reference:
-    """A reference from what JSON made of it."""
+    """Convert data read from JSON to a reference."""
     families = {
         family: tuple(MemberReference(name, meaning, _keys(keys), plugin) for name, meaning, keys, plugin in members)
         for family, members in data["families"].items()

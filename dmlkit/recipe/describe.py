@@ -1,4 +1,4 @@
-"""The reference of recipes from the classes that own the keys, plug-ins included."""
+"""Reference of recipes, made from the configuration classes, including plug-ins."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from dmlkit.recipe.training import TrainingConfig
 
 
 def describe() -> Reference:
-    """All that is known of recipes in this process."""
+    """Return the reference of all recipe keys known in this process."""
     families = {
         family: tuple(describe_member(member) for _, member in sorted(root.variants.items()))
         for family, root in FAMILIES.items()
@@ -25,7 +25,7 @@ def describe() -> Reference:
 
 
 def describe_member(member: type[ComponentConfig]) -> MemberReference:
-    """What a member is, by the first line of its docstring, and its keys."""
+    """Return the reference of a member: the first line of its docstring, and its keys."""
     plugin = plugin_of(member)
     meaning = as_text((member.__doc__ or "").strip().partition("\n")[0])
     name = member.model_fields["name"].default
@@ -33,12 +33,12 @@ def describe_member(member: type[ComponentConfig]) -> MemberReference:
 
 
 def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:
-    """The keys of a configuration: a member's own first, then those that it shares.
+    """Yield the keys of a configuration: first those of the class, then inherited ones.
 
     Example:
-        >>> from dmlkit.losses import CosFaceConfig
-        >>> next(keys_of(CosFaceConfig))
-        KeyReference(key='margin', default='0.35', meaning='m, in units of the cosine.')
+        >>> from dmlkit.datasets import GlyphsConfig
+        >>> [key for key in keys_of(GlyphsConfig) if key.key == "size"]
+        [KeyReference(key='size', default='32', meaning='Side of an image, in pixels.')]
     """
     fields = sorted(config.model_fields.items(), key=lambda field: field[0] not in config.__annotations__)
     meanings = meanings_of(config)
@@ -56,7 +56,7 @@ def _plain(default: Any) -> str:
 
 
 def as_text(docstring: str) -> str:
-    """A docstring in one line, without its marks of code.
+    """Return a docstring in one line, without code markup.
 
     Example:
         >>> as_text("For w+; ``none`` is 1, see `ProxyLoss`.")

@@ -1,4 +1,4 @@
-"""Recipe files that extend another, one level deep; every value keeps the file and line it came from."""
+"""Recipe files that extend another file, one level deep; every value keeps its file and line."""
 
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,17 @@ EXTENDS = "extends"
 
 
 def read_tree(path: Path) -> Tree:
-    """A recipe file as data, laid over the file that its ``extends`` names.
+    """Read a recipe file, merged over the file that its ``extends`` names; see `overlay`.
 
-    The name is relative to the file's folder, and stays below the parent of that folder: recipes of one collection
-    extend each other, and a recipe from somewhere else reads no other files. See `overlay` for how values meet.
+    The path in ``extends`` is relative to the file's folder, and must be below the parent of that folder, so that
+    recipes can extend only recipes of the same collection.
 
     Raises:
-        UserError: a file cannot be read or is no YAML, or the extended one is missing, lies elsewhere or itself
-            extends; with the file and line at fault.
+        UserError: a file cannot be read or is not YAML, or the extended file is missing, outside the collection, or
+            extends another file itself.
     """
     path = find_recipe(path)
-    tree = read_yaml(path, "recipe", f"{path}: this file has gone")
+    tree = read_yaml(path, "recipe", f"{path}: no such file; expected a recipe")
     if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
         return tree
     where = f"{tree.origin((EXTENDS,))}: {EXTENDS}"
@@ -31,20 +31,20 @@ def read_tree(path: Path) -> Tree:
     missing = f"{where}: {base_path}: no such file; expected the path of a recipe from {path.parent}/"
     base = read_yaml(base_path, "recipe", missing)
     if not isinstance(base.data, dict):
-        raise UserError(f"{base.origin(())}: holds no keys; expected what {path} extends")
+        raise UserError(f"{base.origin(())}: this file has no keys; expected a recipe, because {path} extends it")
     if EXTENDS in base.data:
         raise UserError(
-            f"{base.origin((EXTENDS,))}: {EXTENDS}: {path} extends this file, so it may not extend another; "
-            "one level keeps a recipe readable"
+            f"{base.origin((EXTENDS,))}: {EXTENDS}: {path} extends this file, which therefore must not extend another; "
+            "remove one of the two keys"
         )
     return overlay(base, tree)
 
 
 def overlay(base: Tree, own: Tree) -> Tree:
-    """``own`` over ``base``: mappings merge key by key, and everything else replaces.
+    """Merge ``own`` over ``base``: mappings are merged key by key, other values are replaced.
 
     A mapping with another ``name`` than the base's is another component with other keys, so it replaces the base's
-    whole; so does a list.
+    mapping. A list replaces the base's list.
 
     Example:
         >>> from dmlkit.recipe.yaml_tree import parse_yaml
@@ -77,25 +77,28 @@ def _is_below(key: Key, replaced: set[Key]) -> bool:
 
 
 def path_in_collection(where: str, name: Any, path: Path) -> Path:
-    """The file that another file of its collection names: below the parent of that file's folder.
+    """Return the path of a file that another file of the same collection names.
 
     Args:
-        where: what names it, for errors.
-        name: relative to the folder of ``path``.
-        path: the file that names it.
+        where: place of the name, for errors.
+        name: path relative to the folder of ``path``.
+        path: file that contains the name.
 
     Raises:
-        UserError: the name is no relative path, or leads elsewhere, also by a symbolic link.
+        UserError: the name is not a relative path, or leads out of the parent of the file's folder, also by a symbolic
+            link.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise UserError(f"{where}: got {shown(name)}, expected the path of a recipe file, e.g. _base.yaml")
     if Path(name).is_absolute():
-        raise UserError(f"{where}: {excerpt(name)} is absolute; expected a path from {path.parent}/, e.g. _base.yaml")
+        raise UserError(
+            f"{where}: {excerpt(name)} is absolute; expected a path relative to {path.parent}/, e.g. _base.yaml"
+        )
     folder = path.parent.resolve()
     try:
         base = (folder / name).resolve()  # with symbolic links followed
-    except RuntimeError as error:  # before Python 3.13, for a loop of them
+    except RuntimeError as error:  # before Python 3.13, for a loop of links
         raise UserError(f"{where}: cannot follow {excerpt(name)}: {error}") from None
     if not base.is_relative_to(folder.parent):
-        raise UserError(f"{where}: {excerpt(name)} lies outside {folder.parent}; expected a file of the same recipes")
+        raise UserError(f"{where}: {excerpt(name)} is outside {folder.parent}; expected a file inside this folder")
     return path.parent / name

@@ -1,4 +1,4 @@
-"""What is wrong with a file: pydantic's findings as lines that name file, line and key."""
+"""Error messages of files: pydantic's errors as lines with file, line and key."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -10,16 +10,19 @@ from dmlkit.component import models_in
 from dmlkit.files.escape import EXCERPT, excerpt
 from dmlkit.recipe.yaml_tree import Key, Tree
 
-WORDS = {"a valid array": "a list", "an object": "a mapping"}  # pydantic speaks of JSON, and recipes are YAML
+WORDS = {
+    "a valid array": "a list",
+    "an object": "a mapping",
+}  # pydantic's messages use terms of JSON, but recipes are YAML
 
 
 def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
-    """Every fault that ``model`` found in a tree, one a line: ``file:line: key: what, and what was expected``."""
+    """Return all errors of ``model`` in a tree, one per line: ``file:line: key: what, and what was expected``."""
     found = error.errors()
-    # pydantic finds a list whose items are all at fault too short as well
+    # if all items of a list are invalid, pydantic also reports that the list is too short
     deeper = {fault["loc"][:length] for fault in found for length in range(len(fault["loc"]))}
-    told = (fault for fault in found if fault["type"] != "too_short" or fault["loc"] not in deeper)
-    return [line for fault in told for line in _describe(fault, tree, model)]
+    kept = (fault for fault in found if fault["type"] != "too_short" or fault["loc"] not in deeper)
+    return [line for fault in kept for line in _describe(fault, tree, model)]
 
 
 def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
@@ -32,7 +35,7 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
             known = list(_model_at(location[:-1], model).model_fields)
             return [fault_line(tree, key, f"unknown key; {suggest(str(key[-1]), known)}")]
         case "missing":
-            return [fault_line(tree, key, "missing, and it has no default")]
+            return [fault_line(tree, key, "this key is missing and has no default; add it")]
         case "union_tag_invalid":
             family, name = _model_at(location, model), fault["input"]["name"]
             what = family.__name__.removesuffix("Config").lower()
@@ -46,10 +49,10 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
                     fault_line(tree, key, f"unknown name {shown(fault['input'])}; {suggest(fault['input'], known)}")
                 ]
             known = ", ".join(family.variants)
-            came = "a mapping without a name" if isinstance(fault["input"], dict) else shown(fault["input"])
-            text = f"got {came}; expected a mapping such as {{name: NAME}}, NAME one of {known}"
+            got = "a mapping without a name" if isinstance(fault["input"], dict) else shown(fault["input"])
+            text = f"got {got}; expected a mapping such as {{name: NAME}}, with NAME one of {known}"
             return [fault_line(tree, key, text)]
-        case "value_error":  # two values of one component that do not go together
+        case "value_error":  # values of one component that contradict each other
             return [fault_line(tree, key, str(fault["ctx"]["error"]))]
         case "too_short":
             least = fault["ctx"]["min_length"]
@@ -61,12 +64,12 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A value of a file as messages show it: no more than an excerpt, for it may be a whole file."""
+    """Return a value of a file for messages, shortened, because it may be as long as the file."""
     return excerpt(repr(value))
 
 
 def fault_line(tree: Tree, key: Key, text: str) -> str:
-    """A fault at a key of a tree, with its place.
+    """Return the message on a key of a tree, with its file and line.
 
     Example:
         >>> fault_line(Tree("r.yaml", origins={("loss",): "r.yaml:2"}), ("loss", "margin"), "got 'big'")
@@ -77,13 +80,13 @@ def fault_line(tree: Tree, key: Key, text: str) -> str:
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """What may have been meant by an unknown name.
+    """Return a hint for an unknown name: the most similar known name, or all known names.
 
     Example:
         >>> suggest("margn", ["margin", "scale"]), suggest("x", ["margin", "scale"])
         ("did you mean 'margin'?", 'expected one of margin, scale')
     """
-    near = get_close_matches(name[:EXCERPT], known, n=1)  # its time grows with the square of the length
+    near = get_close_matches(name[:EXCERPT], known, n=1)  # run time grows with the square of the length
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
 
 
@@ -92,7 +95,7 @@ def _is_tag(step: str | int) -> bool:
 
 
 def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:
-    """The model class that a pydantic error location points into."""
+    """Return the model class that a pydantic error location points into."""
     model: Any = root
     for step in location:
         if _is_tag(step):

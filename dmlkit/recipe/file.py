@@ -1,4 +1,4 @@
-"""Recipes on disk: YAML 1.2 and ``--set`` in, a checked `Recipe` or all its faults as file:line out."""
+"""Reader of recipes: from YAML 1.2 and ``--set`` to a checked `Recipe`, or to all errors with file and line."""
 
 import json
 import re
@@ -24,16 +24,16 @@ from dmlkit.recipe.published import write_out
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml
 
-INDEX = re.compile("[0-9]{1,9}")  # of an item of a list, counted from 0
+INDEX = re.compile("[0-9]{1,9}")  # index of a list item, counted from 0
 
 
 @dataclass(frozen=True)
 class Override:
-    """A value for a key of a recipe.
+    """Value for a key of a recipe.
 
     Args:
-        key: dotted, e.g. ``loss.margin``.
-        value: with its source, which names it in messages.
+        key: dotted key, e.g. ``loss.margin``.
+        value: value with its source, which messages name.
     """
 
     key: str
@@ -45,12 +45,13 @@ def read_recipe(path: Path, overrides: Sequence[str | Override] = (), *, is_trai
 
     Args:
         path: a YAML file, or the name of a recipe that comes with dmlkit, e.g. ``glyphs/proxy_anchor``; its
-            ``extends`` may name another to build on, see `dmlkit.recipe.extends.read_tree`.
-        overrides: each ``key.subkey=value``, the value in YAML, or parsed; they replace what the file says, in turn.
-        is_trained: it is the recipe of a run, which stays readable where only its training would be refused today.
+            ``extends`` may name another recipe to build on, see `dmlkit.recipe.extends.read_tree`.
+        overrides: values that replace those of the file, in order: ``key.subkey=value`` with the value in YAML, or
+            parsed.
+        is_trained: the recipe belongs to a run. It stays readable if only its training would be refused today.
 
     Raises:
-        UserError: the file cannot be read, or has faults: all of them, one a line, as ``file:line: key: what``.
+        UserError: the file cannot be read, or has errors, which are listed as lines ``file:line: key: what``.
     """
     return _resolve(read_tree(path), overrides, is_trained)
 
@@ -79,10 +80,10 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool =
 
 
 def validate(tree: Tree, is_trained: bool = False) -> Recipe:
-    """A tree as a recipe; every fault at once.
+    """Convert a tree to a recipe.
 
     Raises:
-        UserError: a line for each fault, with file, line and key.
+        UserError: the recipe has errors; the message has a line with file, line and key for each.
     """
     try:
         # strict in JSON mode: lists become tuples, and nothing else is coerced
@@ -93,34 +94,34 @@ def validate(tree: Tree, is_trained: bool = False) -> Recipe:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML, every default spelled out.
+    """Return the resolved recipe as YAML, with all defaults.
 
     Example:
         >>> recipe = parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml")
         >>> parse_recipe(dump_recipe(recipe), "again.yaml") == recipe
         True
     """
-    # PyYAML writes 1e-05 without a point, which only YAML 1.2 readers take as a number: ours is one
+    # PyYAML writes 1e-05 without a point, which only YAML 1.2 readers, like ours, parse as a number
     return yaml.safe_dump(plain(recipe), sort_keys=False, default_flow_style=None, width=100)
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:
-    """The resolved recipe as plain data, as a file would have it: what two recipes are compared by."""
+    """Return the resolved recipe as plain data in the form of a file, by which recipes are compared."""
     return recipe.model_dump(mode="json") | {"metrics": names_of(recipe.metrics)}
 
 
 def _name_default_members(data: Any) -> None:
-    """Let ``optimizer: {lr: 1e-3}`` mean the default optimizer, as ``--set optimizer.lr=1e-3`` must."""
+    """Add the default's name where a name is missing, so that ``--set optimizer.lr=1e-3`` needs no name."""
     for name, info in Recipe.model_fields.items() if isinstance(data, dict) else ():
         if isinstance(data.get(name), dict) and isinstance(info.default, ComponentConfig):
             data[name].setdefault("name", info.default.name)
 
 
 def parse_override(text: str) -> Override:
-    """What ``--set`` takes, ``key.subkey=value``.
+    """Parse a value of ``--set``, ``key.subkey=value``.
 
     Raises:
-        UserError: there is no ``=``, or the value is no YAML.
+        UserError: there is no ``=``, or the value is not valid YAML.
     """
     source = f"--set {printable(excerpt(text))}"
     key, equals, value = text.partition("=")
@@ -148,11 +149,11 @@ def _apply_override(tree: Tree, override: Override) -> None:
             raise UserError(f"{source}: {excerpt('.'.join(steps[: index + 1]))} does not exist in {tree.source}")
         if not isinstance(parent, dict | list):
             where = excerpt(".".join(steps[: index + 1]))
-            raise UserError(f"{source}: {where} is the value {shown(parent)}, not a mapping")
+            raise UserError(f"{source}: {where} is the value {shown(parent)}, expected a mapping")
     last = key[-1]
     if isinstance(parent, list) and not (isinstance(last, int) and last < len(parent)):
         raise UserError(f"{source}: {excerpt(name)} does not exist in {tree.source}")
-    value = deepcopy(override.value.data)  # the same override may go into several recipes
+    value = deepcopy(override.value.data)  # the same override may be applied to several recipes
     if isinstance(parent, list):
         parent[int(last)] = value
     else:
@@ -162,14 +163,14 @@ def _apply_override(tree: Tree, override: Override) -> None:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of recipes, for editors that check YAML while it is typed.
+    """Return the JSON schema of recipes, for editors that check YAML during typing.
 
-    A file that extends another may leave out what that one has: required keys, and the names of members.
+    A file that extends another need not repeat its required keys and names of members.
     """
     found = Recipe.model_json_schema(schema_generator=_WithMeanings)
-    extends = {"type": "string", "description": "A recipe file to build on, relative to this one."}
+    extends = {"type": "string", "description": "Path of a recipe file to build on, relative to this file."}
     complete = [{"required": [EXTENDS]}, {"required": found.pop("required")}]
-    name = {"type": "string", "description": "A metric by the name of its figure, e.g. recall@1, map@r, ndcg@8, nmi."}
+    name = {"type": "string", "description": "Name of a metric, e.g. recall@1, map@r, ndcg@8, nmi."}
     metrics = found["properties"]["metrics"]
     metrics["items"] = {"anyOf": [name, metrics["items"]]}
     found["properties"] = {EXTENDS: extends, **found["properties"]}
@@ -177,7 +178,7 @@ def schema() -> dict[str, Any]:
 
 
 class _WithMeanings(GenerateJsonSchema):
-    """Describes the keys of each model by the docstrings below them."""
+    """Schema generator that describes the keys of each model by the docstrings below them."""
 
     def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
         found = super().model_schema(schema)
@@ -187,12 +188,12 @@ class _WithMeanings(GenerateJsonSchema):
 
 
 def _any_member(schema: Any) -> Any:
-    """``oneOf`` as ``anyOf``: without a name a component fits several members of its family, with a name one."""
+    """Replace ``oneOf`` by ``anyOf``, because a component without a name matches several members of its family."""
     if isinstance(schema, dict):
         return {"anyOf" if key == "oneOf" else key: _any_member(value) for key, value in schema.items()}
     return [_any_member(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def first_line(component: type[ComponentConfig]) -> str:
-    """What a component is, in one line."""
+    """Return the first line of a component's docstring."""
     return (component.__doc__ or "").strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""What the recipes of a folder say about themselves in their first comment."""
+"""Headers of recipes, from the comment at the start of each file."""
 
 import re
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ PUBLISHED = re.compile(r"published:\s*(.+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class RecipeHeader:
-    """A recipe and its header.
+    """Header of a recipe.
 
     Args:
-        path: of the file.
-        summary: the first line of the comment that it begins with.
-        published: the first line of the figures that a paper reports for it, where the comment has them.
+        path: path of the file.
+        summary: first line of the comment at the start of the file.
+        published: first line of the figures that a paper reports, if the comment has them.
     """
 
     path: Path
@@ -27,25 +27,25 @@ class RecipeHeader:
 
 
 def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:
-    """The recipes below a folder, by their own folder. Files that begin with ``_`` are there for others to extend.
+    """Return the headers of all recipes below a folder, by subfolder; files that begin with ``_`` are only extended.
 
     Raises:
-        UserError: there is no such folder, or no recipe in it.
+        UserError: there is no such folder, or it has no recipe.
     """
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder; expected one of recipes")
+        raise UserError(f"{root}: no such folder; expected a folder of recipes")
     found: dict[Path, list[RecipeHeader]] = {}
     for path in sorted(root.rglob("*.yaml")):
         text = "" if path.name.startswith("_") else path.read_text(encoding="utf-8", errors="replace")
         if IS_RECIPE.search(text):
             found.setdefault(path.parent, []).append(read_header(path, text))
     if not found:
-        raise UserError(f"{root}: holds no recipes; expected .yaml files with a dataset and a loss")
+        raise UserError(f"{root} contains no recipes; expected .yaml files with a dataset and a loss")
     return found
 
 
 def read_header(path: Path, text: str) -> RecipeHeader:
-    r"""The header of a recipe's text.
+    r"""Parse the header of a recipe's text.
 
     Example:
         >>> text = "# Triplet on birds: Table 3.\n# Published: R@1 49.4\n#            NMI 57.2\nloss: {name: triplet}\n"

@@ -1,4 +1,4 @@
-"""Metrics as recipes write them: by the names of their figures, ``[recall@1, map@r, ndcg@8]``."""
+"""Short notation of metrics in recipes, by the names of their figures: ``[recall@1, map@r, ndcg@8]``."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from dmlkit.recipe.yaml_tree import Key, Tree
 
 
 def spell_out(tree: Tree) -> None:
-    """Turn the names under ``metrics`` of a recipe's tree into mappings; those that are unknown stay, to be told.
+    """Replace the names under ``metrics`` of a recipe's tree by mappings; unknown names stay and are reported later.
 
-    Names of one metric that follow each other are one metric with several cut-offs: ``recall@1, recall@2`` is
-    ``{name: recall, k: [1, 2]}``, which may be written as well, for options that a name does not hold.
+    Consecutive names of the same metric become one metric with several cut-offs: ``recall@1, recall@2`` becomes
+    ``{name: recall, k: [1, 2]}``. A recipe may also contain such a mapping, for options that a name cannot express.
 
     Example:
         >>> from dmlkit.recipe.yaml_tree import parse_yaml
@@ -51,7 +51,7 @@ def _mapping(item: Any) -> dict[str, Any] | None:
 
 
 def _is_more_of(last: Any, entry: dict[str, Any], item: Any) -> bool:
-    """Whether a name goes on with the metric of the name before it."""
+    """Return whether a name belongs to the same metric as the name before it."""
     option = MetricConfig.variants[entry["name"]].listed()
     if not (isinstance(item, str) and isinstance(last, dict) and option in entry):
         return False
@@ -59,7 +59,7 @@ def _is_more_of(last: Any, entry: dict[str, Any], item: Any) -> bool:
 
 
 def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
-    """Metrics by name where names say all, else as mappings; the reverse of `spell_out`.
+    """Return metrics as names where names express all options, else as mappings; this reverses `spell_out`.
 
     Example:
         >>> from dmlkit.metrics import NmiConfig, RecallConfig

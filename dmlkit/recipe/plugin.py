@@ -1,11 +1,11 @@
-"""Plug-ins: members of families that others wrote, in installed packages or in a file that the user names.
+"""Plug-ins: further members of families, from installed packages or from a file given by the user.
 
 A package lists its modules under the entry-point group ``dmlkit``::
 
     [project.entry-points.dmlkit]
     losses = "toy_dml.losses"
 
-No recipe, run or model ever names code to load: only what is installed, and what `load_file` is given, runs.
+Recipes, runs and models never name code to load: only installed packages and files given to `load_file` are run.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
 
-GROUP = "dmlkit"  # of entry points
+GROUP = "dmlkit"  # group of entry points
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """Where members come from.
+    """Source of members: an installed distribution or a file.
 
     Args:
-        name: of the distribution, or of the file.
-        version: of the distribution; None for a file.
-        places: the folders of packages, or the files, that hold the code.
-        source: of a file that `load_file` was given: the bytes that ran.
+        name: name of the distribution, or of the file.
+        version: version of the distribution; None for a file.
+        places: folders of packages, or files, with the code.
+        source: for a file given to `load_file`, the bytes that were run.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Plugin:
 
     @property
     def sha256(self) -> str:
-        """Of a file's bytes; of a package's Python files and their names."""
+        """SHA-256 of a file's bytes, or of a package's Python files and their names."""
         if self.source is not None:
             return hashlib.sha256(self.source).hexdigest()
         digest = hashlib.sha256()
@@ -62,7 +62,7 @@ class Plugin:
         return digest.hexdigest()
 
     def holds(self, member: type[ComponentConfig]) -> bool:
-        """Whether a member's code lies here."""
+        """Return whether a member's code is in this plug-in."""
         file = getattr(sys.modules.get(member.__module__), "__file__", None)
         return file is not None and any(Path(file).is_relative_to(place) for place in self.places)
 
@@ -71,34 +71,34 @@ _loaded: list[Plugin] = []
 
 
 def plugin_of(member: type[ComponentConfig]) -> Plugin | None:
-    """The plug-in that a member comes from; None for dmlkit's own, and for what a program defines itself."""
+    """Return the plug-in that a member comes from; None for members of dmlkit or of the running program."""
     return next((plugin for plugin in _loaded if plugin.holds(member)), None)
 
 
 def loaded_plugins() -> tuple[Plugin, ...]:
-    """Those that are loaded, in that order."""
+    """Return the loaded plug-ins, in the order of loading."""
     return tuple(_loaded)
 
 
 def plugin_files() -> tuple[Path, ...]:
-    """The files among them, which another process must load for itself."""
+    """Return the loaded files, which every process must load itself."""
     return tuple(plugin.places[0] for plugin in _loaded if plugin.source is not None)
 
 
 def refuse_plugin_files() -> None:
-    """Make sure that other machines can have all plug-ins.
+    """Check that other machines can load all plug-ins.
 
     Raises:
-        UserError: one is a file, which only this process has loaded.
+        UserError: a plug-in is a file, which only this process has loaded.
     """
     for path in plugin_files():
         raise UserError(
-            f"--plugin {path}: workers of Ray load installed plug-ins alone; make it a package, see docs/plugins.md"
+            f"--plugin {path}: Ray workers load only installed plug-ins; make it a package, see docs/plugins.md"
         )
 
 
 def load_installed() -> None:
-    """Load what installed packages list. A package that fails is left out with a warning, and stops nothing else."""
+    """Load the plug-ins of installed packages; a package that fails is skipped with a warning."""
     entries = sorted(entry_points(group=GROUP), key=lambda entry: (_distribution(entry), entry.name))
     for (name, version), listed in groupby(entries, key=_distribution):
         plugin = Plugin(name, version, ())
@@ -106,8 +106,8 @@ def load_installed() -> None:
             with _all_or_nothing():
                 plugin = replace(plugin, places=tuple({_place(_load(entry)): None for entry in listed}))
         except UserError as error:
-            if parent_process() is None:  # which has told it
-                warnings.warn(f"plug-in {plugin.title} is left out: {error}; mend or uninstall it", stacklevel=2)
+            if parent_process() is None:  # a parent process has already warned
+                warnings.warn(f"plug-in {plugin.title} is skipped: {error}; fix or uninstall it", stacklevel=2)
         else:
             _loaded.append(plugin)
     if _loaded:
@@ -115,10 +115,10 @@ def load_installed() -> None:
 
 
 def load_file(path: Path) -> Plugin:
-    """Load one Python file, which need not be in a package; a file that is loaded already stays as it is.
+    """Load a Python file, which need not be in a package; a file that is already loaded is not loaded again.
 
     Raises:
-        UserError: it cannot be read or imported, has a name that is taken, or defines no member.
+        UserError: the file cannot be read or imported, defines a name that is taken, or defines no member.
     """
     try:
         check_regular(path)
@@ -135,7 +135,7 @@ def load_file(path: Path) -> Plugin:
         if not any(plugin.holds(member) for root in _roots() for member in root.variants.values()):
             raise UserError(
                 f"{path}: this plug-in defines no member of a family; expected a class that derives from LossConfig, "
-                "DatasetConfig or another root"
+                "DatasetConfig or another root of a family"
             )
     _loaded.append(plugin)
     rebuild_unions()
@@ -143,7 +143,7 @@ def load_file(path: Path) -> Plugin:
 
 
 def _distribution(entry: EntryPoint) -> tuple[str, str]:
-    assert entry.dist is not None  # of every entry point that was found on the disk
+    assert entry.dist is not None  # entry points found on disk have a distribution
     return entry.dist.name, entry.dist.version
 
 
@@ -156,7 +156,7 @@ def _load(entry: EntryPoint) -> ModuleType:
 
 
 def _place(module: ModuleType) -> Path:
-    """The folder of the package that a module is or lies in, or the file of one that lies in none."""
+    """Return the folder of a module's package, or the file of a module without a package."""
     path = getattr(module, "__file__", None)
     if path is None:
         raise UserError(f"{module.__name__} has no file; expected a module, or a package with an __init__.py")
@@ -165,7 +165,7 @@ def _place(module: ModuleType) -> Path:
 
 
 def _run(path: Path, plugin: Plugin) -> None:
-    """Import a file under a name of its own, and what is hashed: its bytes are read once, and none are written."""
+    """Import a file under a unique name from the bytes that are hashed, which are read only once."""
     (file,), source = plugin.places, plugin.source or b""
     module = ModuleType(f"{file.stem}_{plugin.sha256[:8]}")
     module.__file__ = str(file)
@@ -196,7 +196,7 @@ def _roots() -> list[type[ComponentConfig]]:
 
 @contextmanager
 def _all_or_nothing() -> Generator[None]:
-    """Members of a plug-in that fails are taken out again; dmlkit's own, which it was the first to import, stay."""
+    """Remove the members of a plug-in if it fails, except members of dmlkit that it was the first to import."""
     before = {root: set(root.variants) for root in _roots()}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Whose code a recipe uses: recorded when a run begins, and looked at when the run is opened."""
+"""Plug-ins that a recipe uses: recorded when a run starts, and compared when the run is opened."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from dmlkit.recipe.schema import Recipe
 
 
 class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):
-    """A plug-in that a recipe has members of."""
+    """Plug-in that a recipe has members of."""
 
     name: str
-    """Of the distribution, or of the file."""
+    """Name of the distribution, or of the file."""
     version: str | None
-    """Of the distribution; null for a file."""
+    """Version of the distribution; null for a file."""
     sha256: str
-    """Of its code."""
+    """SHA-256 of the code."""
 
 
 def plugins_of(recipe: Recipe) -> tuple[PluginRecord, ...]:
-    """The plug-ins that a recipe has members of, by name.
+    """Return the plug-ins that a recipe has members of, sorted by name.
 
     Example:
         >>> from dmlkit.recipe.file import parse_recipe
@@ -36,25 +36,25 @@ def plugins_of(recipe: Recipe) -> tuple[PluginRecord, ...]:
 
 
 def open_plugins(records: Sequence[PluginRecord], source: str) -> None:
-    """Make sure that the plug-ins of a run are loaded. One that has changed since is told in a warning.
+    """Check that the plug-ins of a run are loaded, and warn about those that have changed.
 
     Args:
-        records: the run's.
-        source: names the run in messages.
+        records: plug-ins of the run.
+        source: name of the run in messages.
 
     Raises:
-        UserError: one is missing; says what to install, or to name by ``--plugin``.
+        UserError: a plug-in is not loaded.
     """
     names = {(plugin.name, plugin.version is None) for plugin in loaded_plugins()}
     missing = [record for record in records if (record.name, record.version is None) not in names]
     if missing:
-        raise UserError("\n".join(f"{source}: needs the plug-in {_told(record)}" for record in missing))
+        raise UserError("\n".join(f"{source}: needs the plug-in {_installation(record)}" for record in missing))
     for change in changed_plugins(records):
         warnings.warn(f"{source}: {change}; its results may differ", stacklevel=2)
 
 
 def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:
-    """How the plug-ins of a run differ from those that are loaded, one a line."""
+    """Return how the plug-ins of a run differ from the loaded ones, one line each."""
     changes: list[str] = []
     for record in records:
         same_name = [plugin for plugin in loaded_plugins() if plugin.name == record.name]
@@ -65,7 +65,7 @@ def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:
     return changes
 
 
-def _told(record: PluginRecord) -> str:
+def _installation(record: PluginRecord) -> str:
     if record.version is None:
-        return f"{record.name} (sha256 {record.sha256[:12]}...); name it by --plugin PATH/{record.name}"
-    return f"{record.name} {record.version}; pip install {record.name}=={record.version}"
+        return f"{record.name} (sha256 {record.sha256[:12]}...); load it with --plugin PATH/{record.name}"
+    return f"{record.name} {record.version}; install it with: pip install {record.name}=={record.version}"

@@ -1,4 +1,4 @@
-"""What a recipe leaves to its backbone's weights, written out: a run is then read without network and without timm."""
+"""Keys that a backbone's weights determine, added to a recipe, so that a run is read without network and timm."""
 
 import json
 from typing import Annotated, Any
@@ -17,10 +17,10 @@ KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weigh
 
 
 def write_out(tree: Tree) -> None:
-    """Add the keys that a backbone's weights decide and the tree does not give.
+    """Add the keys that a backbone's weights determine and the tree does not have.
 
     Raises:
-        UserError: they are not to be had; with file and line.
+        UserError: the values cannot be determined; the message has file and line.
     """
     data: Any = tree.data
     if not isinstance(data, dict):
@@ -28,7 +28,7 @@ def write_out(tree: Tree) -> None:
     try:
         named = "backbone" in data
         backbone = BACKBONE.validate_json(json.dumps(data["backbone"])) if named else _default_backbone()
-    except ValidationError:  # the recipe is about to be refused for it
+    except ValidationError:  # validation of the recipe will report it
         return
     try:
         if named:

@@ -1,11 +1,11 @@
-"""Every key that a recipe may have, as plain data: what the screens and pages of reference are made of."""
+"""Reference of all recipe keys as plain data, from which screens and pages are made."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 
 class KeyReference(NamedTuple):
-    """A key, its default as YAML would have it, and what it is."""
+    """Key of a recipe, its default in YAML, and its meaning."""
 
     key: str
     default: str
@@ -13,7 +13,7 @@ class KeyReference(NamedTuple):
 
 
 class MemberReference(NamedTuple):
-    """A member of a family: what it is, its keys, and the plug-in that it comes from; None for dmlkit's own."""
+    """Member of a family: its meaning, its keys, and the plug-in that it comes from; None for dmlkit's own."""
 
     name: str
     meaning: str
@@ -22,13 +22,13 @@ class MemberReference(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """All of a recipe.
+    """Reference of recipes.
 
     Args:
-        recipe: the keys at the top.
-        training: the keys below ``training``.
-        families: the members of each family, by name.
-        schema: the JSON schema of recipes.
+        recipe: top-level keys.
+        training: keys below ``training``.
+        families: members of each family, by name.
+        schema: JSON schema of recipes.
     """
 
     recipe: tuple[KeyReference, ...]
@@ -38,11 +38,11 @@ class Reference(NamedTuple):
 
 
 def as_markdown(reference: Reference) -> str:
-    """The page docs/recipe_keys.md: a section for the recipe, its training, and each member of each family."""
+    """Return the page docs/recipe_keys.md: a section for the recipe, its training, and each member of each family."""
     lines = [
         "# The keys of a recipe",
         "",
-        "Written by `dmlkit list --markdown > docs/recipe_keys.md` from the classes that own them; a test holds it.",
+        "Generated from the configuration classes by `dmlkit list --markdown > docs/recipe_keys.md`; a test checks it.",
         "",
         "## recipe",
         "",

@@ -1,4 +1,4 @@
-"""The recipe: everything that decides a training run, typed, frozen and checked across its components."""
+"""Schema of recipes: all settings of a training run, typed, frozen and checked across components."""
 
 from collections.abc import Iterator
 from functools import reduce
@@ -29,10 +29,10 @@ from dmlkit.transport import TransportConfig
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
-    """One training run. Read one from YAML with `dmlkit.recipe.file.read_recipe`.
+    """Settings of a training run. Use `dmlkit.recipe.file.read_recipe` to read a recipe from YAML.
 
     Raises:
-        pydantic.ValidationError: a value is of the wrong type or out of range, or two components do not fit together.
+        pydantic.ValidationError: a value has the wrong type or is out of range, or two components are incompatible.
 
     Example:
         >>> from dmlkit.datasets import GlyphsConfig
@@ -42,50 +42,50 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     """
 
     seed: NonNegativeInt = 0
-    """Decides initial weights, batches and augmentation."""
+    """Seed of initial weights, batches and augmentation."""
     dataset: Annotated[DatasetConfig, one_of]
-    """Labelled images or vectors, and which of them train, validate and test."""
+    """Labeled images or vectors, and their split into training, validation and test classes."""
     transform: Annotated[TransformConfig, one_of] | None = PlainConfig()
-    """From an image to the pixels that the backbone takes, in training and in evaluation; null for vectors."""
+    """Conversion of images to the backbone's input, in training and in evaluation; null for vectors."""
     backbone: Annotated[BackboneConfig, one_of] = SmallCNNConfig()
-    """From pixels, or vectors, to features."""
+    """Network from pixels or vectors to features."""
     head: Annotated[HeadConfig, one_of] = LinearConfig()
-    """From features to the embedding."""
+    """Network from features to the embedding."""
     embedding_dim: PositiveInt = 128
-    """Dimensions of an embedding, as a tangent vector."""
+    """Number of dimensions of an embedding, as a tangent vector."""
     manifold: Annotated[ManifoldConfig, one_of] = SphereConfig()
-    """The space that embeddings lie in, and how alike two of them are."""
+    """Space of the embeddings, and their similarity."""
     loss: Annotated[LossConfig, one_of]
-    """What training minimizes."""
+    """Loss that training minimizes."""
     regularizers: tuple[Annotated[RegularizerConfig, one_of], ...] = ()
-    """Terms beside the loss, each with a weight."""
+    """Terms added to the loss, each with a weight."""
     sampler: Annotated[SamplerConfig, one_of] = RandomConfig()
-    """Which images share a batch."""
+    """Choice of the images of each batch."""
     optimizer: Annotated[OptimizerConfig, one_of] = AdamWConfig()
-    """How weights follow their gradients."""
+    """Method that updates the weights from their gradients."""
     schedule: Annotated[ScheduleConfig, one_of] = ConstantConfig()
-    """How the learning rate goes on over the epochs."""
+    """Change of the learning rate over the epochs."""
     training: TrainingConfig = TrainingConfig()
-    """How long and how to train."""
+    """Duration and settings of training."""
     metrics: Annotated[tuple[Annotated[MetricConfig, one_of], ...], Field(min_length=1)] = (
         RecallConfig(),
         MapAtRConfig(),
     )
-    """What validation and test classes are scored by, e.g. ``[recall@1, map@r, ndcg@8]``."""
+    """Metrics of validation and test classes, e.g. ``[recall@1, map@r, ndcg@8]``."""
 
     _origins: dict[tuple[str | int, ...], str] = PrivateAttr(default_factory=dict[tuple[str | int, ...], str])
 
     def __eq__(self, other: object) -> bool:
-        """Equal recipes say the same, wherever they were read."""
+        """Return whether two recipes have equal values, regardless of the files they were read from."""
         return isinstance(other, Recipe) and dict(self) == dict(other)
 
     def read_from(self, origins: dict[tuple[str | int, ...], str]) -> "Recipe":
-        """The recipe with the file and line that each key came from, for `fault`."""
+        """Store the file and line of each key, for `fault`, and return the recipe."""
         object.__setattr__(self, "_origins", origins)
         return self
 
     def fault(self, key: tuple[str | int, ...], text: str) -> str:
-        """What is wrong at a key, with its file and line where the recipe was read from one."""
+        """Return an error message on a key, with file and line if the recipe was read from a file."""
         place = key
         while place and place not in self._origins:
             place = place[:-1]
@@ -94,7 +94,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
 
     @model_validator(mode="after")
     def check_requirements(self, info: ValidationInfo) -> "Recipe":
-        """Hold every component's requirements against the other components; all faults at once."""
+        """Check the requirements of every component on the other components, and report all errors together."""
         if self.dataset.sample == "vector" and "transform" not in self.model_fields_set:
             object.__setattr__(self, "transform", None)
         faults = list(self._samples_that_do_not_fit()) or [
@@ -112,14 +112,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
 
     def _samples_that_do_not_fit(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         kind, taken = self.dataset.sample, self.backbone.sample
-        held = f"dataset {self.dataset.name} holds {kind}s"
+        held = f"dataset {self.dataset.name} has {kind}s"
         if taken != kind:
             able = [name for name, variant in sorted(BackboneConfig.variants.items()) if variant.sample == kind]
-            yield ("backbone", "name"), f"{self.backbone.name} takes {taken}s, but {held}; expected {' or '.join(able)}"
+            yield ("backbone", "name"), f"{self.backbone.name} takes {taken}s, but {held}; use {' or '.join(able)}"
         if kind == "vector" and self.transform is not None:
-            yield ("transform",), f"got {self.transform.name}, but {held}, which are not transformed; leave it out"
+            yield ("transform",), f"got {self.transform.name}, but {held}, which are not transformed; remove it"
         if kind == "image" and self.transform is None:
-            yield ("transform",), f"got null, but {held}; leave the key out, or name a transform"
+            yield ("transform",), f"got null, but {held}; remove the key, or set a transform"
 
     def _unmet_requirements(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         for key, component in components_below((), self):
@@ -154,14 +154,17 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 f"got {self.training.select_by!r}, expected one of the recipe's metrics: {', '.join(names)}",
             )
         if any(metric.smaller_is_better and self.training.select_by in metric.names() for metric in self.metrics):
-            yield ("training", "select_by"), f"less of {self.training.select_by} is better; expected the reverse"
+            text = (
+                f"got {self.training.select_by}, of which smaller is better; expected a metric where larger is better"
+            )
+            yield ("training", "select_by"), text
 
     def _figures_given_twice(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         seen: set[str] = set()
         for index, metric in enumerate(self.metrics):
             for name in metric.names():
                 if name in seen:
-                    yield ("metrics", index), f"{name} is given twice; each figure has one name"
+                    yield ("metrics", index), f"{name} is listed twice; remove one"
                 seen.add(name)
 
     def _proxies_that_cannot_be_shared_out(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -170,9 +173,9 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         key = ("training", "shard_proxies")
         if not self.loss.shares_classes:
             able = [name for name, variant in sorted(LossConfig.variants.items()) if variant.shares_classes]
-            yield key, f"{self.loss.name} cannot share out its proxies; these can: {', '.join(able)}"
+            yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
         if self.training.precision == "fp16":
-            yield (key, "got precision fp16, expected fp32 or bf16: its scaler skips a step by what one rank sees")
+            yield (key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16")
 
 
 FAMILIES: dict[str, type[ComponentConfig]] = {
@@ -192,6 +195,6 @@ FAMILIES: dict[str, type[ComponentConfig]] = {
     "schedules": ScheduleConfig,
     "metrics": MetricConfig,
 }
-"""The families by the name of their folder, in the order in which an image meets them."""
+"""Families by the name of their folder, in the order in which an image passes through them."""
 
 load_installed()

@@ -1,4 +1,4 @@
-"""The key ``training`` of a recipe: how long and how to train, whatever is trained."""
+"""Key ``training`` of a recipe: duration and settings of training."""
 
 from typing import Annotated, Literal
 
@@ -8,35 +8,39 @@ LoggerName = Literal["tensorboard", "mlflow", "wandb"]
 
 
 class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
-    """How long and how to train."""
+    """Duration and settings of training."""
 
     epochs: PositiveInt = 20
-    """Passes over the training images."""
+    """Number of passes over the training images."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """``bf16`` and ``fp16`` are mixed: weights and losses stay in float32."""
+    """Precision; ``bf16`` and ``fp16`` are mixed: weights and losses stay in float32."""
     accumulate: PositiveInt = 1
-    """Batches whose mean gradient makes a step of the optimizer; each has a loss of its own, so no pair is of two."""
+    """Number of batches whose mean gradient makes one step of the optimizer; the loss is computed per batch, so pairs
+    are always within a batch."""
     clip_grad_norm: PositiveFloat | None = None
-    """Longest gradient of all weights together; null does not clip."""
+    """Maximum norm of the gradient of all weights together; null does not clip."""
     clip_grad_value: PositiveFloat | None = None
-    """Largest coordinate of a gradient; null does not clip."""
+    """Maximum absolute value of a gradient's coordinate; null does not clip."""
     validate_every: PositiveInt = 1
-    """Epochs between two validations; the last epoch is always validated."""
+    """Number of epochs between two validations; the last epoch is always validated."""
     select_by: str = "map@r"
-    """The validation metric that chooses the best checkpoint; larger is better."""
+    """Validation metric that chooses the best checkpoint; larger is better."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Validate, keep and export an exponential moving average of the weights, of which a step leaves e.g. 0.999."""
+    """Decay per step, e.g. 0.999, of an exponential moving average of the weights, which is validated, saved and
+    exported; null uses the weights themselves."""
     compile: bool = False
-    """Compile the backbone with torch.compile. No gain on 2 CPU cores: 1.67 s a step of ResNet-18 instead of 1.58 s."""
+    """Compile the backbone with torch.compile. It does not help on 2 CPU cores: a step of ResNet-18 takes 1.67 s
+    instead of 1.58 s."""
     gradient_checkpointing: bool = False
-    """Keep only the inputs of the backbone's blocks for the backward pass, which computes the rest again: the same
-    weights in less memory and more time."""
+    """Store only the inputs of the backbone's blocks for the backward pass, which recomputes the rest: the same weights
+    with less memory and more time."""
     shard_proxies: bool = False
-    """Under torchrun: each rank keeps the proxies of its share of the classes, for huge numbers of them."""
+    """Under torchrun, each rank keeps only the proxies of its share of the classes, for very many classes."""
     augment_on: Literal["loader", "device"] = "loader"
-    """``device``: random crops are resized and mirrored by the GPU, for loaders that are slower than it. The same
-    crops, and pixels within 2 of 255; on a CPU it is always the loader that does it."""
+    """``device`` lets the GPU resize and mirror random crops, if the loader is the bottleneck. The crops are the same,
+    and pixels differ by at most 2 of 255. On a CPU it is always the loader."""
     workers: Annotated[NonNegativeInt, Field(le=256)] | None = None
-    """Processes that read images, at most 256; null takes one a CPU core, at most 8, and none for images in memory."""
+    """Number of processes that read images, at most 256; null is one per CPU core, at most 8, and 0 for images in
+    memory."""
     loggers: tuple[LoggerName, ...] = ()
-    """Where else the run is shown, each an extra of dmlkit; it loses nothing where one fails."""
+    """Additional loggers of the run, each an extra of dmlkit; training continues if one fails."""

@@ -1,7 +1,7 @@
-"""YAML 1.2 as plain data that remembers its lines.
+"""Reader of YAML 1.2 as plain data with line numbers.
 
-PyYAML reads YAML 1.1: ``3e-4`` is a string to it, ``no`` is False and ``1:30`` is 90. Only the core schema of
-YAML 1.2 is resolved here, and nothing else is constructed.
+PyYAML reads YAML 1.1, in which ``3e-4`` is a string, ``no`` is False and ``1:30`` is 90. This reader resolves only the
+core schema of YAML 1.2, and constructs no other types.
 """
 
 import re
@@ -20,22 +20,22 @@ from dmlkit.files.regular import read_start
 
 Key = tuple[str | int, ...]
 
-MAX_BYTES = 1_000_000  # of a file
+MAX_BYTES = 1_000_000  # size of a file
 MAX_NODES = 10_000  # stops aliases that multiply ("billion laughs")
 MAX_DEPTH = 50
-MAX_DIGITS = 400  # a float of 64 bits may be written with 309 before the point
+MAX_DIGITS = 400  # a 64-bit float may have 309 digits before the point
 MERGE_KEY = "<<"
-NO_MERGE = "YAML's merge keys are not taken; write the keys out, or build on another file with extends"
+NO_MERGE = "YAML's merge keys are not supported; write the keys out, or build on another file with extends"
 
 
 @dataclass
 class Tree:
-    """Plain data and where each value of it came from.
+    """Plain data with the origin of each value.
 
     Args:
-        source: the name of the file.
-        data: the root mapping (or, for an override, any value).
-        origins: key -> ``file:line`` or the override that set it.
+        source: name of the file.
+        data: root mapping (or, for an override, any value).
+        origins: ``file:line``, or the override that set it, by key.
     """
 
     source: str
@@ -43,13 +43,13 @@ class Tree:
     origins: dict[Key, str] = field(default_factory=dict[Key, str])
 
     def origin(self, key: Key) -> str:
-        """Where a key came from; for a missing one, its nearest parent."""
+        """Return the origin of a key; for a missing key, that of its nearest parent."""
         while key and key not in self.origins:
             key = key[:-1]
         return self.origins.get(key, self.source)
 
     def below(self, key: Key) -> "Tree":
-        """What the tree has at a key that it has."""
+        """Return the subtree at an existing key."""
         data: Any = reduce(getitem, key, self.data)
         size = len(key)
         origins = {place[size:]: origin for place, origin in self.origins.items() if place[:size] == key}
@@ -57,12 +57,12 @@ class Tree:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's implicit types."""
+    """SafeLoader with YAML 1.2's implicit types and without tags."""
 
-    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own convention
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's convention
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node without a tag: a value says itself what it is."""
+        """Compose a node, and reject tags."""
         event: Any = self.peek_event()
         if getattr(event, "tag", None) is not None:
             raise yaml.MarkedYAMLError(
@@ -86,19 +86,19 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
 
 
 def read_yaml(path: Path, kind: str, missing: str) -> Tree:
-    """Parse a small YAML file; ``kind`` says what it should be, ``missing`` is the message where there is none.
+    """Parse a small YAML file; ``kind`` names its content in errors, ``missing`` is the error for a missing file.
 
     Raises:
-        UserError: the file is missing, not regular, too large for its kind, or no text; see `parse_yaml`.
+        UserError: the file is missing, not regular, too large, or not text; see `parse_yaml`.
     """
     try:
         content = read_start(path, MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {kind}")
+            raise UserError(f"{path}: the file has more than {MAX_BYTES:,} bytes; expected a {kind}")
         text = content.decode()
     except FileNotFoundError:
         raise UserError(missing) from None
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null character in the name
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
         raise UserError(f"{path}: cannot read this {kind}: {error}") from error
     return parse_yaml(text, str(path))
 
@@ -107,7 +107,7 @@ def parse_yaml(text: str, source: str) -> Tree:
     """Parse one YAML document.
 
     Raises:
-        UserError: the text is no YAML, repeats a key, uses a tag, or is unreasonably large or deep.
+        UserError: the text is not valid YAML, repeats a key, uses a tag, or has too many values or levels.
 
     Example:
         >>> parse_yaml("{lr: 3e-4, country: no, workers: 010}", "r.yaml").data
@@ -121,7 +121,7 @@ def parse_yaml(text: str, source: str) -> Tree:
     except yaml.YAMLError as error:
         raise UserError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
-        raise UserError(f"{source}: more than {MAX_DEPTH} levels; this is no recipe") from None
+        raise UserError(f"{source}: the YAML has more than {MAX_DEPTH} levels; expected a recipe") from None
     tree = Tree(source)
     if node is not None:
         tree.data = _build(node, (), tree)
@@ -132,13 +132,13 @@ def _build(node: yaml.Node, key: Key, tree: Tree) -> Any:
     where = f"{tree.source}:{node.start_mark.line + 1}"
     tree.origins.setdefault(key, where)
     if len(tree.origins) > MAX_NODES or len(key) > MAX_DEPTH:
-        raise UserError(f"{where}: more than {MAX_NODES} values or {MAX_DEPTH} levels; this is no recipe")
+        raise UserError(f"{where}: the YAML has more than {MAX_NODES} values or {MAX_DEPTH} levels; expected a recipe")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for name_node, value_node in node.value:
             here = f"{tree.source}:{name_node.start_mark.line + 1}"
             if not isinstance(name_node, yaml.ScalarNode):
-                raise UserError(f"{here}: a list or a mapping is no name of a key; write a word")
+                raise UserError(f"{here}: got a list or a mapping as the name of a key; expected a word")
             name = str(name_node.value)
             dotted = excerpt(".".join(map(str, (*key, name))))
             if name == MERGE_KEY:
@@ -168,14 +168,14 @@ def _scalar(node: yaml.Node, where: str) -> Any:
 
 
 def _number(text: str, kind: str, where: str) -> int | float:
-    """A finite number of at most 64 bits."""
+    """Parse a finite number of at most 64 bits."""
     shown = excerpt(text, 40)
     if len(text) > MAX_DIGITS:
-        raise UserError(f"{where}: {shown} has more than {MAX_DIGITS} digits")
+        raise UserError(f"{where}: the number {shown} has more than {MAX_DIGITS} digits; use fewer")
     base = 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10
     number = int(text, base) if kind == "int" else float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     if not isfinite(number):  # 1e999 is infinite too
-        raise UserError(f"{where}: {shown} is not a finite number")
+        raise UserError(f"{where}: {shown} is not a finite number; expected one")
     if kind == "int" and not -(2**63) <= number < 2**63:
-        raise UserError(f"{where}: {shown} does not fit into 64 bits")
+        raise UserError(f"{where}: {shown} does not fit into 64 bits; use a smaller number")
     return number

@@ -1,4 +1,4 @@
-"""What a run tells in its files, typed."""
+"""Typed documents in the files of a run."""
 
 import platform
 import sys
@@ -19,126 +19,128 @@ PACKAGES = ("torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "mat
 
 
 class EpochRow(Document, frozen=True):
-    """A line of ``metrics.jsonl``: one finished epoch."""
+    """Line of ``metrics.jsonl`` for one finished epoch."""
 
     kind: ClassVar[str] = "row of metrics.jsonl"
     version: ClassVar[int] = 2
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # told neither training_seconds nor peak_memory_bytes
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # 1 had neither training_seconds nor peak_memory_bytes
 
     epoch: int
-    """Counted from 1."""
+    """Number of the epoch, counted from 1."""
     loss: float
-    """Mean over the epoch's steps."""
+    """Mean loss over the epoch's steps."""
     lr: float
     """Learning rate at the end of the epoch, before multipliers."""
     images_per_second: float
-    """Trained on, of all ranks; validation does not count."""
+    """Training images per second on all ranks, without validation."""
     waiting: float
-    """Share of the time in which there was no batch to train on."""
+    """Share of the time spent waiting for a batch."""
     seconds: float
-    """Of training and validation, since the run began."""
+    """Time of training and validation since the run started."""
     validation: Metrics | None
-    """On validation classes; null where there are none or they were not due."""
+    """Metrics on validation classes; null if there are none or the epoch was not validated."""
     training_seconds: float | None = None
-    """Of the epoch's steps alone; null where it was stopped in between."""
+    """Time of the epoch's steps alone; null if the epoch was interrupted."""
     peak_memory_bytes: int | None = None
-    """See `Summary.peak_memory_bytes`; so far, in the session that finished the epoch."""
+    """Peak memory so far in the session that finished the epoch; see `Summary.peak_memory_bytes`."""
 
 
 class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid"):
-    """A checkpoint and its figures."""
+    """Checkpoint and its metrics."""
 
     epoch: int
-    """Finished epochs."""
+    """Number of finished epochs."""
     validation: Metrics | None
-    """On validation classes, in that epoch."""
+    """Metrics on validation classes in that epoch."""
     test: Metrics
-    """On test classes, which chose nothing."""
+    """Metrics on test classes, which are not used for selection."""
 
 
 class PairedDifference(BaseModel, frozen=True, extra="forbid"):
-    """How figures of one model differ from another's on the same queries, see `dmlkit.evaluation.resampling`."""
+    """Difference between the metrics of two models on the same queries, see `dmlkit.evaluation.resampling`."""
 
     difference: float
-    """Mean of this model's minus the other's."""
+    """Mean of this model's values minus mean of the other's."""
     low: float | None
-    """Of the 95 % interval; null where the queries are of a single class."""
+    """Lower end of the 95 % interval; null if all queries are of a single class."""
     high: float | None
-    """As ``low``."""
+    """Upper end of the 95 % interval; null if all queries are of a single class."""
     p_value: float
-    """How probable a difference this far from 0 is where there is none."""
+    """Probability of a difference at least this far from 0 if there is no true difference."""
 
 
 class UntouchedFigures(BaseModel, frozen=True, extra="forbid"):
-    """Figures of the backbone as its weights came: pooled features, compared by their cosine, without the head."""
+    """Metrics of the pretrained baseline: pooled features of the untrained backbone, by their cosine, without head."""
 
     validation: Metrics | None
-    """On validation classes; null where there are none."""
+    """Metrics on validation classes; null if there are none."""
     test: Metrics
-    """On test classes."""
+    """Metrics on test classes."""
     difference: dict[str, PairedDifference]
-    """On test classes, of the chosen checkpoint minus these, for the metrics that are made of single queries."""
+    """Chosen checkpoint minus baseline on test classes, for the metrics that are means over queries."""
 
 
 class Summary(Document, frozen=True):
-    """``summary.json``: what a finished run came to."""
+    """``summary.json``, the results of a finished run."""
 
     kind: ClassVar[str] = "summary of a run"
     version: ClassVar[int] = 2
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # told neither what it cost nor the untouched figures
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # 1 had neither costs nor the pretrained baseline
 
     last: ScoredCheckpoint
-    """After all epochs."""
+    """Checkpoint after all epochs."""
     best: ScoredCheckpoint | None
-    """The best on validation classes; null where there are none."""
+    """Best checkpoint on validation classes; null if there are none."""
     selected_by: str | None
-    """The validation metric that chose it."""
+    """Validation metric that chose the best checkpoint."""
     seconds: float
-    """Of training and validation, over all sessions."""
+    """Time of training and validation, over all sessions."""
     images_per_second: float
-    """Of the last epoch."""
+    """Training images per second in the last epoch."""
     skipped_images: tuple[str, ...]
     """One message per image that could not be read."""
     untouched: UntouchedFigures | None = None
-    """Of the backbone before the first step; null where it has no pretrained weights."""
+    """Metrics of the backbone before the first step; null if it has no pretrained weights."""
     seconds_per_epoch: float | None = None
-    """Median over epochs, of training alone without validation; null where every epoch was stopped in between."""
+    """Median time per epoch of training without validation; null if every epoch was interrupted."""
     peak_memory_bytes: int | None = None
-    """Of the first rank, over all sessions. On CUDA what tensors of the training took at most on its device
-    (``torch.cuda.max_memory_allocated``); elsewhere the largest resident size of its process since the training
-    began (on macOS since the process did), without those that read images; null where neither is told."""
+    """Peak memory of the first rank, over all sessions. On CUDA it is the memory of tensors on the device
+    (``torch.cuda.max_memory_allocated``). Elsewhere it is the resident size of the process since training started (on
+    macOS since the process started), without processes that read images. null if neither is available."""
 
     @model_validator(mode="after")
     def check_selection(self) -> "Summary":
-        """Make sure that the best checkpoint has the figure that chose it."""
+        """Check that the best checkpoint has the metric that chose it."""
         if (self.best is None) != (self.selected_by is None) or (self.best is not None and self.best_score is None):
-            raise PydanticCustomError("selection", "best and selected_by do not belong together")
+            raise PydanticCustomError(
+                "selection", "best and selected_by must both be given, and best must have the metric selected_by"
+            )
         return self
 
     @property
     def best_score(self) -> float | None:
-        """What chose the best checkpoint; none where nothing was chosen."""
+        """Validation metric of the best checkpoint; None if there is no best checkpoint."""
         if self.best is None or self.best.validation is None or self.selected_by is None:
             return None
         return self.best.validation.get(self.selected_by)
 
     @property
     def chosen(self) -> ScoredCheckpoint:
-        """The best checkpoint, or the last where none was chosen."""
+        """Best checkpoint, or the last one if there is no best."""
         return self.best or self.last
 
 
 class TrainingClasses(Document, frozen=True):
-    """``classes.json``: what the labels of the loss's proxies mean."""
+    """``classes.json``, the names of the training classes."""
 
     kind: ClassVar[str] = "list of training classes"
 
     training_classes: tuple[str, ...]
-    """Names, of the labels 0..C-1."""
+    """Names of the labels 0..C-1 of the loss's proxies."""
 
 
 class Environment(Document, frozen=True):
-    """``environment.json``: what a run was started on. Its presence tells that dmlkit made the folder."""
+    """``environment.json``, the environment in which a run started. It identifies a folder as created by dmlkit."""
 
     kind: ClassVar[str] = "description of a run's environment"
     version: ClassVar[int] = 2  # 1 had no plug-ins
@@ -147,25 +149,25 @@ class Environment(Document, frozen=True):
     python: str
     platform: str
     packages: dict[str, str]
-    """Versions, torch's and dmlkit's own among them."""
+    """Versions by package, including torch and dmlkit."""
     gpu: str | None
     threads: int
-    """Of torch, on the CPU."""
+    """Number of CPU threads of torch."""
     command: tuple[str, ...]
     plugins: tuple[PluginRecord, ...] = ()
-    """Those that the recipe has members of."""
+    """Plug-ins that the recipe has members of."""
 
     @field_validator("packages")
     @classmethod
     def check_packages(cls, packages: dict[str, str]) -> dict[str, str]:
-        """Make sure that torch's version is told, which a run's speed depends on."""
+        """Check that torch's version is given, because a run's speed depends on it."""
         if "torch" not in packages:
-            raise PydanticCustomError("packages", "torch is missing")
+            raise PydanticCustomError("packages", "the version of torch is missing")
         return packages
 
     @classmethod
     def here(cls, recipe: Recipe) -> "Environment":
-        """This process's, for a run of a recipe."""
+        """Return the environment of this process, for a run of a recipe."""
         return cls(
             python=platform.python_version(),
             platform=platform.platform(),
@@ -178,6 +180,6 @@ class Environment(Document, frozen=True):
 
     @property
     def device(self) -> str:
-        """What computed, and with which versions, in one phrase."""
+        """Hardware and versions of the run in one phrase."""
         where = self.gpu or f"{self.threads} CPU thread(s)"
         return f"{where}, torch {self.packages['torch']}, dmlkit {self.packages.get('dmlkit', '0.1.0')}"

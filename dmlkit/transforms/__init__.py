@@ -1,4 +1,4 @@
-"""Transforms: from an image of any size to a normalised tensor, for training and for evaluation."""
+"""Transforms from an image of any size to a normalized tensor, for training and for evaluation."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The transform interface: uint8 images of any size in, uint8 images of one size out, and how to normalize them."""
+"""Interface of the transforms: uint8 images of any size to uint8 images of one size, and their normalization."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,12 +17,12 @@ ImageTransform = Callable[[Tensor], Tensor]
 
 
 class Resizing(NamedTuple):
-    """How a transform's evaluation makes every image smaller before it crops: also what a cache keeps.
+    """Resizing of every image before the crop in evaluation; a cache stores the resized images.
 
     Args:
-        side: of the result, pixels.
-        square: both sides get that length; otherwise the shorter one, and the shape is kept.
-        interpolation: between pixels.
+        side: side of the result, in pixels.
+        square: whether both sides get that length; otherwise the shorter side gets it, and the aspect ratio is kept.
+        interpolation: interpolation between pixels.
     """
 
     side: int
@@ -31,7 +31,7 @@ class Resizing(NamedTuple):
 
     @property
     def text(self) -> str:
-        """In words.
+        """Description in words.
 
         >>> Resizing(256).text
         'a shorter side of 256 pixels, bilinear'
@@ -40,7 +40,7 @@ class Resizing(NamedTuple):
         return f"{shape} pixels, {self.interpolation}"
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of what becomes of an image.
+        """Return height and width of a resized image.
 
         >>> Resizing(256).size_of(2, 60_000), Resizing(256, square=True).size_of(2, 60_000)
         ((256, 7680000), (256, 256))
@@ -51,7 +51,7 @@ class Resizing(NamedTuple):
         return self.side * height // shorter, self.side * width // shorter
 
     def transform(self) -> ImageTransform:
-        """(3, H, W) uint8 -> (3, H', W') uint8; an image that has the size already is returned as it is."""
+        """Return a function (3, H, W) uint8 -> (3, H', W') uint8; it returns an image of the right size unchanged."""
         from torchvision.transforms import v2
 
         size = (self.side, self.side) if self.square else self.side
@@ -61,8 +61,8 @@ class Resizing(NamedTuple):
 class TransformConfig(ComponentConfig, ABC, frozen=True):
     """Root of the transform family.
 
-    Images stay uint8 RGB until they are on the device; the model's first layer normalizes them there, so an
-    exported model takes plain pixels.
+    Images stay uint8 RGB until they are on the device, where the model's first layer normalizes them. So an exported
+    model takes pixels.
     """
 
     size: Pixels
@@ -70,33 +70,36 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
     mean: Channels
     """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels
-    """Standard deviation of each channel, likewise."""
+    """Standard deviation of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     channels: Literal["rgb", "bgr"] = "rgb"
-    """The order in which the model takes the colours."""
+    """Order of the color channels in the model's input."""
     pixel_max: Literal[1, 255] = 1
-    """The value of white before ``mean`` and ``std`` apply."""
+    """Value of white before ``mean`` and ``std`` are applied."""
 
     @model_validator(mode="after")
     def check_sizes(self) -> "TransformConfig":
-        """Hold the crop against the image that it is cut out of."""
+        """Check that the crop fits into the resized image."""
         if self.resizing.side < self.size:
             raise ValueError(
-                f"size {self.size} cannot be cut out of images resized to {self.resizing.side}; "
-                f"make resize at least {self.size}"
+                f"size {self.size} cannot be cropped from images resized to {self.resizing.side}; "
+                f"use a resize of at least {self.size}"
             )
         return self
 
     @property
     @abstractmethod
     def resizing(self) -> Resizing:
-        """The first step of `evaluation`."""
+        """Resizing that is the first step of `evaluation`."""
 
     @abstractmethod
     def training(self) -> ImageTransform:
-        """(3, H, W) uint8 -> (3, size, size) uint8, with augmentation drawn from torch's global generator."""
+        """Return a function (3, H, W) uint8 -> (3, size, size) uint8 with random augmentation.
+
+        Its random numbers come from torch's global generator.
+        """
 
     def evaluation(self) -> ImageTransform:
-        """(3, H, W) uint8 -> (3, size, size) uint8, without chance: resized, then the centre cut out."""
+        """Return a function (3, H, W) uint8 -> (3, size, size) uint8 that resizes and takes the center crop."""
         from torchvision.transforms import v2
 
         return v2.Compose([self.resizing.transform(), v2.CenterCrop(self.size)])

@@ -1,4 +1,4 @@
-"""Plain resizing, without augmentation."""
+"""Transform that only resizes, without augmentation."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from dmlkit.transforms.base import Channels, ImageTransform, Pixels, PositiveCha
 
 
 class PlainConfig(TransformConfig, frozen=True):
-    """Resize to a square, nothing else; for small images that carry their own variation."""
+    """Resize to a square without augmentation; for small images that vary enough themselves."""
 
     name: Literal["plain"] = "plain"
     size: Pixels = 32
@@ -17,7 +17,7 @@ class PlainConfig(TransformConfig, frozen=True):
     mean: Channels = (0.5, 0.5, 0.5)
     """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels = (0.5, 0.5, 0.5)
-    """Standard deviation of each channel, likewise."""
+    """Standard deviation of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
 
     @property
     def resizing(self) -> Resizing:
@@ -36,7 +36,7 @@ class PlainConfig(TransformConfig, frozen=True):
 
 @dataclass(frozen=True)
 class _ToSquare:
-    """A resizing that leaves images of the size alone: glyphs have it, and a look is 20 times faster."""
+    """Resizing that skips images of the right size, such as glyphs, where the check is 20 times faster."""
 
     size: int
     resize: ImageTransform

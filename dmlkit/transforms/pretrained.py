@@ -1,4 +1,4 @@
-"""The preprocessing that the backbone's weights were published with."""
+"""Transform with the preprocessing published with the backbone's weights."""
 
 from typing import Annotated, Literal
 
@@ -11,10 +11,10 @@ from dmlkit.transforms.cropping.windows import Interpolation
 
 
 class PretrainedConfig(TransformConfig, frozen=True):
-    """What the weights were published with, and crops and flips as ``imagenet`` to train.
+    """Preprocessing published with the backbone's weights; in training, crops and flips as in ``imagenet``.
 
-    A recipe gives only the keys that are to be others: the reader takes the rest from ``backbone.weights``, and the
-    recipe that a run keeps has them all. In Python they are those of timm's ResNet-50 unless given.
+    A recipe needs only the keys that differ: the others are read from ``backbone.weights``, and the recipe in a run
+    folder has all of them. In Python, the defaults are those of timm's ResNet-50.
 
     Example:
         >>> PretrainedConfig(size=384, resize=384, square=True).resizing.text
@@ -23,21 +23,21 @@ class PretrainedConfig(TransformConfig, frozen=True):
 
     name: Literal["pretrained"] = "pretrained"
     size: Annotated[Pixels, from_weights] = 224
-    """Side of the square that the model sees, in pixels; left out, ``backbone.image_size`` or the published one."""
+    """Side of the square that the model sees, in pixels; if not set, ``backbone.image_size`` or the published size."""
     resize: Annotated[Pixels, from_weights] = 256
-    """Side before the centre crop, in pixels; left out, it grows with ``size``."""
+    """Side before the center crop, in pixels; if not set, it is in proportion to ``size``."""
     square: Annotated[bool, from_weights] = False
-    """Squeeze both sides to ``resize``; otherwise the shorter one gets that length."""
+    """Resize both sides to ``resize``; otherwise only the shorter one, and keep the aspect ratio."""
     interpolation: Annotated[Interpolation, from_weights] = "bicubic"
-    """Between pixels, bilinear or bicubic."""
+    """Interpolation between pixels, bilinear or bicubic."""
     mean: Annotated[Channels, from_weights] = (0.485, 0.456, 0.406)
     """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: Annotated[PositiveChannels, from_weights] = (0.229, 0.224, 0.225)
-    """Standard deviation of each channel, likewise."""
+    """Standard deviation of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
     """Smallest share of the area that a random crop keeps."""
     flip: bool = True
-    """Mirror a training image half of the time."""
+    """Mirror each training image with probability 1/2."""
 
     @property
     def resizing(self) -> Resizing:

@@ -76,7 +76,7 @@ def test_the_published_file_loads(tmp_path: Path):
     torch.save({**tensors, "conv1_7x7_s2.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "grey.pth")
     with pytest.raises(UserError, match=r"conv1_7x7_s2\.weight has shape \(64, 1, 7, 7\)"):
         BNInception(weights=str(tmp_path / "grey.pth"))
-    with pytest.raises(UserError, match=r"expected a file, e\.g\. that of http"):
+    with pytest.raises(UserError, match=r"expected a file, e\.g\. the download of http"):
         BNInceptionConfig(weights="imagenet").build()
 
 

@@ -81,9 +81,11 @@ def test_a_run_needs_its_folder_no_more(tmp_path: Path):
     assert again == recipe and "architecture: test_vit" in kept
     fresh = build_model(again.model_copy(update={"backbone": again.backbone.model_copy(update={"weights": None})}))
     fresh.load_state_dict(built.state_dict())
-    with pytest.raises(UserError, match=r"r\.yaml:3: backbone\.model: .*no config\.json there"):
+    with pytest.raises(UserError, match=r"r\.yaml:3: backbone\.model: .*no config\.json in this folder"):
         parse_recipe(text, "r.yaml")
-    with pytest.raises(UserError, match=r"needs transform\.size 96, got 64, because backbone\.image_size says so"):
+    with pytest.raises(
+        UserError, match=r"needs transform\.size 96, got 64, because it must equal backbone\.image_size"
+    ):
         parse_recipe(kept, "again.yaml", ["transform.size=64"])
 
 
@@ -109,23 +111,23 @@ CONFIG = {"architecture": "test_vit", "pretrained_cfg": {"input_size": [3, 160, 
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ("{", "cannot read this config.json of a timm model"),
-        ("[" * 100_000, "cannot read this config.json of a timm model"),
-        ("[]", "it names no architecture"),
+        ("{", "cannot read this file as the config.json of a timm model"),
+        ("[" * 100_000, "cannot read this file as the config.json of a timm model"),
+        ("[]", "the key architecture is missing"),
         (" " * 10_000_001, "larger than 10,000,000 bytes; expected the config.json"),
-        ({"model_type": "bert"}, "it names no architecture"),
+        ({"model_type": "bert"}, "the key architecture is missing"),
         ({**CONFIG, "architecture": 3}, "architecture: Input should be a valid string"),
         ({**CONFIG, "architecture": "os.system"}, "timm has no 'os.system'"),
         ({**CONFIG, "architecture": "hf-hub:a/b"}, "timm has no 'hf-hub:a/b'"),
-        ({**CONFIG, "model_args": {"checkpoint_path": "/etc/passwd"}}, "checkpoint_path: dmlkit does not pass this on"),
-        ({**CONFIG, "model_args": {"pretrained_cfg": "x"}}, "pretrained_cfg: dmlkit does not pass this on"),
-        ({**CONFIG, "model_args": {"embed_dim": 10**9}}, "embed_dim: got 1000000000, expected text, yes or no"),
+        ({**CONFIG, "model_args": {"checkpoint_path": "/etc/passwd"}}, "checkpoint_path: dmlkit does not pass"),
+        ({**CONFIG, "model_args": {"pretrained_cfg": "x"}}, "pretrained_cfg: dmlkit does not pass this argument"),
+        ({**CONFIG, "model_args": {"embed_dim": 10**9}}, "embed_dim: got 1000000000, expected text, true or false"),
         ({**CONFIG, "model_args": {"act_layer": {"a": "b"}}}, "act_layer: got {'a': 'b'}, expected"),
         ({**CONFIG, "model_args": {"depht": 3}}, "test_vit cannot be built with depht 3, img_size 160"),
         ({**CONFIG, "model_args": [1]}, "arguments: Input should be an object"),
-        ({**CONFIG, "model_args": {"in_chans": 1}}, "the network takes other images than of 3 colours"),
+        ({**CONFIG, "model_args": {"in_chans": 1}}, "in_chans is 1, expected 3 (color images)"),
         ({**CONFIG, "model_args": {"img_size": [32, 64]}}, "image_size: Input should be a valid integer"),
-        ({**CONFIG, "pretrained_cfg": {"input_size": [3, 64, 32]}}, "takes 3 x 64 x 32 pixels, dmlkit's are 3 x N x N"),
+        ({**CONFIG, "pretrained_cfg": {"input_size": [3, 64, 32]}}, "takes images of 3 x 64 x 32, expected 3 x N x N"),
         ({**CONFIG, "pretrained_cfg": 3}, "settings: Input should be an object"),
         ({**CONFIG, "pretrained_cfg": {"mean": [0.5]}}, "settings.mean.1: Field required"),
         ({**CONFIG, "pretrained_cfg": {"crop_pct": 0}}, "settings.crop_pct: Input should be greater than 0"),
@@ -142,14 +144,16 @@ def test_a_config_that_is_none_is_told_in_one_line(content: Any, fault: str, tmp
 def test_what_a_recipe_cannot_give(tmp_path: Path):
     saved(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"no model\.safetensors or pytorch_model\.bin there; expected a folder with"):
+    with pytest.raises(
+        UserError, match=r"no model\.safetensors or pytorch_model\.bin in this folder; expected a folder with"
+    ):
         TimmConfig(model=f"local-dir:{tmp_path}", weights="pretrained").build()
     for keys, fault in (
-        ("model: resnet18, architecture: resnet50", "architecture is of a model that begins with hf-hub:"),
+        ("model: resnet18, architecture: resnet50", "architecture applies only to a model that begins with hf-hub:"),
         ("model: resnet18, image_size: 256", "image_size null, got 256, because resnet18 takes images of any size"),
-        (f"model: {DINOV2}, image_size: 224", "timm needs transform.size 224, got 32, because backbone.image_size"),
-        (f"model: {DINOV2}", f"transform.size 518, got 32, because {DINOV2} takes no other unless backbone.image_size"),
-        ("model: resnet18, arguments: {checkpoint_path: x}", "checkpoint_path: dmlkit does not pass this on"),
+        (f"model: {DINOV2}, image_size: 224", "timm needs transform.size 224, got 32, because it must equal"),
+        (f"model: {DINOV2}", f"transform.size 518, got 32, because {DINOV2} has a fixed input size"),
+        ("model: resnet18, arguments: {checkpoint_path: x}", "checkpoint_path: dmlkit does not pass this argument"),
     ):  # fmt: skip
         with pytest.raises(UserError) as error:
             parse_recipe(f"{RECIPE}backbone: {{name: timm, {keys}}}", "r.yaml")
@@ -167,7 +171,7 @@ def test_without_network_a_repository_is_told_how_to_get(monkeypatch: pytest.Mon
         parse_recipe(f"{RECIPE}backbone: {{name: timm, model: '{model}'}}", "r.yaml")
     assert "r.yaml:3: backbone.model: cannot download config.json of BVRA/MegaDescriptor-T-224" in str(error.value)
     assert "https://huggingface.co/BVRA/MegaDescriptor-T-224" in str(error.value)
-    assert "name it local-dir:FOLDER" in str(error.value) and "\n" not in str(error.value)
+    assert "set backbone.model to local-dir:FOLDER" in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"cannot download config\.json of a/b/c"):
         TimmConfig(model="hf-hub:a/b/c").build()
 
@@ -226,7 +230,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path):
     save_file(timm.create_model("test_vit2").state_dict(), tmp_path / "vit2.safetensors")
     for file, fault in (
         ("convnext", r"lacks \d+ of \d+ tensors of this backbone"),
-        ("vit2", "it is of another network"),
+        ("vit2", "use weights of the same network"),
     ):
         with pytest.raises(UserError, match=fault):
             Timm("test_vit", weights=str(tmp_path / f"{file}.safetensors"))
@@ -258,7 +262,7 @@ def test_the_class_token_is_timms_own(model: str, options: dict[str, Any], tmp_p
 @pytest.mark.parametrize("model", ["test_convnext", "vit_base_patch16_siglip_224", "vit_medium_patch16_reg4_gap_256"])
 def test_a_model_without_a_class_token_says_so(model: str):
     options = {} if model == "test_convnext" else {"depth": 1}
-    with pytest.raises(ValueError, match=f"pooling: {model} has no class token for cls"):
+    with pytest.raises(ValueError, match=f"pooling: cls needs a class token, which {model} does not have"):
         Timm(model, arguments=options, pooling=Cls())
 
 
@@ -312,7 +316,9 @@ def test_the_packages_weights_are_imagenets():
 
 
 def test_imagenet_weights_of_the_package_alone(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UserError, match=r"expected pretrained or a file; imagenet is of tf_efficientnet_lite0 alone"):
+    with pytest.raises(
+        UserError, match=r"expected pretrained or a file \(imagenet is available only for tf_efficientnet_lite0\)"
+    ):
         Timm("tf_efficientnet_lite1", weights="imagenet")
 
     def missing(_: str) -> None:

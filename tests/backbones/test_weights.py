@@ -23,7 +23,7 @@ def test_files_that_are_no_weights(tmp_path: Path):
     with pytest.raises(UserError, match="cannot read these weights"):
         ResNet18Config(weights=str(tmp_path / "cut.pth")).build()
     torch.save({"opt": argparse.Namespace(lr=1)}, tmp_path / "pickle.pth")
-    with pytest.raises(UserError, match=r"cannot read these weights.*tensors alone"):
+    with pytest.raises(UserError, match=r"cannot read these weights.*only tensors"):
         ResNet18Config(weights=str(tmp_path / "pickle.pth")).build()
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
     with pytest.raises(UserError, match="holds no weights"):
@@ -82,7 +82,7 @@ def test_timm_models_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(
-        UserError, match=r"no route to host\); get model\.safetensors of https://huggingface\.co/timm/resnet18\."
+        UserError, match=r"no route to host\); download model\.safetensors of https://huggingface\.co/timm/resnet18\."
     ):
         TimmConfig(model="resnet18", weights="pretrained").build()
 

@@ -66,7 +66,7 @@ def test_weights_load_from_files_in_their_usual_wrappings(name: str, tmp_path: P
         assert torch.equal(loaded(images), source(images))
     first = next(iter(tensors))
     torch.save({key: value for key, value in tensors.items() if key != first}, tmp_path / "less.pth")
-    with pytest.raises(UserError, match=f"lacks 1 of .* tensors of this backbone, first {first}"):
+    with pytest.raises(UserError, match=f"lacks 1 of .* tensors of this backbone, the first being {first}"):
         config(name, weights=str(tmp_path / "less.pth")).build()
 
 

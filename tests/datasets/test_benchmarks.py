@@ -103,15 +103,15 @@ def test_a_missing_root_says_where_the_archive_is(name: str, tmp_path: Path):
 def test_missing_archive_members_are_named(tmp_path: Path):
     trees.cub(tmp_path)
     (tmp_path / "CUB_200_2011" / "image_class_labels.txt").unlink()
-    with pytest.raises(UserError, match=r"image_class_labels\.txt: missing"):
+    with pytest.raises(UserError, match=r"image_class_labels\.txt: no such file"):
         Cub200Config(root=str(tmp_path)).build("train")
     trees.sop(tmp_path / "sop")
     (tmp_path / "sop" / "Stanford_Online_Products" / "Ebay_test.txt").unlink()
-    with pytest.raises(UserError, match=r"Ebay_test\.txt: missing"):
+    with pytest.raises(UserError, match=r"Ebay_test\.txt: no such file"):
         SopConfig(root=str(tmp_path / "sop")).build("train")
     trees.cars_devkit(tmp_path / "cars")
     (tmp_path / "cars" / "cars_test_annos_withlabels.mat").unlink()
-    with pytest.raises(UserError, match=r"cars_test_annos_withlabels\.mat: missing"):
+    with pytest.raises(UserError, match=r"cars_test_annos_withlabels\.mat: no such file"):
         Cars196Config(root=str(tmp_path / "cars")).build("train")
 
 
@@ -122,7 +122,7 @@ def test_damaged_lists_are_named_with_their_lines(tmp_path: Path):
     path.write_text("\n".join([*lines[:4], "img/x.jpg id_00000009", *lines[5:-1]]))
     faults = InShopConfig(root=str(tmp_path)).listing().faults
     assert any(fault.startswith(f"{path}:5: got 'img/x.jpg id_00000009'") for fault in faults)
-    assert any("names 8 images but counts 10; the download may be truncated" in fault for fault in faults)
+    assert any("lists 8 images, but its first line says 10; the download may be truncated" in fault for fault in faults)
     trees.cars(tmp_path / "cars")
     mat = tmp_path / "cars" / "cars_annos.mat"
     mat.write_bytes(mat.read_bytes()[:300])
@@ -144,7 +144,7 @@ def test_a_damaged_byte_of_a_matlab_file_is_told_s2(tmp_path: Path):
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("import os; os.kill(os.getpid(), 11)", r"it is damaged and ends its reader \(signal 11\)"),
+        ("import os; os.kill(os.getpid(), 11)", r"the file is damaged and crashed the reader \(signal 11\)"),
         ("import time; time.sleep(60)", "not read after 1 seconds"),
         ("import sys; sys.exit('two\\nlines')", "lines"),
         ("import os; os._exit(3)", "no reason was given"),
@@ -167,9 +167,9 @@ def test_cells_of_a_matlab_file_that_are_none(tmp_path: Path):
     listing = Cars196Config(root=str(tmp_path)).listing()
     assert listing.names == ["1.jpg"]
     assert [fault.partition("annotation ")[2] for fault in listing.faults] == [
-        "2: got 2.5 of class 1, expected the name of an image and a number",
-        "3: got '3.jpg' of class 'one', expected the name of an image and a number",
-        "4: got '4.jpg' of class 2.5, expected the name of an image and a number",
+        "2: got 2.5 with class 1, expected the name of an image and a whole number",
+        "3: got '3.jpg' with class 'one', expected the name of an image and a whole number",
+        "4: got '4.jpg' with class 2.5, expected the name of an image and a whole number",
     ]
 
 
@@ -194,7 +194,7 @@ def test_numbers_that_are_none_are_named_with_their_lines_t11(tmp_path: Path):
     labels = tmp_path / "cub" / "CUB_200_2011" / "image_class_labels.txt"
     labels.write_text(labels.read_text().replace("1 1\n", "1 ²\n", 1))
     faults = Cub200Config(root=str(tmp_path / "cub")).listing().faults
-    assert faults == [f"{labels}: image 1 is of class '²'; expected a number"]
+    assert faults == [f"{labels}: image 1 has class '²'; expected a number"]
 
 
 def test_names_that_leave_the_root_are_refused(tmp_path: Path):
@@ -202,7 +202,7 @@ def test_names_that_leave_the_root_are_refused(tmp_path: Path):
     path = tmp_path / "Stanford_Online_Products" / "Ebay_train.txt"
     path.write_text(path.read_text() + "99 4 1 ../../secret.jpg\n100 4 1 /etc/passwd\n")
     faults = SopConfig(root=str(tmp_path)).listing().faults
-    assert len(faults) == 2 and all("leaves the root" in fault for fault in faults)
+    assert len(faults) == 2 and all("leads out of the root" in fault for fault in faults)
     assert "'../../secret.jpg'" in faults[0] and ":14:" in faults[0] and "'/etc/passwd'" in faults[1]
 
 

@@ -164,8 +164,8 @@ def test_shards_of_webdataset_are_read_and_numbers_sorted_as_numbers(tmp_path: P
     assert train.paths[1] == str(tmp_path / "shards" / "000000.tar" / "000003.png")
     assert train.sample(1)[:, 0, 0].tolist() == [3, 6, 9]
     assert config.listing().notes == [
-        f"{tmp_path / 'shards'}: the labels 1 to 10 have gaps: no image has 3 (6 such numbers); labels are renumbered, "
-        "so this does no harm"
+        f"{tmp_path / 'shards'}: the labels 1 to 10 have gaps: no image has label 3 (6 missing numbers); "
+        "labels are renumbered, so no action is needed"
     ]
 
 
@@ -199,18 +199,18 @@ def link(name: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
 
 PNG = image_bytes(1)
 FAULTY = {
-    "no label": ([("x.png", PNG)], "s.tar/x.png: no label; expected it in a .cls, or in a .json by the key 'label'"),
+    "no label": ([("x.png", PNG)], "s.tar/x.png: no label; expected a .cls file, or a .json file with the key 'label'"),
     "empty label": ([("x.png", PNG), ("x.cls", b" ")], "s.tar/x.png: no label"),
-    "no image": ([("x.cls", b"a")], r"s.tar: x: has 0 images \(none\); expected one"),
+    "no image": ([("x.cls", b"a")], r"s.tar: x has 0 images \(none\); expected one"),
     "two images": ([("x.png", PNG), ("x.jpg", PNG), ("x.cls", b"a")], r"has 2 images \(x.png, x.jpg\); expected one"),
-    "twice": ([("x.png", PNG), ("x.cls", b"a"), ("./x.png", PNG)], "x.png: is in this shard twice; give each image a"),
+    "twice": ([("x.png", PNG), ("x.cls", b"a"), ("./x.png", PNG)], "x.png is in this shard twice; give each image a"),
     "two labels": (
         [("x.png", PNG), ("x.cls", b"a"), ("x.json", b'{"label": "b"}')],
-        "x.png: its .cls says 'a', its .json 'b'",
+        "x.png: the label is 'a' in its .cls, but 'b' in its .json",
     ),
-    "a link": ([link("x.png"), ("x.cls", b"a")], "x.png: is a link or no plain file, which is not followed"),
-    "a hard link": ([link("x.png", tarfile.LNKTYPE)], "x.png: is a link or no plain file"),
-    "a device": ([link("x.png", tarfile.CHRTYPE)], "x.png: is a link or no plain file"),
+    "a link": ([link("x.png"), ("x.cls", b"a")], "x.png is a link or another special file, which is not read"),
+    "a hard link": ([link("x.png", tarfile.LNKTYPE)], "x.png is a link or another special file"),
+    "a device": ([link("x.png", tarfile.CHRTYPE)], "x.png is a link or another special file"),
     "a path upwards": ([("a/../../x.png", PNG)], r"a/../../x.png: this name leads out of the shard"),
     "an absolute path": ([("/etc/x.png", PNG)], "/etc/x.png: this name leads out of the shard"),
     "a name in Latin-1": (
@@ -220,7 +220,10 @@ FAULTY = {
     "a label in Latin-1": ([("x.png", PNG), ("x.cls", b"\xe9")], "x.png: its label is not UTF-8"),
     "no JSON": ([("x.png", PNG), ("x.json", b"{")], "x.png: its .json cannot be read"),
     "deep JSON": ([("x.png", PNG), ("x.json", b"[" * 100_000)], "x.png: its .json cannot be read"),
-    "a list": ([("x.png", PNG), ("x.json", b"[1]")], "its .json holds list; expected an object with the key 'label'"),
+    "a list": (
+        [("x.png", PNG), ("x.json", b"[1]")],
+        "its .json contains a list; expected an object with the key 'label'",
+    ),
     "a label that is a list": (
         [("x.png", PNG), ("x.json", b'{"label": [1]}')],
         r"label \[1\] in its .json; expected te",
@@ -256,11 +259,11 @@ def cut(share: float) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (cut(0.5), "s.tar: .*cut off, damaged or compressed: fetch or write it again"),
+        (cut(0.5), "s.tar: .*truncated, damaged or compressed: download or write it again"),
         (lambda content: content[: 8 * 1024], "s.tar: this tar file has no end"),  # after the last image
         (lambda content: content[: 3 * 1024 + 100], "s.tar: this tar file has no end"),  # within a header
-        (lambda content: content[:2048] + b"\xff" * 512 + content[2560:], "goes on behind its end, at byte 2,048"),
-        (lambda content: content + content, "this tar file goes on behind its end, at byte 8,192"),
+        (lambda content: content[:2048] + b"\xff" * 512 + content[2560:], "has data after its end at byte 2,048"),
+        (lambda content: content + content, "this tar file has data after its end at byte 8,192"),
         (lambda content: __import__("gzip").compress(content), "damaged or compressed"),
         (lambda content: b"", "s.tar: empty file"),
         (lambda content: b"no tar" * 1000, "damaged or compressed"),
@@ -291,10 +294,13 @@ def test_damaged_headers_end_in_a_line_or_in_nothing(tmp_path: Path):
 def test_folders_without_shards_are_told(tmp_path: Path):
     for make, told in (
         (lambda root: None, "no such folder; expected one with tar files"),
-        (lambda root: root.mkdir(), r"no tar files here; expected \*.tar"),
-        (lambda root: tar(root / "train" / "0.tar", sound()), "has no folder 'test' beside 'train'; add it"),
-        (lambda root: (root / "test").mkdir(), "test: no tar files here"),
-        (lambda root: (root / "test" / "1.tar.gz").write_bytes(b""), "1.tar.gz: a compressed tar file has no places"),
+        (lambda root: root.mkdir(), r"no tar files in this folder; expected \*.tar"),
+        (lambda root: tar(root / "train" / "0.tar", sound()), "has a folder 'train' but no folder 'test'; add it"),
+        (lambda root: (root / "test").mkdir(), "test: no tar files in this folder"),
+        (
+            lambda root: (root / "test" / "1.tar.gz").write_bytes(b""),
+            "1.tar.gz: images cannot be read from a compressed tar file",
+        ),
     ):
         make(tmp_path / "shards")
         with pytest.raises(UserError, match=told):
@@ -314,14 +320,14 @@ def test_images_beyond_the_limits_and_broken_ones_are_told(tmp_path: Path, monke
     images = ShardsConfig(root=str(tmp_path), validation_fraction=0).build("train")
     monkeypatch.setattr(reading, "MAX_BYTES", len(file.getvalue()))
     for index, told in enumerate(
-        ("9000 x 9000 pixels; expected at most", "the file is empty", "of no known image format")
+        ("9000 x 9000 pixels; expected at most", "the file is empty", "has no known image format")
     ):
         for read in (images.sample, lambda index: read_image(images.paths[index])):
             with pytest.raises(BadImageError, match=rf"s.tar/{index}.png: .*{told}"):
                 read(index)
     assert images.sample(3).shape == (3, 4, 6)
     monkeypatch.setattr(reading, "MAX_BYTES", len(PNG) - 1)
-    with pytest.raises(BadImageError, match=rf"3.png: .*it has {len(PNG)} bytes; expected at most"):
+    with pytest.raises(BadImageError, match=rf"3.png: .*the image has {len(PNG)} bytes; expected at most"):
         images.sample(3)
 
 
@@ -344,7 +350,9 @@ def test_a_changed_shard_is_told_and_indexed_anew(tmp_path: Path, caplog: pytest
     images.sample(0)
     tar(tmp_path / "0.tar", list(reversed(sound())))
     os.utime(tmp_path / "0.tar", ns=(1, 1))
-    with pytest.raises(BadImageError, match=r"0\.tar has changed since its images were looked up; start again"):
+    with pytest.raises(
+        BadImageError, match=r"0\.tar has changed since its images were looked up; start the command again"
+    ):
         images.sample(0)
     assert images.sample(4).shape == (3, 4, 6)
     (tmp_path / "2.tar").unlink()
@@ -357,7 +365,8 @@ def test_a_changed_shard_is_told_and_indexed_anew(tmp_path: Path, caplog: pytest
     assert [Path(path).name for path in again.paths[:4]] == ["3.png", "2.png", "1.png", "0.png"] and len(again) == 8
     assert again.sample(0)[0, 0, 0] == 3 and scanned == ["0.tar"]
     assert caplog.messages == [
-        f"{tmp_path / 'shards.parquet'}: changed or gone since it was written: 0.tar, 2.tar; it is written anew"
+        f"{tmp_path / 'shards.parquet'}: shards changed or removed since it was written: 0.tar, 2.tar; "
+        "the index is updated"
     ]
 
 
@@ -367,13 +376,16 @@ def test_what_dmlkit_wrote_is_missed_when_it_is_gone(shards: ShardsConfig):
     with pytest.raises(UserError) as error:
         shards.build("train")
     first, second = str(error.value).splitlines()
-    assert first.startswith(f"{root / 'train' / '000001.tar'}: missing; {root / 'shards.json'} names it")
-    assert second == f"{root / 'train' / '5.tar'}: {root / 'shards.json'} does not name it; remove one of the two"
+    assert first.startswith(f"{root / 'train' / '000001.tar'}: no such file, but {root / 'shards.json'} lists it")
+    reason = f"this shard is not listed in {root / 'shards.json'}; remove one of the two files"
+    assert second == f"{root / 'train' / '5.tar'}: {reason}"
     (root / "train" / "5.tar").unlink()
     tar(root / "train" / "000001.tar", [("0.png", PNG), ("0.cls", b"crow")])
     with pytest.raises(UserError) as error:
         shards.build("train")
-    assert "class 'crow' is not in" in str(error.value) and "has 1 sound images, expected 5 by" in str(error.value)
+    assert "class 'crow' is not in" in str(error.value) and "has 1 valid images, expected 5 according to" in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"no parquet", b"PAR1" + bytes(100) + b"PAR1", None], ids=str)
@@ -382,7 +394,7 @@ def test_an_index_that_is_none_is_told_and_never_replaced(content: bytes | None,
     damaged = bytearray(path.read_bytes())
     damaged[60] ^= 255  # of a page, whose checksum tells
     path.write_bytes(damaged if content is None else content)
-    with pytest.raises(UserError, match=r"shards.parquet: cannot read this index of shards: .*remove it, and it is"):
+    with pytest.raises(UserError, match=r"shards.parquet: cannot read this index of shards: .*remove it so that it is"):
         shards.build("train")
     path.unlink()
     assert shards.build("train").sample(0).shape == (3, 18, 24)
@@ -394,7 +406,9 @@ def test_a_parquet_file_of_others_is_no_index(tmp_path: Path):
 
     parquet.write_table(csv.read_csv(config.file), tmp_path / "shards.parquet")
     tar(tmp_path / "0.tar", sound())
-    with pytest.raises(UserError, match="is no index of shards that dmlkit wrote; remove it, and it is written anew"):
+    with pytest.raises(
+        UserError, match="is not an index of shards that dmlkit wrote; remove it so that it is written again"
+    ):
         ShardsConfig(root=str(tmp_path)).build("train")
 
 
@@ -410,7 +424,9 @@ def test_the_index_may_lie_elsewhere_and_a_read_only_folder_is_told(
     assert_same(config.build("all"), images)
     assert names(tmp_path / "shards") == ["0.tar"]
     (told,) = caplog.messages
-    assert told.endswith("so the shards are gone through at every start; name a file elsewhere by dataset.index")
+    assert told.endswith(
+        "so the shards are indexed again at every start; set dataset.index to a file in a writable folder"
+    )
 
 
 def test_of_processes_that_start_together_one_goes_through_the_shards(tmp_path: Path):

@@ -46,8 +46,8 @@ def test_a_dataset_is_cut_into_folds():
 
 def test_too_few_classes_and_two_sets_of_images_are_refused(tmp_path: Path):
     trees.cub(tmp_path / "cub")
-    with pytest.raises(UserError, match="reality_check needs at least 16 classes, there are 4"):
+    with pytest.raises(UserError, match="reality_check needs at least 16 classes, got 4"):
         Cub200Config(root=str(tmp_path / "cub"), split="reality_check").build("train")
     trees.inshop(tmp_path / "inshop")
-    with pytest.raises(UserError, match="inshop has query and gallery"):
+    with pytest.raises(UserError, match="separate query and gallery images, which inshop has"):
         InShopConfig(root=str(tmp_path / "inshop"), split="reality_check").build("train")

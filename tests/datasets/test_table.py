@@ -42,7 +42,7 @@ def test_numbers_are_sorted_as_numbers_and_gaps_are_noted(suffix: str, tmp_path:
     config = write(tmp_path, {"label": [10, 10, 9, 9, 2, 2, 100, 100]}, suffix)
     assert config.build("train").class_names == ("2", "9") and config.build("test").class_names == ("10", "100")
     (note,) = config.listing().notes
-    assert "the labels 2 to 100 have gaps: no image has 3 (95 such numbers)" in note
+    assert "the labels 2 to 100 have gaps: no image has label 3 (95 missing numbers)" in note
 
 
 def test_a_split_with_validation_classes(tmp_path: Path):
@@ -73,7 +73,7 @@ def test_omls_columns(tmp_path: Path):
     assert [tuple(train.sample(index).shape[1:]) for index in range(4)] == [(5, 10), (6, 10), (16, 20), (18, 24)]
     whole = TableConfig(file=str(write(tmp_path / "plain", {}).file)).build("all").sample(2)
     assert torch.equal(train.sample(2), whole[:, 2:18, 4:24])
-    assert "the validation rows test, as in OML's tables" in config.listing().notes[0]
+    assert "the validation rows are used for testing, as in OML" in config.listing().notes[0]
 
 
 def test_every_cell_at_fault_is_named_with_its_line(tmp_path: Path):
@@ -97,13 +97,13 @@ def test_every_cell_at_fault_is_named_with_its_line(tmp_path: Path):
     file = config.file
     assert config.listing().faults == [
         f"{file}:3: no path",
-        f"{file}:4: path '../2.jpg' leaves the root {tmp_path}; expected a file below it",
-        f"{file}:5: path '/etc/passwd' leaves the root {tmp_path}; expected a file below it",
-        f"{file}:6: path 'photos/../../5.jpg' leaves the root {tmp_path}; expected a file below it",
+        f"{file}:4: path '../2.jpg' leads out of the root {tmp_path}; expected a file below it",
+        f"{file}:5: path '/etc/passwd' leads out of the root {tmp_path}; expected a file below it",
+        f"{file}:6: path 'photos/../../5.jpg' leads out of the root {tmp_path}; expected a file below it",
         f"{file}:6: no label",
         f"{file}:5: split 'trian'; expected train, validation, test",
         f"{file}:6: query 'maybe'; expected true or false",
-        f"{file}: no row is gallery; expected some, or no query and gallery columns",
+        f"{file}: no row has gallery true; mark at least one, or remove the columns query and gallery",
     ]
     with pytest.raises(UserError, match="no label"):
         config.build("train")
@@ -119,17 +119,17 @@ def test_boxes_outside_the_image_and_empty_ones_are_faults(tmp_path: Path):
     config = write(tmp_path, box)
     assert (
         len(config.listing().faults) == 1
-        and ":2: the box x1 5, y1 0, x2 5, y2 9; expected 0 <= x1" in config.listing().faults[0]
+        and ":2: got the box x1 5, y1 0, x2 5, y2 9; expected 0 <= x1" in config.listing().faults[0]
     )
     config = write(tmp_path, box | {"x1": [0] * 8})
-    with pytest.raises(UserError, match=r"the box \(0, 0, 99, 9\) does not lie in the 24 x 18 image"):
+    with pytest.raises(UserError, match=r"the box \(0, 0, 99, 9\) is not inside the 24 x 18 image"):
         config.build("all").sample(1)
 
 
 def test_a_label_of_two_super_classes_is_a_fault(tmp_path: Path):
     config = write(tmp_path, {"super_class": ["a", "b"] + ["a"] * 6})
     (fault,) = config.listing().faults
-    assert "its label has another super_class in other rows" in fault
+    assert "the label has another super_class in other rows" in fault
 
 
 def test_a_class_in_both_splits_is_refused(tmp_path: Path):
@@ -197,7 +197,9 @@ def test_a_box_with_some_blank_cells_is_a_fault_w12(blank: tuple[str, ...], suff
     (fault,) = config.listing().faults
     row = ":2" if suffix == ".csv" else ": row 1"
     shown = ", ".join(f"{name} {'blank' if name in blank else BOX[name][0]}" for name in ("x1", "y1", "x2", "y2"))
-    assert fault.startswith(f"{config.file}{row}: the box {shown}; expected 0 <= x1 < x2 and 0 <= y1 < y2 in pixels")
+    assert fault.startswith(
+        f"{config.file}{row}: got the box {shown}; expected 0 <= x1 < x2 and 0 <= y1 < y2 in pixels"
+    )
     write(tmp_path, {name: [None, *values[1:]] for name, values in BOX.items()}, suffix)
     assert config.build("all").sample(0).shape == (3, 18, 24)
 
@@ -208,20 +210,20 @@ def test_a_box_with_some_blank_cells_is_a_fault_w12(blank: tuple[str, ...], suff
 def test_a_box_at_fault_is_shown_u3(x1: float, x2: float, shown: str, tmp_path: Path):
     config = write(tmp_path, BOX | {"x1": [x1] + [0.0] * 7, "x2": [x2] + [9.0] * 7})
     (fault,) = config.listing().faults
-    assert shown in fault and fault.startswith(f"{config.file}:2: the box ")
+    assert shown in fault and fault.startswith(f"{config.file}:2: got the box ")
 
 
 def test_an_image_that_is_listed_twice_is_a_fault_w20(tmp_path: Path):
     paths = [f"photos/{name}.jpg" for name in ("0", "1", "0", "3", "4", "4", "4", "7")]
     paths[5], paths[6] = "./photos/4.jpg", "photos//4.jpg"
     config = write(tmp_path, {"path": paths})
-    file, hint = config.file, "list an image once, or with different boxes"
+    file, hint = config.file, "list each image once, or with different boxes"
     assert config.listing().faults == [
-        f"{file}:4: photos/0.jpg is in {file}:2 already, with another label; {hint}",
-        f"{file}:7: ./photos/4.jpg is in {file}:6 already; {hint}",
-        f"{file}:8: photos//4.jpg is in {file}:6 already, with another label; {hint}",
+        f"{file}:4: photos/0.jpg is already listed in {file}:2, with another label; {hint}",
+        f"{file}:7: ./photos/4.jpg is already listed in {file}:6; {hint}",
+        f"{file}:8: photos//4.jpg is already listed in {file}:6, with another label; {hint}",
     ]
-    with pytest.raises(UserError, match=r"photos/0\.jpg is in .* already, with another label"):
+    with pytest.raises(UserError, match=r"photos/0\.jpg is already listed in .*, with another label"):
         config.build("train")
 
 
@@ -231,22 +233,20 @@ def test_different_boxes_of_an_image_are_different_images(tmp_path: Path):
     assert config.listing().faults == [] and len(config.build("all")) == 8
     config = write(tmp_path, one | BOX | {"x2": [1, 2, 3, 4, 5, 6, 7, 7]})
     (fault,) = config.listing().faults
-    assert fault.startswith(f"{config.file}:9: photos/0.jpg is in {config.file}:8 already; ")
+    assert fault.startswith(f"{config.file}:9: photos/0.jpg is already listed in {config.file}:8; ")
 
 
 @pytest.mark.parametrize("name", ["path", "label", "split", "super_class"])
 @pytest.mark.parametrize("values", [[[1]] * 8, [{"a": 1}] * 8, [b"\xff"] * 8])
 def test_columns_of_other_kinds_are_told_t11(name: str, values: list, tmp_path: Path):
     config = write(tmp_path, {name: values}, ".parquet")
-    with pytest.raises(
-        UserError, match=f"^dataset.file: {config.file}: column '{name}' is of type .*; expected text or"
-    ):
+    with pytest.raises(UserError, match=f"^dataset.file: {config.file}: column '{name}' has type .*; expected text or"):
         config.listing()
 
 
 def test_a_header_that_is_not_utf8_is_told_t11(tmp_path: Path):
     (tmp_path / "table.csv").write_bytes("path,label,größe\n1.jpg,a,1\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"table\.csv: the names of its columns are not UTF-8"):
+    with pytest.raises(UserError, match=r"table\.csv: the column names are not UTF-8"):
         TableConfig(file=str(tmp_path / "table.csv")).listing()
 
 
@@ -255,7 +255,7 @@ def test_a_header_that_is_not_utf8_is_told_t11(tmp_path: Path):
 def test_texts_of_a_parquet_table_that_are_not_utf8_are_told(name: str, encoded: bool, tmp_path: Path):
     texts: Any = pa.array([b"ant\x80"] * 8).view(pa.string())
     config = write(tmp_path, {name: texts.dictionary_encode() if encoded else texts}, ".parquet")
-    with pytest.raises(UserError, match=rf"table\.parquet: column '{name}': .*Invalid UTF8.*; save its texts as UTF-8"):
+    with pytest.raises(UserError, match=rf"table\.parquet: column '{name}': .*Invalid UTF8.*; save the texts as UTF-8"):
         config.listing()
 
 

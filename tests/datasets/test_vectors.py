@@ -173,23 +173,23 @@ def damaged(tmp_path: Path, what: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("what", "told"),
     {
-        "nan": "bad.npy: row 17, counted from 0, has nan or inf",
-        "infinite": "bad.npy: row 3, counted from 0, has nan or inf",
-        "integers": "bad.npy: holds int64; expected vectors in float16, float32 or float64",
-        "one dimension": r"bad.npy: has shape \(5,\); expected \(N, D\)",
-        "three dimensions": r"bad.npy: has shape \(1, 72, 5\); expected \(N, D\)",
-        "empty": r"bad.npy: has shape \(0, 5\); expected \(N, D\)",
+        "nan": r"bad.npy: row 17 \(counted from 0\) contains nan or inf",
+        "infinite": r"bad.npy: row 3 \(counted from 0\) contains nan or inf",
+        "integers": "bad.npy has type int64; expected vectors in float16, float32 or float64",
+        "one dimension": r"bad.npy has shape \(5,\); expected \(N, D\)",
+        "three dimensions": r"bad.npy has shape \(1, 72, 5\); expected \(N, D\)",
+        "empty": r"bad.npy has shape \(0, 5\); expected \(N, D\)",
         "objects": "bad.npy: cannot read this NumPy array: .*Python objects",
-        "other count": r"dataset.labels: .*few.npy: has shape \(9,\), but .*bad.npy holds 72 vectors",
-        "no labels": "dataset.labels: .*bad.npy has no column 'label', an .npy file has none",
-        "float labels": "dataset.labels: .*x.npy: holds float32; expected integers or text",
+        "other count": r"dataset.labels: .*few.npy has shape \(9,\), but .*bad.npy has 72 vectors",
+        "no labels": r"dataset.labels: .*bad.npy has no column 'label' \(an .npy file has no columns\)",
+        "float labels": "dataset.labels: .*x.npy has type float32; expected integers or text",
         "one class": "bad.npy: no vectors for train; expected at least two classes",
         "missing": "none.npy: no such file",
-        "a folder of others": "holds no embeddings; expected a folder that dmlkit embed has finished",
-        "another kind": "vectors.yaml: expected vectors: an .npy or .parquet file, or a folder",
-        "no column": "bad.parquet: has no column 'embedding' with the vectors; it has label",
-        "texts": "bad.parquet: column 'embedding' is of type string; expected lists",
-        "other lengths": "bad.parquet: column 'embedding': row 1, counted from 0, is blank or of another length",
+        "a folder of others": "has no embeddings; expected a folder that dmlkit embed has finished",
+        "another kind": "vectors.yaml: expected an .npy or .parquet file, or a folder",
+        "no column": "bad.parquet has no column 'embedding', which holds the vectors; its columns: label",
+        "texts": "bad.parquet: column 'embedding' has type string; expected lists",
+        "other lengths": r"bad.parquet: column 'embedding': row 1 \(counted from 0\) is blank or has another length",
         "a blank": "bad.parquet: column 'embedding': .* blank",
         "no labels at all": "dataset.labels: .*bad.parquet: no vector has a label",
     }.items(),
@@ -203,10 +203,10 @@ def test_what_is_no_vector_is_told_in_one_line(what: str, told: str, recipe: Pat
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("transform.size=32", "transform: got plain, but dataset vectors holds vectors"),
-        ("transform={name: plain}", "transform: got plain, but dataset vectors holds vectors"),
-        ("backbone={name: small_cnn}", "backbone.name: small_cnn takes images, but .* expected identity"),
-        ("dataset={name: glyphs}", "backbone.name: identity takes vectors, but dataset glyphs holds images"),
+        ("transform.size=32", "transform: got plain, but dataset vectors has vectors"),
+        ("transform={name: plain}", "transform: got plain, but dataset vectors has vectors"),
+        ("backbone={name: small_cnn}", "backbone.name: small_cnn takes images, but .* use identity"),
+        ("dataset={name: glyphs}", "backbone.name: identity takes vectors, but dataset glyphs has images"),
         ("dataset.cache=folder", "vectors needs dataset.cache null, got folder"),
         ("dataset.on_bad_image=skip", "vectors needs dataset.on_bad_image error, got skip"),
         ("training.augment_on=device", "vectors needs training.augment_on loader, got device"),
@@ -223,7 +223,7 @@ def test_a_recipe_whose_parts_do_not_meet_is_refused_when_it_is_read(override: s
 def test_a_transform_is_left_out_for_vectors_alone(recipe: Path):
     read = read_recipe(recipe)
     assert read.transform is None and parse_recipe(dump_recipe(read), "again.yaml") == read
-    with pytest.raises(UserError, match="transform: got null, but dataset glyphs holds images"):
+    with pytest.raises(UserError, match="transform: got null, but dataset glyphs has images"):
         parse_recipe("dataset: {name: glyphs}\nloss: {name: triplet}\ntransform: null", "r.yaml")
 
 
@@ -246,7 +246,7 @@ def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: 
         ("embed", run, tmp_path / "wide.npy"): "got vectors of 9 numbers, but the model takes vectors of 5 numbers",
         ("embed", run, tmp_path): "is a folder, but the model takes vectors",
         ("eval", run, "--dataset-root", tmp_path): "is of images, but this run takes vectors",
-        ("data", "cache", recipe, "-o", tmp_path / "cache"): "holds vectors; a cache is of images",
+        ("data", "cache", recipe, "-o", tmp_path / "cache"): "has vectors; only images can be cached",
     }
     for command, told in refused.items():
         result = dmlkit(*command)

@@ -53,8 +53,8 @@ COMPLETE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "l
         ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc: expected a whole number of at least 1"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: expected"),
         ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: expected"),
-        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "WORLD_SIZE=3 is no multiple of LOCAL_WORLD_SIZE=2"),
-        ({"RANK": "2"}, "RANK=2, counted from 0, is too large for 2 ranks"),
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "WORLD_SIZE=3 is not a multiple of LOCAL_WORLD_SIZE=2"),
+        ({"RANK": "2"}, "RANK=2: expected at most 1 with 2 ranks"),
         ({"MASTER_PORT": "x"}, "MASTER_PORT=x: expected"),
         *(({name: ""}, f"{name} is not set; start ranks with torchrun") for name in COMPLETE if name != "WORLD_SIZE"),
     ],
@@ -75,7 +75,7 @@ def test_a_job_of_slurm_with_several_tasks_is_one_process_t15(monkeypatch: pytes
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_wait_for_ranks_is_told_and_ends_t16(rank: str, monkeypatch: pytest.MonkeyPatch, caplog):
-    monkeypatch.setattr(launch, "TELL_AFTER", 0.0)
+    monkeypatch.setattr(launch, "WARN_AFTER", 0.0)
     monkeypatch.setattr(launch, "PATIENCE", 1)
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # Fabric makes it 1, and loggers would say nothing in later tests
     with socket() as free:
@@ -85,7 +85,7 @@ def test_a_wait_for_ranks_is_told_and_ends_t16(rank: str, monkeypatch: pytest.Mo
     for name, value in (COMPLETE | alone).items():
         monkeypatch.setenv(name, value)
     where = f"WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}"
-    told = f"not all of 2 ranks have come within 1 seconds ({where}); start all of them"
+    told = f"not all of 2 ranks have joined within 1 seconds ({where}); start all ranks"
     with pytest.raises(UserError, match=re.escape(told)):
         start_fabric("cpu")
     assert f"waiting for the other ranks, for at most 1 seconds: {where}" in caplog.text

@@ -53,5 +53,7 @@ def test_a_folder_that_cannot_be_read_is_told_w6(read, tmp_path: Path, monkeypat
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", guarded)
-    with pytest.raises(UserError, match=f"^{tmp_path}/b: cannot read this folder: Permission denied; give yourself"):
+    with pytest.raises(
+        UserError, match=f"^{tmp_path}/b: cannot read this folder: Permission denied; change its permissions"
+    ):
         read(tmp_path)

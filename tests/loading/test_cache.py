@@ -74,7 +74,7 @@ def test_changed_added_and_missing_files_are_told(tmp_path: Path):
     with pytest.raises(UserError, match=r"has 5 bytes, expected \d+"):
         images_of_split(recipe.dataset, "train")
     (tmp_path / "cache" / "manifest.json").unlink()
-    with pytest.raises(UserError, match="missing; write it with dmlkit data cache"):
+    with pytest.raises(UserError, match="no such file; create the cache with dmlkit data cache"):
         images_of_split(recipe.dataset, "train")
 
 
@@ -132,9 +132,9 @@ def replaced(table: pa.Table, name: str, values: list[object], kind: str = "int6
         (lambda table: replaced(table, "height", [None]), "without blank cells"),
         (lambda table: replaced(table, "key", [None], "string"), "without blank cells"),
         (lambda table: replaced(table, "width", [16.5], "double"), "'width': 'double'"),
-        (lambda table: replaced(replaced(table, "height", [-16]), "width", [-16]), "of 9216 bytes together"),
-        (lambda table: replaced(replaced(table, "height", [2**62]), "width", [2**62]), "of 9216 bytes together"),
-        (lambda table: replaced(table, "height", [17]), "of 9216 bytes together"),
+        (lambda table: replaced(replaced(table, "height", [-16]), "width", [-16]), "with 9216 bytes in total"),
+        (lambda table: replaced(replaced(table, "height", [2**62]), "width", [2**62]), "with 9216 bytes in total"),
+        (lambda table: replaced(table, "height", [17]), "with 9216 bytes in total"),
     ],
 )
 def test_an_index_that_is_none_is_told(change: Callable[[pa.Table], pa.Table], told: str, tmp_path: Path):
@@ -152,12 +152,12 @@ def test_an_index_of_another_cache_is_told(tmp_path: Path):
     for content in (lambda: parquet.write_table(table.slice(1), index), lambda: index.write_bytes(b"")):
         content()
         with pytest.raises(
-            UserError, match=f"{index}: damaged, or of another cache than .*run dmlkit data cache again"
+            UserError, match=f"{index} is damaged, or belongs to another cache than .*run dmlkit data cache again"
         ):
             images_of_split(recipe.dataset, "train")
     for name in ("index.parquet", "pixels.bin"):
         (tmp_path / "cache" / name).unlink()
-        with pytest.raises(UserError, match=f"{name}: missing; write it with dmlkit data cache"):
+        with pytest.raises(UserError, match=f"{name}: no such file; create the cache with dmlkit data cache"):
             images_of_split(recipe.dataset, "train")
         (tmp_path / "cache" / name).write_bytes(b"")
 
@@ -172,7 +172,7 @@ def test_damaged_pixels_are_told_w10(tmp_path: Path):
     faults = [images[index, 0].fault for index in range(12)]
     assert [index for index in range(12) if faults[index]] == list(range(1000 // 768, 5999 // 768 + 1))
     path = images.dataset.paths[1]
-    assert faults[1] == f"dataset.cache: {pixels}: {path} is damaged in it; run dmlkit data cache again"
+    assert faults[1] == f"dataset.cache: {pixels}: {path} is damaged; run dmlkit data cache again"
 
 
 PARTS = ("manifest.json", "index.parquet", "pixels.bin")
@@ -189,7 +189,7 @@ def test_files_of_others_are_refused_d5(name: str, content: str | None, overwrit
     if content is not None:
         (output / "manifest.json").write_text(content)
     before = {path.name: path.read_bytes() for path in output.iterdir()}
-    with pytest.raises(UserError, match="this is not of a cache that dmlkit wrote; choose another --output"):
+    with pytest.raises(UserError, match="is not part of a cache that dmlkit wrote; use another --output"):
         write_cache(recipe, images_to_cache(recipe), output, overwrite=overwrite, advance=lambda _: None)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
 
@@ -278,4 +278,4 @@ def test_command(dmlkit, tiny_recipe: Path, tmp_path: Path):
         losses.append((run / "metrics.jsonl").read_text().split('"lr"')[0])
     assert losses[0] == losses[1]
     result = dmlkit("data", "cache", tiny_recipe, "-o", tmp_path / "glyphs")
-    assert result.code == 2 and "in memory already" in result.err
+    assert result.code == 2 and "already in memory" in result.err

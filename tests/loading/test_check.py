@@ -77,7 +77,7 @@ def test_every_fault_of_a_damaged_copy_is_listed(tmp_path: Path, monkeypatch: py
     assert "class '2' is in both train and test" in lines
     assert len(report.faults) == 6
     (note,) = report.notes
-    assert note.endswith("film.gif: animated, 2 frames; the first is taken")
+    assert note.endswith("film.gif: animated, 2 frames; only the first is used")
     assert found(report)["unreadable"] == "3"
 
 
@@ -120,10 +120,10 @@ def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
     result = dmlkit("data", "check", tiny_recipe, "--set", f"dataset={{name: folder, root: '{root}'}}")
     assert result.code == 1 and "fault: " in result.out and "not sound" in result.out
     result = dmlkit("data", "check", root, "--set", "seed=1")
-    assert result.code == 2 and "--set changes a recipe" in result.err
+    assert result.code == 2 and "--set applies only to recipes" in result.err
     (tmp_path / "table.csv").write_text("path,label\ntree/train/1/0.jpg,a\n../x.jpg,b\n")
     result = dmlkit("data", "check", tmp_path / "table.csv")
-    assert result.code == 1 and "leaves the root" in result.out
+    assert result.code == 1 and "leads out of the root" in result.out
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
         ([("a", "train")] * 2 + [("b", "train")] * 2, "no images for test"),
         ([("a", "test")] * 2 + [("b", "test")] * 2, "no images for train"),
         ([("a", "")] * 4, "expected train, validation, test"),
-        ([("a", "train")] * 2 + [("b", "test")] * 2, "test has a single class; retrieval needs two"),
+        ([("a", "train")] * 2 + [("b", "test")] * 2, "test has a single class, expected at least two"),
     ],
 )
 def test_a_table_that_cannot_be_trained_on_is_not_sound_u11(rows: list[tuple[str, str]], told: str, tmp_path, dmlkit):
@@ -159,4 +159,4 @@ def test_a_file_of_another_kind_is_told_u12(dmlkit, tmp_path: Path):
     (tmp_path / "t.txt").write_text("path,label\n")
     result = dmlkit("data", "check", tmp_path / "t.txt")
     assert result.code == 2 and len(result.err.splitlines()) == 1
-    assert f"{tmp_path / 't.txt'}: a file of another kind; expected a recipe (.yaml), a table" in result.err
+    assert f"{tmp_path / 't.txt'}: unsupported kind of file; expected a recipe (.yaml), a table" in result.err

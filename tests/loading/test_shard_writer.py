@@ -50,12 +50,12 @@ def test_what_a_kill_left_is_completed_to_the_same_bytes(config: FolderConfig, t
 
 def test_another_folder_is_never_written_to(config: FolderConfig, tmp_path: Path):
     write(config, tmp_path / "shards")
-    with pytest.raises(UserError, match="or of another --images-per-shard; choose another -o"):
+    with pytest.raises(UserError, match="or with another --images-per-shard; use another -o"):
         write(config, tmp_path / "shards", 3)
     trees.photo(tmp_path / "photos" / "train" / "1" / "0.jpg", 99, (30, 20))
-    with pytest.raises(UserError, match="holds shards of other images, of these before they changed"):
+    with pytest.raises(UserError, match="contains shards of other images, of changed images"):
         write(config, tmp_path / "shards")
-    with pytest.raises(UserError, match="photos: is there already and holds no shards of dmlkit's"):
+    with pytest.raises(UserError, match="photos already exists and does not contain shards that dmlkit wrote"):
         write(config, tmp_path / "photos")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file: is there already"):
@@ -65,11 +65,13 @@ def test_another_folder_is_never_written_to(config: FolderConfig, tmp_path: Path
 
 
 def test_what_shards_cannot_hold_is_told(tmp_path: Path):
-    with pytest.raises(UserError, match="dataset glyphs: has no image files; shards hold image files"):
+    with pytest.raises(UserError, match="dataset glyphs has no image files; expected a dataset of image files"):
         ShardWriter(GlyphsConfig(classes=4), 10)
     lines = ["path,label", *(f"{index}.jfif,{index // 2}" for index in range(4))]
     (tmp_path / "table.csv").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"0.jfif: in shards an image is known by its extension; expected .bmp, .gif"):
+    with pytest.raises(
+        UserError, match=r"0.jfif: shards identify images by their extension; rename the file to one of .bmp, .gif"
+    ):
         ShardWriter(TableConfig(file=str(tmp_path / "table.csv")), 10)
     (tmp_path / "table.csv").write_text("\n".join(lines).replace("jfif", "jpg"))
     writer = ShardWriter(TableConfig(file=str(tmp_path / "table.csv")), 10)

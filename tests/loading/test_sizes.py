@@ -31,7 +31,7 @@ def test_a_long_thin_image_is_a_bad_one_before_it_is_resized_s3(shape: tuple[int
     Image.new("1", shape).save(path)
     images = ImageList([str(path)])
     long = 256 * max(shape) // min(shape)
-    told = f"{path}: {shape[0]} x {shape[1]} pixels become {max(256, long * (shape[0] > 9))} x "
+    told = f"{path}: the image of {shape[0]} x {shape[1]} pixels would have {max(256, long * (shape[0] > 9))} x "
     item = TransformedImages(images, IMAGENET(), training=training)[0, 0]
     assert item.input is None and item.fault.startswith(told), item.fault
     assert "resized to a shorter side of 256 pixels, bilinear; expected at most 80,000,000" in item.fault

@@ -58,7 +58,7 @@ def test_photos_none_of_which_opens_are_told(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for number in (0, 1):
             (tmp_path / name / f"{number}.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of 4 images could be opened; the last: .*the file is empty"):
+    with pytest.raises(UserError, match=r"none of 4 images could be opened; the last error: .*the file is empty"):
         survey(FolderConfig(root=str(tmp_path)))
 
 

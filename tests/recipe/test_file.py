@@ -85,9 +85,9 @@ def test_all_faults_at_once_with_their_lines():
 
 
 def test_missing_and_misshapen_parts():
-    assert faults("loss: triplet\n")[0] == "r.yaml:1: dataset: missing, and it has no default"
+    assert faults("loss: triplet\n")[0] == "r.yaml:1: dataset: this key is missing and has no default; add it"
     assert faults("dataset: {name: glyphs}\nloss: triplet\n")[0].startswith(
-        "r.yaml:2: loss: got 'triplet'; expected a mapping such as {name: NAME}, NAME one of "
+        "r.yaml:2: loss: got 'triplet'; expected a mapping such as {name: NAME}, with NAME one of "
     )
     assert "a mapping without a name" in faults("dataset: {name: glyphs}\nloss: {margin: 1}\n")[0]
     assert faults("[1, 2]")[0].startswith("r.yaml:1: ")
@@ -103,7 +103,7 @@ def test_faults_inside_lists_name_the_item():
 def test_values_of_one_part_that_do_not_go_together_are_told_plainly():
     assert faults(GOOD, "transform={name: imagenet, size: 64, resize: 48}") == [
         "--set transform={name: imagenet, size: 64, resize: 48}: transform: "
-        "size 64 cannot be cut out of images resized to 48; make resize at least 64"
+        "size 64 cannot be cropped from images resized to 48; use a resize of at least 64"
     ]
 
 
@@ -208,11 +208,11 @@ def test_the_schema_knows_every_loss_and_its_ranges():
         ("training.clip_grad_norm=!!float x", "is not allowed"),
         ("seed=!!map x", "is not allowed"),
         ("seed=!!bool x", "is not allowed"),
-        ("optimizer={<<: {lr: 1}}", "<<: YAML's merge keys are not taken"),
-        ("<<={seed: 1}", "merge keys are not taken"),
+        ("optimizer={<<: {lr: 1}}", "<<: YAML's merge keys are not supported"),
+        ("<<={seed: 1}", "merge keys are not supported"),
         ("? [a, b]\n: 1", "expected key.subkey=value"),
-        ("loss={? [a, b] : 1}", "a list or a mapping is no name of a key"),
-        ("seed=" + "[" * 900 + "]" * 900, "levels; this is no recipe"),
+        ("loss={? [a, b] : 1}", "got a list or a mapping as the name of a key"),
+        ("seed=" + "[" * 900 + "]" * 900, "levels; expected a recipe"),
         ("metrics.\u00b2=1", "expected a list"),
         ("metrics.\u0660.k=[1]", "expected a list"),
         ("metrics." + "9" * 5000 + ".k=1", "expected a list"),
@@ -227,7 +227,7 @@ def test_values_that_hurt_are_one_line(change: str, told: str):
 
 
 def test_a_merge_key_of_a_file_is_told_with_its_line_u9():
-    assert faults(GOOD + "<<: {seed: 1}\n")[0].startswith("r.yaml:5: <<: YAML's merge keys are not taken; write")
+    assert faults(GOOD + "<<: {seed: 1}\n")[0].startswith("r.yaml:5: <<: YAML's merge keys are not supported; write")
 
 
 @pytest.mark.parametrize("text", ["x" * 900_000, "- " + "y" * 90_000, GOOD + f"seed: {'z' * 40_000}\n"])

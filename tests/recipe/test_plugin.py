@@ -165,7 +165,7 @@ def test_a_run_says_which_plugin_is_missing(folder: Path, trained: Told, loaded:
     assert installed[2] == "error: runs/installed: needs the plug-in toy-dml 1.0; pip install toy-dml==1.0\n"
     assert resumed[2] == installed[2]
     assert file[2].startswith("error: runs/file: needs the plug-in toy.py (sha256 ")
-    assert file[2].endswith("...); name it by --plugin PATH/toy.py\n")
+    assert file[2].endswith("...); load it with --plugin PATH/toy.py\n")
 
 
 def test_a_run_says_which_plugin_has_changed(folder: Path, site: Path, trained: Told, tmp_path: Path):
@@ -257,12 +257,12 @@ def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_
     (checked, listed) = commands(folder, "check toy.yaml", "list losses", installed=both)
     assert checked[0] == listed[0] == 0
     assert checked[2].splitlines() == [
-        "warning: plug-in aa-dml 2.0 is left out: aa_dml cannot be imported: ModuleNotFoundError: No module named "
-        "'nothere'; mend or uninstall it",
-        "warning: plug-in half-dml 2.0 is left out: half_dml cannot be imported: ZeroDivisionError: division by zero; "
-        "mend or uninstall it",
-        "warning: plug-in zz-dml 2.0 is left out: zz_dml cannot be imported: the name 'toy_pairs' is taken by toy-dml "
-        "1.0; choose another; mend or uninstall it",
+        "warning: plug-in aa-dml 2.0 is skipped: aa_dml cannot be imported: ModuleNotFoundError: No module named "
+        "'nothere'; fix or uninstall it",
+        "warning: plug-in half-dml 2.0 is skipped: half_dml cannot be imported: ZeroDivisionError: division by zero; "
+        "fix or uninstall it",
+        "warning: plug-in zz-dml 2.0 is skipped: zz_dml cannot be imported: the name 'toy_pairs' is taken by toy-dml "
+        "1.0; choose another; fix or uninstall it",
     ]
     assert "half_pairs" not in listed[1] and "toy_pairs (toy-dml 1.0)" in listed[1]
 

@@ -39,7 +39,7 @@ def test_copy_writes_where_it_is_told_and_replaces_nothing(empty: Path, dmlkit: 
     (empty / "mpa_base.yaml").write_text("changed")
     refused = dmlkit("copy", "mpa/sop", "other.yaml")
     assert refused.code == 2 and not (empty / "other.yaml").exists()
-    assert refused.err == "error: copy: mpa_base.yaml is there already; give another FILE: dmlkit copy mpa/sop FILE\n"
+    assert refused.err == "error: copy: mpa_base.yaml already exists; use another FILE: dmlkit copy mpa/sop FILE\n"
 
 
 @pytest.mark.parametrize("name", ["glyphs/tripet", "recipes/glyphs/triplet.yaml", "recipes/glyphs/triplet"])
@@ -57,7 +57,7 @@ def test_what_is_no_name_is_told(name: str):
 def test_an_unknown_name_is_not_copied(dmlkit: Callable[..., Result]):
     told = dmlkit("copy", "glyphs/tripet")
     assert told.code == 2
-    assert told.err == "error: copy: no recipe 'glyphs/tripet' comes with dmlkit; did you mean 'glyphs/triplet'?\n"
+    assert told.err == "error: copy: dmlkit has no recipe 'glyphs/tripet'; did you mean 'glyphs/triplet'?\n"
 
 
 def test_the_list_shows_names_to_type(dmlkit: Callable[..., Result]):

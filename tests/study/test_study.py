@@ -258,7 +258,12 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         ),
         ("study", f"{RUN}/environment.json", lambda path: path.unlink(), "is not a dmlkit run"),
         ("study", f"{RUN}/environment.json", lambda path: edited(path, lambda it: it.update(packages={})), "torch is"),
-        ("study", f"{RUN}/summary.json", lambda path: edited(path, lambda it: it.update(best=None)), "do not belong"),
+        (
+            "study",
+            f"{RUN}/summary.json",
+            lambda path: edited(path, lambda it: it.update(best=None)),
+            "must both be given",
+        ),
         (
             "study",
             f"{RUN}/summary.json",
@@ -613,7 +618,7 @@ def test_all_faults_of_a_study_and_its_recipes_at_once(dmlkit, tmp_path: Path):
     text = STUDY.replace("seeds: [0, 1]", "sedes: [0, many]").replace("small: {}", "small: {loss.margn: 1}")
     text = text.replace("{loss.margin: 0.3}", "\n    loss: {name: proxy_anchr}\n    sampler.batch_size: big")
     assert faults(dmlkit, tmp_path, text) == [
-        "study.yaml:1: seeds: missing, and it has no default",
+        "study.yaml:1: seeds: this key is missing and has no default; add it",
         "study.yaml:6: sedes: unknown key; did you mean 'seeds'?",
         "study.yaml:9: loss.margn: unknown key; did you mean 'margin'?",
         "study.yaml:11: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'?",
@@ -650,10 +655,10 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("loss.margin: 0.3", "", "study.yaml:10: variants.large: large trains the same recipe as small"),
         ("loss.margin: 0.3", "training.precision: bf16", "large has another training.precision"),
         ("loss.margin: 0.3", "dataset.validation_fraction: 0", "validation classes choose the checkpoint"),
-        ("recipe: tiny.yaml", "recipe: ../../secret.txt", "study.yaml:4: recipe: ../../secret.txt lies outside"),
+        ("recipe: tiny.yaml", "recipe: ../../secret.txt", "study.yaml:4: recipe: ../../secret.txt is outside"),
         ("recipe: tiny.yaml", "recipe: /etc/passwd", "study.yaml:4: recipe: /etc/passwd is absolute"),
         ("recipe: tiny.yaml", 'recipe: "a\\0b"', "study.yaml:4: recipe: got 'a\\x00b', expected the path of a recipe"),
-        ("small: {}", "small: {recipe: ../../secret.txt}", "study.yaml:9: recipe: ../../secret.txt lies outside"),
+        ("small: {}", "small: {recipe: ../../secret.txt}", "study.yaml:9: recipe: ../../secret.txt is outside"),
         ("small: {}", "LARGE: {}", "variants.LARGE: the name 'LARGE' is not the only one, capitals aside"),
         ("small: {}", f"{'s' * 300}: {{}}", "is no name for a folder of at most 255 bytes in letters"),
         ("than: small", "than: large", "study.yaml:12: expect.0: large cannot be better than itself"),

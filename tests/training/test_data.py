@@ -177,9 +177,9 @@ def test_damaged_features_are_noticed(damage: str, recipe: Path, tmp_path: Path)
         (["backbone.tuning.feature_views=2"], "none needs transform.augments True, got False"),
         (
             ["backbone.tuning={name: none, features: live, feature_views: 2}"],
-            "are of cached features",
+            "need features: cached",
         ),
-        (["backbone.tuning={name: none, features: live, cache: x}"], "are of cached features"),
+        (["backbone.tuning={name: none, features: live, cache: x}"], "need features: cached"),
         (["training.augment_on=device"], "none needs training.augment_on loader, got device"),
         (["training.compile=true"], "none needs training.compile False, got True"),
     ],

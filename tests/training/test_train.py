@@ -324,8 +324,8 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
         (["backbone.width=1000000"], "backbone: needs more memory than there is here"),
         (["loss={name: cross_batch_memory, size: 100000000000}"], "loss: needs more memory than there is here"),
         (["transform.size=100000"], "transform.size: needs more memory than there is here"),
-        (["backbone={name: bn_inception}", "transform.size=16"], "transform.size: bn_inception got images"),
-        (["backbone={name: bn_inception}", "transform.size=40"], "transform.size: bn_inception got images"),
+        (["backbone={name: bn_inception}", "transform.size=16"], "transform.size: bn_inception: the feature map"),
+        (["backbone={name: bn_inception}", "transform.size=40"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: googlenet}", "transform.size=8"], "transform.size: "),
         (["backbone={name: convnext}", "transform.size=16"], "transform.size: "),
         (

@@ -261,7 +261,7 @@ def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path,
     ]
     weights.unlink()
     cases.append(((run,), f"{run}/recipe.yaml:"))
-    cases.append(((run,), f"backbone.weights: {weights}: no such file; if it has moved, --set backbone.weights=PATH"))
+    cases.append(((run,), f"backbone.weights: {weights}: no such file; if it has moved, use --set backbone"))
     for words, told in cases:
         result = dmlkit("eval", *words, "--untrained")
         assert result.code == 2 and result.err.count("\n") == 1 and told in result.err, (words, result.err)

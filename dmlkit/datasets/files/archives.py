@@ -1,4 +1,4 @@
-"""What the authors of a benchmark published: its archives, their checksums, and how many images and classes."""
+"""Published facts of a benchmark: archives, checksums, and numbers of images and classes."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,12 @@ from dmlkit.files.regular import check_regular
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to download.
+    """File to download.
 
     Args:
-        file: its name.
-        url: where it is, or the page that leads to it.
-        md5: of the whole file; None where nobody published one.
+        file: name of the file.
+        url: address of the file, or of the page that links to it.
+        md5: published checksum of the file; None if there is none.
     """
 
     file: str
@@ -25,14 +25,14 @@ class Archive:
 
 @dataclass(frozen=True)
 class Published:
-    """A benchmark as published.
+    """Published facts of a benchmark.
 
     Args:
-        title: its name in the literature.
-        archives: what to download.
-        marker: a file below the root, once the archives are unpacked there.
-        signs: files and folders, one of which tells a root of this benchmark from other folders.
-        counts: (images, classes) of each split.
+        title: name in the literature.
+        archives: files to download.
+        marker: file that exists below the root after unpacking the archives there.
+        signs: files and folders; a root of this benchmark contains at least one of them.
+        counts: numbers (images, classes) per split.
     """
 
     title: str
@@ -42,15 +42,15 @@ class Published:
     counts: Mapping[str, tuple[int, int]]
 
     def instructions(self, root: Path) -> Iterator[str]:
-        """Where to get the archives and where to put them, one line each."""
+        """Yield lines that say where to download the archives and where to unpack them."""
         for archive in self.archives:
             checksum = f"md5 {archive.md5}" if archive.md5 else "no md5 is published"
-            yield f"{self.title}: get {archive.file} from {archive.url} ({checksum})"
+            yield f"{self.title}: download {archive.file} from {archive.url} ({checksum})"
         yield f"{self.title}: unpack into {root}, so that {root / self.marker} exists"
 
 
 def md5(path: Path) -> str:
-    """The MD5 sum of a file, in bounded memory: a guard against truncated downloads, not against attackers."""
+    """Compute the MD5 sum of a file in bounded memory; it detects truncated downloads, not attacks."""
     check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

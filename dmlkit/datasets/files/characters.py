@@ -1,4 +1,4 @@
-"""The characters and faces of the fonts that every installation has: matplotlib's DejaVu."""
+"""Characters and faces of matplotlib's DejaVu fonts, which every installation has."""
 
 from functools import cache
 from pathlib import Path
@@ -17,30 +17,31 @@ FACES = tuple(
     }.items()
     for style in styles
 )
-VERSION = 1  # of the rendering; the images of a (seed, version) never change
+VERSION = 1  # version of the rendering; the images of a pair (seed, version) never change
 
 
 @cache
 def font(face: str, points: int) -> ImageFont.FreeTypeFont:
-    """A face of matplotlib's DejaVu fonts, without the shaping library that not every build has."""
+    """Load a face of matplotlib's DejaVu fonts, without the shaping library, which not every build has."""
     return ImageFont.truetype(str(font_folder() / face), points, layout_engine=ImageFont.Layout.BASIC)
 
 
 def font_folder() -> Path:
-    """Where matplotlib keeps its fonts."""
+    """Return the folder of matplotlib's fonts."""
     import matplotlib
 
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 
 def character_classes(classes: int, shapes: int) -> list[str]:
-    """The characters of each class, in a fixed order; every class has as many.
+    """Return the characters of each class, in a fixed order; every class has ``shapes`` characters.
 
-    A class takes every n-th of n x ``shapes`` characters sorted by their Unicode names, which begin with the script: a
-    script of at most n of them is never in a class twice, and what differs by an accent alone is far apart.
+    A class has every n-th of n x ``shapes`` characters sorted by their Unicode names, which begin with the script. So a
+    class never has two characters of a script with at most n characters, and characters that differ only by an accent
+    are in different classes.
 
     Raises:
-        UserError: the fonts lack so many characters.
+        UserError: the fonts have too few characters.
 
     Example:
         >>> [len(characters) for characters in character_classes(200, 3)[:4]]
@@ -52,7 +53,10 @@ def character_classes(classes: int, shapes: int) -> list[str]:
 
     count, characters = classes * shapes, distinct_characters()
     if len(characters) < count:
-        raise UserError(f"dataset.classes: the fonts share {len(characters)} characters, got {classes} x {shapes}")
+        raise UserError(
+            f"dataset.classes: got {classes} classes of {shapes} characters, but the fonts have only "
+            f"{len(characters)} characters; use fewer classes or shapes_per_class"
+        )
     ranked = sorted(range(count), key=lambda rank: unicodedata.name(characters[rank]))
     ranks = sorted((ranked[first::classes] for first in range(classes)), key=min)
     return ["".join(characters[rank] for rank in own) for own in ranks]
@@ -60,9 +64,9 @@ def character_classes(classes: int, shapes: int) -> list[str]:
 
 @cache
 def distinct_characters() -> tuple[str, ...]:
-    """Letters, numbers and symbols that all faces have and that look different, in a fixed shuffled order.
+    """Return the letters, numbers and symbols that all faces have and that look different, in a fixed random order.
 
-    Blank characters and those that a face draws exactly like an earlier one (A and Greek Α) are dropped.
+    Blank characters and those that look exactly like an earlier one (A and Greek Α) are excluded.
     """
     import unicodedata
 

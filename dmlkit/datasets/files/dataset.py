@@ -1,4 +1,4 @@
-"""The interface of a dataset: labelled images, or vectors, of one split."""
+"""Interface of the labeled images or vectors of one split."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Dataset(ABC):
-    """Labelled samples: images, or vectors.
+    """Labeled images or vectors.
 
     Args:
         labels: (N,) int64 in 0..C-1.
-        class_names: C names; ``labels`` index them.
-        paths: N names that identify the images, for files their paths.
-        query: (N,) bool, the images to search with; None, with ``gallery``, where each image searches all others.
+        class_names: C names, indexed by ``labels``.
+        paths: N names that identify the samples; for files their paths.
+        query: (N,) bool, the query images; None, as for ``gallery``, if each image is compared with all others.
         gallery: (N,) bool, the images to find.
-        super_classes: (C,) int64 in 0..S-1, a coarser label of each class, where the dataset has one.
-        groups: (N,) int64, equal for images of one camera, burst or video, which are no neighbours of each other in
-            evaluation; an image of none has a number of its own. None: no image has a group.
+        super_classes: (C,) int64 in 0..S-1, a coarser label of each class; None if there is none.
+        groups: (N,) int64, equal for images of one camera, burst or video, which evaluation does not count as neighbors
+            of each other; an image without a group has a unique number. None if no image has a group.
 
     Attributes:
-        num_features: coordinates of a vector; None: the samples are images.
-        in_memory: samples cost nothing to read, so loading them needs no worker processes.
-        resizing: how images of a cache were resized, a description that equals the transform's; None: not at all.
+        num_features: number of coordinates of a vector; None for images.
+        in_memory: whether samples are in memory, so that loading them needs no worker processes.
+        resizing: description of how a cache resized its images, equal to the transform's; None if it did not.
     """
 
     num_features: int | None = None
@@ -59,14 +59,14 @@ class Dataset(ABC):
 
     @abstractmethod
     def sample(self, index: int) -> Tensor:
-        """Sample ``index``: an image (3, H, W) uint8 RGB, or a vector (``num_features``,) float32.
+        """Return a sample: an image (3, H, W) uint8 RGB, or a vector (``num_features``,) float32.
 
         Raises:
             BadImageError: the file cannot be decoded.
         """
 
     def key(self, index: int) -> str:
-        """What tells sample ``index`` from all others, also from another box of the same file."""
+        """Return a string that identifies a sample, also among several boxes of the same file."""
         return self.paths[index]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -74,14 +74,14 @@ class Dataset(ABC):
 
 
 class BadImageError(UserError):
-    """An image file that cannot be read."""
+    """Error for an image file that cannot be read."""
 
 
 class ClassSubset(Dataset):
-    """The samples of some classes of a dataset, relabelled 0..C'-1 in the order given.
+    """Samples of some classes of a dataset, relabeled 0..C'-1 in the given order.
 
     Args:
-        dataset: the whole.
+        dataset: full dataset.
         classes: labels to keep.
     """
 

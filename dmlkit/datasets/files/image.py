@@ -1,4 +1,4 @@
-"""Decoding image files of any kind to RGB, also those within tar files."""
+"""Decoding of image files to RGB, also of images inside tar files."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,36 +16,41 @@ from dmlkit.files.regular import check_regular
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
-"""What the extensions stand for. Pillow opens no other: it would hand a PostScript called .png to Ghostscript."""
+"""Formats that Pillow may open; it would otherwise pass a PostScript file named .png to Ghostscript."""
 MAX_PIXELS = 80_000_000  # just below the 89 M at which Pillow warns of a decompression bomb
 
 Box = tuple[float, float, float, float]
-"""Left, top, right and bottom in pixels of the upright image; right and bottom lie outside."""
+"""Left, top, right and bottom in pixels of the upright image; right and bottom are exclusive."""
 
 
 def read_image(path: str | Path, box: Box | None = None) -> Tensor:
     """Decode an image file, or a box of it, to (3, H, W) uint8 RGB, upright.
 
-    Grey, palette, CMYK and 16-bit images are converted, transparency is laid on white, the EXIF rotation is
-    applied, and of an animation the first frame is taken.
+    Gray, palette, CMYK and 16-bit images are converted, transparent pixels are blended with white, the EXIF rotation is
+    applied, and an animation gives its first frame.
 
     Args:
-        path: the file; ``SHARD.tar/KEY.jpg`` is one within a tar file.
-        box: what to take of it; None for all.
+        path: image file; ``SHARD.tar/KEY.jpg`` is a file inside a tar file.
+        box: box to crop; None for the full image.
 
     Raises:
-        BadImageError: the file is missing, not regular, empty, broken, truncated, larger than 80 megapixels, or no
-            image, or the box does not lie in it.
+        BadImageError: the file is missing, not regular, empty, damaged, truncated, larger than 80 megapixels, or not
+            an image, or the box is not inside the image.
     """
     with decoding(path):
         return decode_image(path, content_in_shard(str(path)), box)
 
 
 def decode_image(path: str | Path, content: bytes | None, box: Box | None) -> Tensor:
-    """As `read_image`, of what a file holds, or None to read it; decoders' errors are as they come, see `decoding`."""
+    """Decode an image like `read_image`, from ``content`` or, if that is None, from the file.
+
+    Errors of decoders are not converted; see `decoding`.
+    """
     with opened(path, content) as image:
         if image.width * image.height > MAX_PIXELS:
-            raise BadImageError(f"{path}: {image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}")
+            raise BadImageError(
+                f"{path}: the image has {image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}"
+            )
         if image.format == "JPEG" and image.mode == "RGB" and box is None:
             return read_jpeg(path, content)
         upright = ImageOps.exif_transpose(image)
@@ -54,7 +59,7 @@ def decode_image(path: str | Path, content: bytes | None, box: Box | None) -> Te
 
 
 def opened(path: str | Path, content: bytes | None) -> Image.Image:
-    """An image, of which the header is read: of a file, or of what it holds.
+    """Open an image, from ``content`` or from the file, and read its header.
 
     Raises:
         OSError: the file is missing, not regular, or of no known format.
@@ -69,10 +74,10 @@ def opened(path: str | Path, content: bytes | None) -> Image.Image:
 
 @contextmanager
 def decoding(path: str | Path) -> Generator[None]:
-    """Tell what goes wrong with an image file in the block as one line.
+    """Convert errors of reading an image file into one-line errors.
 
     Raises:
-        BadImageError: it cannot be read, or its decoder objects.
+        BadImageError: the file cannot be read or decoded.
     """
     try:
         yield
@@ -83,46 +88,46 @@ def decoding(path: str | Path) -> Generator[None]:
 
 
 def read_jpeg(path: str | Path, content: bytes | None) -> Tensor:
-    """A colour JPEG by torchvision's decoder, which gives Pillow's pixels in three quarters of the time."""
+    """Decode a color JPEG with torchvision, which returns Pillow's pixels in three quarters of the time."""
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
-    # a bytearray, since torch warns of bytes that it cannot write to
+    # a bytearray, because torch warns about read-only bytes
     data = read_file(str(path)) if content is None else torch.frombuffer(bytearray(content), dtype=torch.uint8)
     decoded = decode_jpeg(data, ImageReadMode.RGB, apply_exif_orientation=True)
-    assert isinstance(decoded, Tensor)  # a list only for a list of files
+    assert isinstance(decoded, Tensor)  # it returns a list only for a list of files
     return decoded
 
 
 def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
-    """What an image shows in a box, to whole pixels.
+    """Crop an image to a box, rounded to integer pixels.
 
     Raises:
-        BadImageError: the box is empty or reaches beyond the image.
+        BadImageError: the box is empty or extends beyond the image.
     """
     left, top, right, bottom = (round(side) for side in box)
     if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
         raise BadImageError(
-            f"{path}: the box ({left}, {top}, {right}, {bottom}) does not lie in the {image.width} x {image.height} "
+            f"{path}: the box ({left}, {top}, {right}, {bottom}) is not inside the {image.width} x {image.height} "
             "image; expected left < right and top < bottom in pixels"
         )
     return image.crop((left, top, right, bottom))
 
 
 def reason(path: str | Path, error: Exception) -> str:
-    """Why an image could not be read, in a few words."""
+    """Return a short reason why an image could not be read."""
     if isinstance(error, FileNotFoundError):
         return "file not found"
     if isinstance(error, UnidentifiedImageError):
         return (
             "the file is empty"
             if Path(path).is_file() and Path(path).stat().st_size == 0
-            else f"it is of no known image format ({', '.join(FORMATS)})"
+            else f"the file has no known image format ({', '.join(FORMATS)})"
         )
-    return str(error).rsplit(", ", 1)[-1]  # torchvision puts the line of its source before it
+    return str(error).rsplit(", ", 1)[-1]  # torchvision puts its source line before the reason
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow image as 8-bit RGB."""
+    """Convert a Pillow image to 8-bit RGB."""
     if image.mode.startswith("I"):  # Pillow clips 16 bits to 255 instead of scaling them
         image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
     if image.has_transparency_data:
@@ -132,10 +137,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def frames(path: str | Path) -> int:
-    """How many frames an image file has; more than one is an animation, or pages.
+    """Return the number of frames of an image file; an animation or a multi-page file has more than one.
 
     Raises:
-        BadImageError: a later frame is broken.
+        BadImageError: a later frame is damaged.
     """
     with decoding(path), opened(path, content_in_shard(str(path))) as image:
         return getattr(image, "n_frames", 1)

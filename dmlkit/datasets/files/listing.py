@@ -1,4 +1,4 @@
-"""What the files of a dataset say: paths, labels and splits, with all their faults, before any image is opened."""
+"""Listings of a dataset: paths, labels and splits, with all problems, before any image is opened."""
 
 import os
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ LISTED_SPLITS: tuple[ListedSplit, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Listing:
-    """Images of a dataset.
+    """Listing of the images of a dataset.
 
     Args:
-        root: the folder that holds them.
+        root: folder of the images.
         names: N paths relative to the root.
         labels: (N,) int64 into ``class_names``.
-        class_names: C names, in the order that numbers them.
+        class_names: C names in the order of their labels.
         splits: (N,) int8, positions in `LISTED_SPLITS`.
         query: (N,) bool, or None; see `Dataset`.
         gallery: (N,) bool, or None.
-        super_classes: (C,) int64, or None.
-        super_class_names: what they number.
+        super_classes: (C,) int64 into ``super_class_names``, or None.
+        super_class_names: names of the super-classes.
         groups: (N,) int64, or None; see `Dataset`.
-        boxes: (N, 4) float64, left, top, right, bottom in pixels, NaN for the whole image; or None.
-        faults: what is wrong, one line each; images at fault are not listed.
-        notes: what is worth knowing but not wrong.
-        source: what says all this, for errors: a table; None: the root itself.
+        boxes: (N, 4) float64, left, top, right, bottom in pixels, NaN for the full image; or None.
+        faults: problems, one line each; images with a problem are not listed.
+        notes: remarks on what is unusual but not wrong.
+        source: file that errors refer to, a table; None for the root.
     """
 
     sample: ClassVar[str] = "image"
@@ -57,11 +57,11 @@ class Listing:
     source: Path | None = None
 
     def has(self, split: ListedSplit) -> bool:
-        """Whether the split has an image."""
+        """Return whether the split has an image."""
         return bool((self.splits == LISTED_SPLITS.index(split)).any())
 
     def overlaps(self) -> list[str]:
-        """A fault for each class that is in two splits."""
+        """Return an error line for each class that is in more than one split."""
         present = np.zeros((len(self.class_names), len(LISTED_SPLITS)), dtype=bool)
         present[self.labels, self.splits] = True
         return [
@@ -72,33 +72,33 @@ class Listing:
         ]
 
     def images(self, split: ListedSplit | Literal["all"]) -> Dataset:
-        """The images of a split, its classes numbered 0..C'-1.
+        """Return the images of a split, with classes numbered 0..C'-1.
 
         Raises:
-            UserError: the listing has faults, or the split is empty.
+            UserError: the listing has problems, or the split is empty.
         """
         raise_faults([*self.faults, *self.overlaps()])
         number = None if split == "all" else LISTED_SPLITS.index(split)
         rows = np.arange(len(self.labels)) if number is None else (self.splits == number).nonzero()[0]
         if len(rows) == 0:
             raise UserError(
-                f"{self.source or self.root}: no {self.sample}s for {split}; expected at least two classes, one to "
-                "train, one to test"
+                f"{self.source or self.root}: no {self.sample}s for {split}; expected at least two classes, one for "
+                "training and one for testing"
             )
         return self.pick(rows)
 
     def everything(self) -> Dataset:
-        """All images, whatever the faults."""
+        """Return all listed images, even if there are problems."""
         return self.pick(np.arange(len(self.labels)))
 
     def pick(self, rows: np.ndarray) -> Dataset:
-        """The images of some rows (n,) int64, whatever the faults."""
+        """Return the images of some rows (n,) int64, even if there are problems."""
         return ListedImages(self, rows)
 
     def labelling(self, rows: np.ndarray) -> dict[str, Any]:
-        """What a dataset of some rows needs beside their paths, its classes numbered 0..C'-1."""
+        """Return the arguments of a `Dataset` of some rows, except the paths; classes are numbered 0..C'-1."""
         classes, labels = np.unique(self.labels[rows], return_inverse=True)
-        # training rows are neither query nor gallery: there each image searches all others
+        # training rows are neither query nor gallery; in training each image is compared with all others
         searches = self.query is not None and bool(self.query[rows].any())
         return {
             "labels": torch.from_numpy(labels.astype(np.int64)),
@@ -111,11 +111,11 @@ class Listing:
 
 
 class ListedImages(Dataset):
-    """Image files of a listing.
+    """Dataset of image files of a listing.
 
     Args:
-        listing: names and labels.
-        rows: (n,) int64, which of its images.
+        listing: listing with names and labels.
+        rows: (n,) int64, rows of the listing.
     """
 
     def __init__(self, listing: Listing, rows: np.ndarray) -> None:
@@ -125,7 +125,7 @@ class ListedImages(Dataset):
         self.boxes = None if listing.boxes is None else listing.boxes[rows]
 
     def box(self, index: int) -> Box | None:
-        """The box of image ``index`` to take; None for all of it."""
+        """Return the box of an image; None for the full image."""
         if self.boxes is None or np.isnan(self.boxes[index]).any():
             return None
         left, top, right, bottom = self.boxes[index].tolist()
@@ -140,15 +140,15 @@ class ListedImages(Dataset):
 
 
 def picked(values: np.ndarray | None, rows: np.ndarray) -> Tensor | None:
-    """Some rows as a tensor, where there are values."""
+    """Return some rows as a tensor; None if there are no values."""
     return None if values is None else torch.from_numpy(values[rows])
 
 
 class ListedRows:
-    """Images collected one by one, for the datasets whose lists are read line by line.
+    """Collector of images, for datasets whose lists are read line by line.
 
     Args:
-        root: what the names are relative to.
+        root: folder that the names are relative to.
     """
 
     def __init__(self, root: Path) -> None:
@@ -159,7 +159,7 @@ class ListedRows:
         self.faults: list[str] = []
 
     def add(self, where: str, name: str, label: int, split: ListedSplit) -> bool:
-        """Add an image; False, and a fault, if its name leads out of the root. ``where`` says who names it."""
+        """Add an image; if its name leads out of the root, report that at the place ``where`` and return False."""
         safe = inside(self.root, name)
         if safe is None:
             self.faults.append(leaves_root(where, name, self.root))
@@ -170,7 +170,7 @@ class ListedRows:
         return True
 
     def listing(self, class_names: Sequence[str], **more: Any) -> Listing:
-        """The images so far; ``more`` are other fields of `Listing`."""
+        """Return the listing of the added images; ``more`` are other fields of `Listing`."""
         return Listing(
             self.root,
             self.names,

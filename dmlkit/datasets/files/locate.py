@@ -1,4 +1,4 @@
-"""Where below the user's root a benchmark's files lie."""
+"""Location of a benchmark's files below the user's root."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ from dmlkit.errors import UserError
 
 
 def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path | None:
-    """The first of some folders below a root that holds one of the markers; ``"."`` is the root itself."""
+    """Return the first folder below a root that contains one of the markers; ``"."`` is the root itself."""
     return next(
         (root / folder for folder in folders for marker in markers if (root / folder / marker).exists()),
         None,
@@ -16,7 +16,7 @@ def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path |
 
 
 def missing(root: Path, published: Published, layouts: str) -> UserError:
-    """The error of a root without the benchmark: what was looked for, and where to get it."""
-    moved = "no such folder; if it has moved, --set dataset.root=PATH"
-    what = moved if not root.exists() else f"no {published.title} here; expected {layouts}"
+    """Return the error for a root without the benchmark, with download instructions."""
+    moved = "no such folder; if it has moved, use --set dataset.root=PATH"
+    what = moved if not root.exists() else f"no {published.title} in this folder; expected {layouts}"
     return UserError("\n".join([f"dataset.root: {root}: {what}", *published.instructions(root)]))

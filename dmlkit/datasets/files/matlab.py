@@ -1,4 +1,4 @@
-"""Reading MATLAB files in a process of their own: one damaged byte is enough to end SciPy's reader, and it with it."""
+"""Reader of MATLAB files, in a separate process because a single damaged byte can crash SciPy's reader."""
 
 import json
 import subprocess
@@ -13,18 +13,19 @@ SECONDS = 120  # the published files take one
 
 
 def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str, Any]:
-    """Some variables of a MATLAB file as plain data; empty, with a fault, if it cannot be read or lacks one.
+    """Read variables of a MATLAB file as plain data.
 
     Returns:
-        A list for an array; for a structure array a dictionary of lists, one a field.
+        By name, a list for an array and a dictionary of one list per field for a structure array. It is empty, and a
+        line is added to ``faults``, if the file cannot be read or lacks a variable.
     """
     try:
         check_regular(path)
-        # isolated from the folder of the script, whose modules have names of the standard library's
+        # -P excludes the script's folder, whose modules have names of the standard library
         command = [sys.executable, "-P", str(CHILD), str(path.absolute()), *needed]
         child = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except FileNotFoundError:
-        faults.append(f"{path}: missing; get it where the archive came from")
+        faults.append(f"{path}: no such file; download it from the site of the archive")
         return {}
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = f"not read after {SECONDS} seconds" if isinstance(error, subprocess.TimeoutExpired) else str(error)
@@ -36,12 +37,12 @@ def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str
     contents: dict[str, Any] = json.loads(child.stdout)
     absent = [name for name in needed if name not in contents]
     if absent:
-        faults.append(f"{path}: holds no {' and '.join(absent)}; expected the annotations of Cars196")
+        faults.append(f"{path} has no {' and '.join(absent)}; expected the annotations of Cars196")
         return {}
     return contents
 
 
 def _reason(child: subprocess.CompletedProcess[str]) -> str:
     if child.returncode < 0:
-        return f"it is damaged and ends its reader (signal {-child.returncode})"
+        return f"the file is damaged and crashed the reader (signal {-child.returncode})"
     return (child.stderr.strip().splitlines() or ["no reason was given"])[-1]

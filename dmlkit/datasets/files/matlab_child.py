@@ -1,6 +1,6 @@
-"""The process that `dmlkit.datasets.files.matlab` starts: it reads a MATLAB file and prints its variables as JSON.
+"""Script that reads a MATLAB file and prints its variables as JSON; `dmlkit.datasets.files.matlab` starts it.
 
-Started by its path, so that it imports SciPy and nothing of dmlkit: half a second instead of three.
+It is started by its path, so that it imports SciPy but not dmlkit, which takes half a second instead of three.
 """
 
 import json
@@ -12,7 +12,7 @@ from scipy.io import loadmat
 
 
 def plain(value: Any) -> Any:
-    """A variable as plain data: a structure array as a dictionary of lists, any other array as a list."""
+    """Convert a variable to plain data: a structure array to a dictionary of lists, any other array to a list."""
     array = np.atleast_1d(value)
     if array.dtype.names is None:
         return [plain_cell(cell) for cell in array.ravel().tolist()]
@@ -20,7 +20,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_cell(cell: Any) -> Any:
-    """A cell of an array: a text or a number as it is, anything else in words, which are not what is expected."""
+    """Convert a cell of an array: text and numbers are kept, anything else becomes its type's name in <>."""
     cell = cell.item() if isinstance(cell, np.generic) else cell
     return cell if isinstance(cell, str | int | float) else f"<{type(cell).__name__}>"
 

@@ -1,4 +1,4 @@
-"""Names of image files: kept compactly, and never outside the root that they belong to."""
+"""Names of image files: compact sequences of them, and checks that they stay below their root."""
 
 import os
 import re
@@ -13,17 +13,17 @@ from dmlkit.files.regular import check_regular
 
 MAX_FAULTS = 20  # lines of one message
 
-# absolute on any system, or with a step upwards: worth a closer look
+# names that may leave the root: absolute on any system, or with a step upwards
 SUSPICIOUS = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)"
 
 
 class PickedPaths(Sequence[str]):
-    """Some strings of a sequence, without copying them: a million paths cost a gigabyte as a tuple of a subset.
+    """Selected strings of a sequence, not copied: copying a million paths would take a gigabyte.
 
     Args:
-        names: all of them.
-        rows: (n,) int64, which ones; None takes all.
-        prefix: put before each.
+        names: sequence of strings.
+        rows: (n,) int64, positions to select; None selects all.
+        prefix: text to put before each string.
 
     Example:
         >>> list(PickedPaths(["a.jpg", "b.jpg", "c.jpg"], np.array([2, 0]), prefix="birds/"))
@@ -32,8 +32,8 @@ class PickedPaths(Sequence[str]):
 
     def __init__(self, names: Any, rows: np.ndarray | None = None, *, prefix: str = "") -> None:
         self.names, self.prefix = names, prefix
-        # A copy: a tensor that is sent to another process moves to shared memory, and an array over it would stay
-        # behind with memory that was freed.
+        # A copy, because a tensor sent to another process moves to shared memory, and an array over its old memory
+        # would point to freed memory.
         self.rows = np.arange(len(names)) if rows is None else np.array(rows)
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class PickedPaths(Sequence[str]):
 
 
 def inside(root: Path, name: str) -> str | None:
-    """A file's name relative to a root, or None if it leads out of the root.
+    """Return a file's name relative to a root, or None if it leads out of the root.
 
     Example:
         >>> root = Path("/data/birds")
@@ -59,19 +59,19 @@ def inside(root: Path, name: str) -> str | None:
     """
     if not re.search(SUSPICIOUS, name):
         return name
-    absolute = os.path.abspath(root)  # noqa: PTH100 - Path.resolve would follow links, which users make on purpose
+    absolute = os.path.abspath(root)  # noqa: PTH100 - Path.resolve would follow links, which users create on purpose
     relative = os.path.relpath(os.path.join(absolute, name.replace("\\", "/")), absolute)  # noqa: PTH118
     is_outside = relative == ".." or relative.startswith("../") or bool(re.match("[A-Za-z]:", name))
     return None if is_outside else relative
 
 
 def leaves_root(where: str, name: str, root: Path) -> str:
-    """The fault of a name that leads out of the root."""
-    return f"{where}: path {name!r} leaves the root {root}; expected a file below it"
+    """Return the error line for a name that leads out of the root."""
+    return f"{where}: path {name!r} leads out of the root {root}; expected a file below it"
 
 
 def readable_name(path: str) -> bool:
-    """Whether a file's name is UTF-8; Python stands surrogates for the bytes that are not."""
+    """Return whether a file's name is UTF-8; Python represents other bytes by surrogates."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -80,31 +80,31 @@ def readable_name(path: str) -> bool:
 
 
 def unreadable_name(path: str) -> str:
-    """The fault of a name that is not UTF-8."""
+    """Return the error line for a name that is not UTF-8."""
     return f"{path!a}: this name is not UTF-8; rename the file or folder"
 
 
 def read_lines(path: Path, faults: list[str]) -> list[str]:
-    """The lines of a text file; a file that is missing, not regular or not UTF-8 is a fault."""
+    """Read the lines of a text file; report in ``faults`` if it is missing, not regular or not UTF-8."""
     try:
         check_regular(path)
         return path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        faults.append(f"{path}: missing; unpack the archive again")
+        faults.append(f"{path}: no such file; unpack the archive again")
     except (OSError, UnicodeDecodeError) as error:
         faults.append(f"{path}: cannot read this list: {error}")
     return []
 
 
 def raise_faults(faults: Iterable[str]) -> None:
-    """Stop if there are faults: one line each, the first twenty.
+    """Raise an error with the first twenty problems, one per line, if there are any.
 
     Raises:
-        UserError: there are faults.
+        UserError: there is a problem.
     """
     lines = list(faults)
     if len(lines) > MAX_FAULTS:
         more = len(lines) - MAX_FAULTS
-        lines = [*lines[:MAX_FAULTS], f"and {more} more; dmlkit data check lists them all"]
+        lines = [*lines[:MAX_FAULTS], f"and {more} more; run dmlkit data check to list all"]
     if lines:
         raise UserError("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Some samples of a dataset with labels of their own: a long tail, and labels that are wrong."""
+"""Datasets with changed labels: a long tail of class sizes, and wrong labels."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,12 @@ from dmlkit.datasets.files.paths import PickedPaths
 
 
 class Relabelled(Dataset):
-    """Some samples of a dataset, each with a label of its own; the classes are the same.
+    """Selected samples of a dataset with new labels; the classes are the same.
 
     Args:
-        dataset: the whole, without queries and gallery.
-        rows: (n,) int64, the samples to keep.
-        labels: (n,) int64, theirs.
+        dataset: full dataset, without query and gallery.
+        rows: (n,) int64, samples to keep.
+        labels: (n,) int64, new labels of these samples.
     """
 
     def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor) -> None:
@@ -35,13 +35,13 @@ class Relabelled(Dataset):
 
 
 def long_tail(labels: Tensor, ratio: float) -> Tensor:
-    """The rows (n,) to keep so that class sizes fall geometrically: the first images of each class.
+    """Return the rows (n,) to keep so that class sizes decrease geometrically: the first images of each class.
 
-    Of C classes of n images class c keeps round(n ratio^(-c / (C - 1))), the last one n / ratio.
+    Class c of C classes with n images each keeps round(n ratio^(-c / (C - 1))) images, so the last keeps n / ratio.
 
     Args:
         labels: (N,) int64 in 0..C-1.
-        ratio: of the first class's images to the last one's, >= 1.
+        ratio: number of images of the first class divided by that of the last, >= 1.
 
     Example:
         >>> labels = torch.arange(3).repeat_interleave(16)
@@ -58,12 +58,12 @@ def long_tail(labels: Tensor, ratio: float) -> Tensor:
 
 
 def wrong_labels(labels: Tensor, share: float, *, seed: int) -> Tensor:
-    """Labels of which exactly ``round(share N)`` are wrong, drawn evenly from the other classes.
+    """Replace exactly ``round(share N)`` labels by wrong ones, drawn uniformly from the other classes.
 
     Args:
         labels: (N,) int64 in 0..C-1, C at least 2.
-        share: of the labels, in [0, 1].
-        seed: decides which, and what they become.
+        share: share of wrong labels, in [0, 1].
+        seed: seed of the choice of labels and of their replacements.
 
     Example:
         >>> labels = torch.arange(4).repeat_interleave(5)

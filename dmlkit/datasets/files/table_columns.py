@@ -1,4 +1,4 @@
-"""Columns of a table in Arrow."""
+"""Helpers for columns of an Arrow table."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from dmlkit.errors import UserError
 
 
 class ArrowNames:
-    """The strings of an Arrow column, made when they are asked for: 60 bytes each instead of 150.
+    """Strings of an Arrow column, created on access, which takes 60 bytes each instead of 150.
 
     Args:
-        column: a pyarrow array of strings.
+        column: pyarrow array of strings.
     """
 
     def __init__(self, column: Any) -> None:
@@ -25,10 +25,10 @@ class ArrowNames:
 
 
 def text_column(table: Any, where: str, name: str) -> Any:
-    """A column of a pyarrow table as one array of strings; ``where`` is named in errors.
+    """Return a column of a pyarrow table as one array of strings; errors begin with ``where``.
 
     Raises:
-        UserError: it holds neither text nor numbers.
+        UserError: the column has neither text nor numbers.
     """
     import pyarrow as pa
 
@@ -36,12 +36,12 @@ def text_column(table: Any, where: str, name: str) -> Any:
         column = table[name].cast(pa.string())
     except pa.ArrowException as error:
         kind, reason = table.schema.field(name).type, str(error).splitlines()[0]
-        raise UserError(f"{where}: column {name!r} is of type {kind} ({reason}); expected text or numbers") from error
+        raise UserError(f"{where}: column {name!r} has type {kind} ({reason}); expected text or numbers") from error
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def group_numbers(table: Any, where: str) -> np.ndarray | None:
-    """The column ``group`` as (N,) int64, equal within a group; a row without one has a number of its own."""
+    """Return the column ``group`` as (N,) int64, equal within a group; a row without a group has a unique number."""
     if "group" not in table.column_names:
         return None
     encoded = text_column(table, where, "group").dictionary_encode()
@@ -51,12 +51,12 @@ def group_numbers(table: Any, where: str) -> np.ndarray | None:
 
 
 def arrow_compute() -> Any:
-    """pyarrow.compute, whose functions are made at run time: their types are unknown."""
+    """Return pyarrow.compute without types, because its functions are created at run time."""
     from pyarrow import compute
 
     return compute
 
 
 def rows_where(mask: Any) -> np.ndarray:
-    """The rows at which an Arrow mask is true."""
+    """Return the rows at which an Arrow mask is true."""
     return mask.to_numpy(zero_copy_only=False).nonzero()[0]

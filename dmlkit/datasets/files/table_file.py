@@ -1,4 +1,4 @@
-"""Reading the file of a table: its kind, its columns, OML's names for them."""
+"""Reader of table files, with OML's names of columns."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ SYNONYMS = {
     "y_1": "y1",
     "y_2": "y2",
 }
-"""Columns of OML's tables by our names."""
+"""dmlkit's names of the columns of OML's tables."""
 BOX = ("x1", "y1", "x2", "y2")
 TEXTS = ("path", "label", "split", "query", "gallery", "super_class", "group")
 
 
 def read_table(file: Path) -> Any:
-    """A pyarrow table with our column names.
+    """Read a pyarrow table and rename its columns to dmlkit's names.
 
     Raises:
         UserError: the file is missing, of another kind or damaged, or lacks ``path`` or ``label``.
@@ -38,22 +38,23 @@ def read_table(file: Path) -> Any:
         check_regular(file)
         table: Any = csv.read_csv(file, convert_options=convert) if is_csv(file) else parquet.read_table(file)
     except FileNotFoundError:
-        raise UserError(f"dataset.file: {file}: no such file; if it has moved, --set dataset.file=PATH") from None
+        raise UserError(f"dataset.file: {file}: no such file; if it has moved, use --set dataset.file=PATH") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"dataset.file: {file}: cannot read this table: {str(error).splitlines()[0]}") from error
     return known_columns(table, f"dataset.file: {file}")
 
 
 def known_columns(table: Any, where: str) -> Any:
-    """A pyarrow table with our column names; ``where`` is named in errors.
+    """Rename the columns of a pyarrow table to dmlkit's names and check them; errors begin with ``where``.
 
     Raises:
-        UserError: it lacks ``path`` or ``label``, or has a column that does not stand alone, or twice.
+        UserError: the table lacks ``path`` or ``label``, has a column twice, or lacks one of columns that belong
+            together.
     """
     try:
         table = table.rename_columns([SYNONYMS.get(name, name) for name in table.column_names])
     except UnicodeDecodeError as error:
-        raise UserError(f"{where}: the names of its columns are not UTF-8: {error}; save it so") from None
+        raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
     columns: list[str] = table.column_names
     faults = [f"has no column {name!r}; it has {', '.join(columns)}" for name in TEXTS[:2] if name not in columns]
     faults += [f"has column {name!r} twice" for name in (*TEXTS, *BOX) if columns.count(name) > 1]
@@ -70,24 +71,24 @@ def known_columns(table: Any, where: str) -> Any:
 
 
 def check_texts(column: Any, name: str, where: str) -> None:
-    """Make sure that a column's texts are such: Parquet may call any bytes text.
+    """Check that the texts of a column are UTF-8, because Parquet may declare any bytes as text.
 
     Raises:
-        UserError: one is not UTF-8.
+        UserError: a text is not UTF-8.
     """
     import pyarrow as pa
 
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise UserError(f"{where}: column {name!r}: {error}; save its texts as UTF-8") from error
+        raise UserError(f"{where}: column {name!r}: {error}; save the texts as UTF-8") from error
 
 
 def is_csv(file: Path) -> bool:
-    """Whether a table is CSV."""
+    """Return whether a table is a CSV file."""
     return file.suffix.lower() == ".csv"
 
 
 def old_names(name: str) -> list[str]:
-    """OML's names of a column."""
+    """Return OML's names of a column."""
     return [old for old, new in SYNONYMS.items() if new == name]

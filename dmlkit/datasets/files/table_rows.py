@@ -1,4 +1,4 @@
-"""The rows of a table: each cell checked, each fault with its line."""
+"""Checks of a table's cells; each error names its line."""
 
 from pathlib import Path
 from typing import Any
@@ -10,36 +10,36 @@ from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
 from dmlkit.datasets.files.table_columns import ArrowNames, arrow_compute, group_numbers, rows_where, text_column
 from dmlkit.datasets.files.table_file import BOX, is_csv
 
-MAX_DIGITS = 4000  # of a label that is taken as a number: Python reads 4300
+MAX_DIGITS = 4000  # longer labels are not sorted as numbers; Python converts at most 4300 digits
 TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 class TableRows:
-    """The rows of a table on their way to a `Listing`.
+    """Conversion of a table to a `Listing`.
 
     Args:
-        table: a pyarrow table.
-        file: where it came from.
-        root: what its paths are relative to.
-        key: of the recipe, that names the file.
+        table: pyarrow table.
+        file: file of the table.
+        root: folder that the paths are relative to.
+        key: recipe key that names the file.
     """
 
     def __init__(self, table: Any, file: Path, root: Path, *, key: str = "dataset.file") -> None:
         self.table, self.file, self.root = table, file, root
-        self.told = f"{key}: {file}"
+        self.source = f"{key}: {file}"
         self.keep = np.ones(len(table), dtype=bool)
         self.faults: list[str] = []
         self.notes: list[str] = []
 
     def listing(self) -> Listing:
-        """All columns checked; rows at fault are left out."""
+        """Check all columns and return the listing without the rows that have problems."""
         names = self._paths()
         labels, class_names = self._labels()
         splits = self._splits(labels, len(class_names))
         query, gallery = (
             self._truths(name) if name in self.table.column_names else None for name in ("query", "gallery")
         )
-        groups = group_numbers(self.table, self.told)
+        groups = group_numbers(self.table, self.source)
         boxes = self._boxes()
         self._refuse_repeated(names, labels, boxes)
         keep = self.keep.nonzero()[0]
@@ -75,7 +75,7 @@ class TableRows:
 
         compute = arrow_compute()
 
-        names = text_column(self.table, self.told, "path")
+        names = text_column(self.table, self.source, "path")
         self._refuse(rows_where(compute.is_null(names)), "no path")
         suspects = rows_where(compute.fill_null(compute.match_substring_regex(names, SUSPICIOUS), False))
         if len(suspects) == 0:
@@ -90,21 +90,21 @@ class TableRows:
         return compute.replace_with_mask(names, pa.array(mask), pa.array(safe, pa.string()))
 
     def _labels(self) -> tuple[np.ndarray, list[str]]:
-        """(N,) positions in the sorted names, and the names; numbers are sorted as numbers."""
+        """Return (N,) positions in the sorted names, and the names; numbers are sorted as numbers."""
         compute = arrow_compute()
-        column = text_column(self.table, self.told, "label")
+        column = text_column(self.table, self.source, "label")
         self._refuse(rows_where(compute.is_null(column)), "no label")
         encoded = column.dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
         order = self._order(names)
         position = np.empty(len(names) + 1, dtype=np.int64)
         position[order] = np.arange(len(names))
-        position[-1] = 0  # of rows without a label, which are left out
+        position[-1] = 0  # for rows without a label, which are excluded
         labels = position[compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)]
         return labels, [names[index] for index in order]
 
     def _order(self, names: list[str]) -> list[int]:
-        """Which name is the first, the second, ...: numbers are sorted as numbers."""
+        """Return the positions of the names in sorted order; numbers are sorted as numbers."""
         numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
         if numeric and names:
             self._note_gaps({int(name) for name in names})
@@ -116,16 +116,16 @@ class TableRows:
         if missing:
             first = next(number for number in range(smallest, largest) if number not in numbers)
             self.notes.append(
-                f"{self.file}: the labels {smallest} to {largest} have gaps: no image has {first} "
-                f"({missing} such numbers); labels are renumbered, so this does no harm"
+                f"{self.file}: the labels {smallest} to {largest} have gaps: no image has label {first} "
+                f"({missing} missing numbers); labels are renumbered, so no action is needed"
             )
 
     def _splits(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """(N,) positions in `LISTED_SPLITS`."""
+        """Return (N,) positions in `LISTED_SPLITS`."""
         compute = arrow_compute()
         if "split" not in self.table.column_names:
             return np.where(labels < classes // 2, 0, LISTED_SPLITS.index("test")).astype(np.int8)
-        encoded = compute.fill_null(text_column(self.table, self.told, "split"), "").dictionary_encode()
+        encoded = compute.fill_null(text_column(self.table, self.source, "split"), "").dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         known = {name: index for index, name in enumerate(LISTED_SPLITS)}
         splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[encoded.indices.to_numpy()]
@@ -134,17 +134,17 @@ class TableRows:
                 rows = (encoded.indices.to_numpy() == code).nonzero()[0]
                 self._refuse(rows, f"split {value!r}; expected {', '.join(LISTED_SPLITS)}")
         if "validation" in values and "test" not in values:
-            self.notes.append(f"{self.file}: no test rows; the validation rows test, as in OML's tables")
+            self.notes.append(f"{self.file}: no test rows; the validation rows are used for testing, as in OML")
             splits[splits == LISTED_SPLITS.index("validation")] = LISTED_SPLITS.index("test")
         return splits
 
     def _truths(self, name: str) -> np.ndarray | None:
-        """(N,) bool, or None without that column; an empty cell is false."""
+        """Return a column as (N,) bool, where an empty cell is false; None without the column."""
         if name not in self.table.column_names:
             return None
         compute = arrow_compute()
         encoded = compute.utf8_lower(
-            compute.fill_null(text_column(self.table, self.told, name), "false")
+            compute.fill_null(text_column(self.table, self.source, name), "false")
         ).dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy()
@@ -156,7 +156,9 @@ class TableRows:
     def _check_search(self, query: np.ndarray | None, gallery: np.ndarray | None) -> None:
         for mask, name, other in ((query, "query", gallery), (gallery, "gallery", query)):
             if mask is not None and other is not None and other.any() and not mask.any():
-                self.faults.append(f"{self.file}: no row is {name}; expected some, or no query and gallery columns")
+                self.faults.append(
+                    f"{self.file}: no row has {name} true; mark at least one, or remove the columns query and gallery"
+                )
 
     def _boxes(self) -> np.ndarray | None:
         import pyarrow as pa
@@ -166,7 +168,7 @@ class TableRows:
         try:
             columns = [self.table[name].cast(pa.float64()).to_numpy() for name in BOX]
         except pa.ArrowException as error:
-            self.faults.append(f"{self.file}: the box columns hold something that is no number: {error}")
+            self.faults.append(f"{self.file}: a box column has a value that is not a number: {error}")
             return None
         boxes = np.stack(columns, axis=1)
         left, top, right, bottom = boxes.T
@@ -176,14 +178,14 @@ class TableRows:
         for row in is_wrong.nonzero()[0].tolist():
             shown = ", ".join(f"{name} {side:g}" for name, side in zip(BOX, boxes[row], strict=True))
             self.faults.append(
-                f"{self._where(row)}: the box {shown.replace('nan', 'blank')}; expected 0 <= x1 < x2 and "
-                "0 <= y1 < y2 in pixels, or four blanks for the whole image"
+                f"{self._where(row)}: got the box {shown.replace('nan', 'blank')}; expected 0 <= x1 < x2 and "
+                "0 <= y1 < y2 in pixels, or four blank cells for the full image"
             )
         self.keep &= ~is_wrong
         return boxes
 
     def _refuse_repeated(self, names: Any, labels: np.ndarray, boxes: np.ndarray | None) -> None:
-        """An image that is listed again is a fault: it would find itself. Another box of it is another image."""
+        """Report images listed twice, which would find themselves; another box is another image."""
         compute = arrow_compute()
 
         plain = compute.replace_substring_regex(names, r"(^|/)(\.?/)+", r"\1")  # ./a.jpg and b//a.jpg
@@ -196,25 +198,25 @@ class TableRows:
             if before != row:
                 other = "" if labels[row] == labels[before] else ", with another label"
                 self.faults.append(
-                    f"{self._where(row)}: {names[row].as_py()} is in {self._where(before)} already{other}; list an "
-                    "image once, or with different boxes"
+                    f"{self._where(row)}: {names[row].as_py()} is already listed in {self._where(before)}{other}; list "
+                    "each image once, or with different boxes"
                 )
                 self.keep[row] = False
 
     def _super_classes(self, labels: np.ndarray, classes: int) -> tuple[np.ndarray | None, list[str]]:
-        """(C,) positions in the sorted names; a class of two super-classes is a fault."""
+        """Return (C,) positions in the sorted names, and the names; report classes with two super-classes."""
         compute = arrow_compute()
         if "super_class" not in self.table.column_names:
             return None, []
-        encoded = compute.fill_null(text_column(self.table, self.told, "super_class"), "").dictionary_encode()
+        encoded = compute.fill_null(text_column(self.table, self.source, "super_class"), "").dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy()
         order = np.argsort(np.array(names, dtype=object), kind="stable")
         position = np.empty(len(names), dtype=np.int64)
         position[order] = np.arange(len(names))
         of_class = np.zeros(classes, dtype=np.int64)
-        kept = self.keep.nonzero()[0]  # a row without a label has none of the classes
+        kept = self.keep.nonzero()[0]  # rows without a label belong to no class
         of_class[labels[kept]] = position[codes[kept]]
         clashes = kept[of_class[labels[kept]] != position[codes[kept]]]
-        self._refuse(clashes, "its label has another super_class in other rows; a class belongs to one")
+        self._refuse(clashes, "the label has another super_class in other rows; use one super_class per label")
         return of_class, [names[index] for index in order]

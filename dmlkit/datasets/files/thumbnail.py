@@ -1,4 +1,4 @@
-"""Small pictures of images, for pages that people look at."""
+"""Thumbnails of images for HTML pages."""
 
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +13,7 @@ QUALITY = 80
 
 
 def thumbnail(path: str | Path, box: Box | None = None, side: int = SIDE) -> bytes:
-    """An image file, or a box of it, as a small JPEG.
+    """Return an image file, or a box of it, as a small JPEG.
 
     Raises:
         BadImageError: see `read_image`.
@@ -22,7 +22,7 @@ def thumbnail(path: str | Path, box: Box | None = None, side: int = SIDE) -> byt
 
 
 def small_picture(pixels: Tensor, side: int = SIDE) -> bytes:
-    """An image (3, H, W) uint8 as a small JPEG whose longer side has at most ``side`` pixels."""
+    """Return an image (3, H, W) uint8 as a JPEG whose longer side has at most ``side`` pixels."""
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     image.thumbnail((side, side))
     file = BytesIO()

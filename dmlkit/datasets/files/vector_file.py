@@ -1,4 +1,4 @@
-"""Vectors on disk: a NumPy array, a Parquet file, or a folder of embeddings."""
+"""Files of vectors: a NumPy array, a Parquet file, or a folder of embeddings."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,24 +10,24 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import check_regular
 
-COLUMN = "embedding"  # of the vectors in a Parquet file, as dmlkit export writes it
-BLOCK = 65_536  # rows looked at together: 128 MB at 512 coordinates
+COLUMN = "embedding"  # column of the vectors in a Parquet file, as dmlkit export writes it
+BLOCK = 65_536  # rows checked at a time: 128 MB at 512 coordinates
 
 
 class VectorFile:
-    """Vectors and what is known of each.
+    """Vectors and their metadata.
 
     Args:
         path: an .npy file (N, D), mapped into memory; a .parquet file with lists of D numbers in the column
             ``embedding``; or a folder with ``embeddings.npy`` and ``items.parquet``, as ``dmlkit embed`` writes it.
 
     Attributes:
-        path: the file that the vectors are in.
-        columns: a pyarrow table of N rows with the other columns; without columns for an .npy file.
+        path: file of the vectors.
+        columns: pyarrow table of N rows with the other columns; it has no columns for an .npy file.
         num_features: D.
 
     Raises:
-        UserError: a file is missing or damaged, or holds something else.
+        UserError: a file is missing or damaged, or does not contain vectors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class VectorFile:
         self._values: Values | None = None
         if path.is_dir():
             if not (path / "manifest.json").exists():
-                raise UserError(f"{path}: holds no embeddings; expected a folder that dmlkit embed has finished")
+                raise UserError(f"{path} has no embeddings; expected a folder that dmlkit embed has finished")
             self.columns: Any = _read_columns(path / "items.parquet")
         elif path.suffix == ".npy":
             self.columns = pa.table({})
@@ -45,16 +45,16 @@ class VectorFile:
             table = _read_columns(path)
             if COLUMN not in table.column_names:
                 found = ", ".join(table.column_names) or "none"
-                raise UserError(f"{path}: has no column {COLUMN!r} with the vectors; it has {found}")
+                raise UserError(f"{path} has no column {COLUMN!r}, which holds the vectors; its columns: {found}")
             self._values = _lists(table[COLUMN], path)
             self.columns = table.drop_columns([COLUMN])
         else:
-            raise UserError(f"{path}: expected vectors: an .npy or .parquet file, or a folder that dmlkit embed wrote")
+            raise UserError(f"{path}: expected an .npy or .parquet file, or a folder that dmlkit embed wrote")
         _check_values(self.values, self.path)
         if path.is_dir() and len(self.columns) != len(self):
             raise UserError(
-                f"{path}: items.parquet has {len(self.columns)} rows, embeddings.npy {len(self)}; all files must be of "
-                "one run of dmlkit embed"
+                f"{path}: items.parquet has {len(self.columns)} rows, but embeddings.npy has {len(self)}; expected the "
+                "files of one run of dmlkit embed; run it again"
             )
         self.num_features: int = self.values.shape[1]
 
@@ -63,35 +63,35 @@ class VectorFile:
 
     @property
     def values(self) -> Values:
-        """(N, D) float16, float32 or float64."""
+        """Vectors (N, D) in float16, float32 or float64."""
         if self._values is None:
             self._values = read_array(self.path)
         return self._values
 
     def row(self, index: int) -> Values:
-        """Vector ``index`` as (D,) float32."""
+        """Return a vector as (D,) float32."""
         return np.array(self.values[index], dtype=np.float32)
 
     def faults(self) -> Iterator[str]:
-        """A line for each vector with a coordinate that is not finite in float32."""
+        """Yield an error line for each vector with a coordinate that is not finite in float32."""
         for start in range(0, len(self), BLOCK):
             with np.errstate(over="ignore", invalid="ignore"):
                 block = np.asarray(self.values[start : start + BLOCK], dtype=np.float32)
-                if np.isfinite(block.sum(dtype=np.float64)):  # 4 times as fast as a look at each
+                if np.isfinite(block.sum(dtype=np.float64)):  # 4 times as fast as checking each number
                     continue
             for row in np.flatnonzero(~np.isfinite(block).all(1)).tolist():
-                yield f"{self.path}: row {start + row}, counted from 0, has nan or inf; mend or leave it out"
+                yield f"{self.path}: row {start + row} (counted from 0) contains nan or inf; fix or remove the row"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the map of an .npy file, which other processes open for themselves."""
+        """Return the state without the memory map of an .npy file, which other processes open themselves."""
         return {**self.__dict__, "_values": self._values if self.path.suffix == ".parquet" else None}
 
 
 def _check_values(values: Values, path: Path) -> None:
     if values.dtype.kind != "f" or values.dtype.itemsize > 8:
-        raise UserError(f"{path}: holds {values.dtype}; expected vectors in float16, float32 or float64")
+        raise UserError(f"{path} has type {values.dtype}; expected vectors in float16, float32 or float64")
     if values.ndim != 2 or 0 in values.shape:
-        raise UserError(f"{path}: has shape {values.shape}; expected (N, D), a vector a row, and at least one of both")
+        raise UserError(f"{path} has shape {values.shape}; expected (N, D), one vector per row, N and D at least 1")
 
 
 def _read_columns(path: Path) -> Any:
@@ -103,28 +103,28 @@ def _read_columns(path: Path) -> Any:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a Parquet file") from None
     except (OSError, ArrowException, UnicodeDecodeError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: cannot read this Parquet file: {told}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: cannot read this Parquet file: {reason}") from error
 
 
 def _lists(column: Any, path: Path) -> Values:
-    """A column of lists of numbers as (N, D)."""
+    """Convert a column of lists of numbers to (N, D)."""
     import pyarrow as pa
     from pyarrow import compute
 
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not is_list or not pa.types.is_floating(kind.value_type):
-        raise UserError(f"{path}: column {COLUMN!r} is of type {kind}; expected lists of float16, float32 or float64")
+        raise UserError(f"{path}: column {COLUMN!r} has type {kind}; expected lists of float16, float32 or float64")
     if not len(column):
-        raise UserError(f"{path}: has no rows; expected at least one vector")
+        raise UserError(f"{path} has no rows; expected at least one vector")
     lengths = compute.list_value_length(column).to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
     odd = np.flatnonzero(lengths != lengths[0])  # a blank cell has the length nan
     numbers = compute.list_flatten(column)  # pyright: ignore[reportAttributeAccessIssue]
     if np.isnan(lengths[0]) or len(odd) or numbers.null_count:
         row = int(odd[0]) if len(odd) else 0
         raise UserError(
-            f"{path}: column {COLUMN!r}: row {row}, counted from 0, is blank or of another length than the first; "
-            "expected lists of one length without blanks"
+            f"{path}: column {COLUMN!r}: row {row} (counted from 0) is blank or has another length than the first; "
+            "expected lists of equal length without blanks"
         )
     return numbers.to_numpy().reshape(len(column), int(lengths[0]))

@@ -1,4 +1,4 @@
-"""What is known of vectors: labels and splits, from NumPy files or from columns beside them."""
+"""Labels and splits of vectors, from NumPy files or from columns of the vectors' file."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +19,15 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
 
 MEANINGS = ("split", "query", "gallery", "super_class")
-"""Columns that say something of a vector, beside its label; as in tables of images."""
+"""Columns with metadata of vectors, in addition to the label, as in tables of images."""
 
 
 @dataclass(frozen=True)
 class VectorListing(Listing):
-    """Vectors of a dataset.
+    """Listing of the vectors of a dataset.
 
     Args:
-        vectors: the files.
+        vectors: files of the vectors.
     """
 
     sample = "vector"
@@ -38,14 +38,14 @@ class VectorListing(Listing):
 
 
 class ListedVectors(Dataset):
-    """Vectors of a listing.
+    """Dataset of vectors of a listing.
 
     Args:
-        listing: their labels.
-        rows: (n,) int64, which of its vectors.
+        listing: listing with labels.
+        rows: (n,) int64, rows of the listing.
     """
 
-    in_memory = True  # mapped: a row is there at once
+    in_memory = True  # the file is memory-mapped
 
     def __init__(self, listing: VectorListing, rows: np.ndarray) -> None:
         super().__init__(**listing.labelling(rows), paths=_paths(listing, rows))
@@ -61,10 +61,10 @@ class ListedVectors(Dataset):
 
 
 class VectorList(Dataset):
-    """Unlabelled vectors.
+    """Dataset of unlabeled vectors.
 
     Args:
-        vectors: the files.
+        vectors: files of the vectors.
     """
 
     in_memory = True
@@ -80,15 +80,16 @@ class VectorList(Dataset):
 
 
 def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> VectorListing:
-    """Vectors with their labels and splits, faults included.
+    """Return the listing of vectors with their labels and splits, with all problems.
 
     Args:
-        vectors: the files.
-        labels: an .npy file with an integer or text a vector, or the name of a column beside the vectors.
-        splits: likewise of ``train``, ``validation`` or ``test``; None takes the column ``split`` where there is one.
+        vectors: files of the vectors.
+        labels: an .npy file with one integer or text per vector, or the name of a column in the vectors' file.
+        splits: an .npy file or a column with ``train``, ``validation`` or ``test`` per vector; None uses the column
+            ``split`` if there is one.
 
     Raises:
-        UserError: there is no such file or column, or it is not of these vectors.
+        UserError: there is no such file or column, or it does not fit the vectors.
     """
     columns = {name: vectors.columns[name] for name in MEANINGS if name in vectors.columns.column_names}
     columns["label"] = _column(vectors, labels, "dataset.labels")
@@ -97,7 +98,7 @@ def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> Vector
     import pyarrow as pa
 
     if columns["label"].null_count == len(vectors):
-        raise UserError(f"dataset.labels: {vectors.path}: no vector has a label; name an .npy file of labels")
+        raise UserError(f"dataset.labels: {vectors.path}: no vector has a label; set it to an .npy file of labels")
     columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
     where = f"dataset.embeddings: {vectors.path}"
     if "path" in vectors.columns.column_names:
@@ -110,22 +111,22 @@ def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> Vector
 
 
 def _column(vectors: VectorFile, name: str, key: str) -> Any:
-    """A value a vector, from an .npy file or a column."""
+    """Return one value per vector, from an .npy file or a column."""
     import pyarrow as pa
 
     if not name.endswith(".npy"):
         known = vectors.columns.column_names
         if name not in known:
-            has = f"it has {', '.join(known)}" if known else "an .npy file has none"
-            raise UserError(f"{key}: {vectors.path} has no column {name!r}, {has}; name a column or an .npy file")
+            has = f"its columns: {', '.join(known)}" if known else "an .npy file has no columns"
+            raise UserError(f"{key}: {vectors.path} has no column {name!r} ({has}); use a column or an .npy file")
         return vectors.columns[name]
     values = read_array(Path(name))
     if values.dtype.kind not in "iuSU":
-        raise UserError(f"{key}: {name}: holds {values.dtype}; expected integers or text")
+        raise UserError(f"{key}: {name} has type {values.dtype}; expected integers or text")
     if values.shape != (len(vectors),):
         raise UserError(
-            f"{key}: {name}: has shape {values.shape}, but {vectors.path} holds {len(vectors)} vectors; expected one "
-            "value for each"
+            f"{key}: {name} has shape {values.shape}, but {vectors.path} has {len(vectors)} vectors; expected one "
+            "value per vector"
         )
     try:
         values = np.strings.decode(values, "utf-8") if values.dtype.kind == "S" else values
@@ -135,13 +136,13 @@ def _column(vectors: VectorFile, name: str, key: str) -> Any:
 
 
 def _numbers(listing: VectorListing) -> np.ndarray:
-    """(N,) int64, the row of each vector in its file; those at fault are not listed."""
+    """Return (N,) int64, the row of each listed vector in its file."""
     names: ArrowNames = listing.names
     return names.column.cast("int64").to_numpy()
 
 
 def _paths(listing: VectorListing, rows: np.ndarray) -> PickedPaths:
-    """What the vectors are of, where a column ``path`` says so; else the file and the row."""
+    """Return the vectors' paths from the column ``path`` if there is one, else the file and the row."""
     vectors = listing.vectors
     if "path" in vectors.columns.column_names:
         return PickedPaths(ArrowNames(vectors.columns["path"].cast("string").combine_chunks()), _numbers(listing)[rows])

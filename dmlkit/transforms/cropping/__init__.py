@@ -1,1 +1,1 @@
-"""Crops and how they are drawn."""
+"""Random crops, and their application on the CPU or on a device."""

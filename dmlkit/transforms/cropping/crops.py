@@ -1,4 +1,4 @@
-"""Random crops: the augmentation of most of the literature, with different numbers."""
+"""Random crops, the augmentation of most of the literature."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from dmlkit.transforms.cropping.windows import Interpolation, Window, WindowTran
 
 
 class RandomResizedCrop(WindowTransform):
-    """A crop of at least ``min_scale`` of the area, 3:4 to 4:3, resized to a square, and mirrored half of the time.
+    """Crop of at least ``min_scale`` of the area, 3:4 to 4:3, resized to a square and mirrored with probability 1/2.
 
     Args:
-        size: of the square, pixels.
-        min_scale: share of the area, in 0..1.
-        flip: mirror at all.
-        interpolation: between pixels.
+        size: side of the square, in pixels.
+        min_scale: smallest share of the area, in 0..1.
+        flip: whether to mirror images.
+        interpolation: interpolation between pixels.
     """
 
     def __init__(self, size: int, min_scale: float, *, flip: bool, interpolation: Interpolation = "bilinear") -> None:
@@ -28,12 +28,12 @@ class RandomResizedCrop(WindowTransform):
 
 
 class SquareCrop(WindowTransform):
-    """The whole image squeezed to a square, then a random smaller square, mirrored half of the time.
+    """Image squeezed to a square, then cropped to a random smaller square and mirrored with probability 1/2.
 
     Args:
-        size: of the smaller square, pixels.
-        resized: side of the first square, pixels.
-        flip: mirror at all.
+        size: side of the smaller square, in pixels.
+        resized: side of the first square, in pixels.
+        flip: whether to mirror images.
     """
 
     def __init__(self, size: int, resized: int, *, flip: bool) -> None:

@@ -1,4 +1,4 @@
-"""Windows: what of an image a training step shows, drawn in the loader and shown there or on a GPU."""
+"""Windows, which are random crops of training images: drawn in the loader, and applied there or on a GPU."""
 
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
@@ -10,13 +10,13 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 
 class Window(NamedTuple):
-    """What becomes of an image: a box is cut out and resized, a square is cut out of that, and maybe mirrored.
+    """Crop of an image: a box is cropped and resized, a square is cropped from the result and possibly mirrored.
 
     Args:
-        box: top, left, height and width of the box, pixels of the image.
-        resized: height and width that the box becomes.
+        box: top, left, height and width of the box, in pixels of the image.
+        resized: height and width of the resized box.
         offset: top and left of the square in the resized box.
-        mirrored: left and right change places.
+        mirrored: whether left and right are swapped.
     """
 
     box: tuple[int, int, int, int]
@@ -26,12 +26,12 @@ class Window(NamedTuple):
 
 
 class WindowTransform(ABC):
-    """An augmentation that is a random `Window`.
+    """Augmentation by a random `Window`.
 
     Args:
-        size: of the square, pixels.
-        interpolation: between pixels.
-        flip: mirror half of the images.
+        size: side of the square, in pixels.
+        interpolation: interpolation between pixels.
+        flip: whether to mirror with probability 1/2.
     """
 
     def __init__(self, size: int, interpolation: Interpolation, *, flip: bool) -> None:
@@ -41,19 +41,19 @@ class WindowTransform(ABC):
 
     @abstractmethod
     def place(self, image: Tensor) -> Window:
-        """A random window of an image (3, H, W), not mirrored."""
+        """Draw a random window of an image (3, H, W), not mirrored."""
 
     def draw(self, image: Tensor) -> Window:
-        """A random window of an image (3, H, W), by torch's global generator."""
+        """Draw a random window of an image (3, H, W) with torch's global generator."""
         window = self.place(image)
         return window._replace(mirrored=self.flip and bool(torch.rand(1) < 0.5))
 
     def show(self, image: Tensor, window: Window) -> Tensor:
-        """(3, H, W) uint8 -> (3, size, size) uint8."""
+        """Apply a window: (3, H, W) uint8 -> (3, size, size) uint8."""
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.v2 import functional
 
-        # a box whose colours lie together, as a decoder leaves them, is resized in half the time of a view of it
+        # with the colors of a pixel adjacent in memory, as a decoder leaves them, resizing takes half the time
         box = cut(image, window).permute(1, 2, 0).contiguous().permute(2, 0, 1)
         size = list(window.resized)
         resized = functional.resize(box, size, InterpolationMode(self.interpolation), antialias=True)
@@ -62,22 +62,22 @@ class WindowTransform(ABC):
         return square.flip(2) if window.mirrored else square
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Draw a window and show it."""
+        """Draw a window and apply it."""
         return self.show(image, self.draw(image))
 
 
 def cut(image: Tensor, window: Window) -> Tensor:
-    """The window's box of an image (3, H, W), as a view."""
+    """Return the window's box of an image (3, H, W) as a view."""
     top, left, height, width = window.box
     return image[:, top : top + height, left : left + width]
 
 
 class Cut(NamedTuple):
-    """A box cut out of an image, and what the device is to make of it.
+    """Box of an image, and the plan by which the device computes the square.
 
     Args:
         pixels: (3, h, w) uint8.
-        plan: 7 numbers: h, w, height and width resized to, top and left of the square, 1 if mirrored.
+        plan: 7 numbers: h, w, resized height and width, top and left of the square, 1 if mirrored.
     """
 
     pixels: Tensor
@@ -85,10 +85,10 @@ class Cut(NamedTuple):
 
 
 def draw_cut(transform: WindowTransform, image: Tensor) -> Cut:
-    """Draw a window of an image (3, H, W), and leave it to the device to show it.
+    """Draw a window of an image (3, H, W) that is to be applied on the device.
 
-    A box of more than twice the side of the square is shown here, so that one large photograph does not make room
-    for as many as a batch has.
+    A window with a box larger than twice the square's side is applied here, because one large photograph would
+    otherwise enlarge the padded batch.
     """
     window = transform.draw(image)
     height, width = window.box[2:]
@@ -99,7 +99,7 @@ def draw_cut(transform: WindowTransform, image: Tensor) -> Cut:
 
 
 def collate_cuts(cuts: list[Cut]) -> tuple[Tensor, Tensor]:
-    """Boxes of several sizes as one batch: (B, 3, H, W) uint8 with zeros below and to the right, and plans (B, 7)."""
+    """Collate boxes of several sizes to (B, 3, H, W) uint8, padded with zeros below and right, and plans (B, 7)."""
     plans = torch.tensor([plan for _, plan in cuts])
     height, width = plans[:, :2].amax(0).tolist()
     pixels = torch.zeros(len(cuts), 3, height, width, dtype=torch.uint8)
@@ -109,24 +109,24 @@ def collate_cuts(cuts: list[Cut]) -> tuple[Tensor, Tensor]:
 
 
 def show_cuts(pixels: Tensor, plans: Tensor, size: int, interpolation: Interpolation) -> Tensor:
-    """What `WindowTransform.show` does, for a batch at once on its device, within 2 of 255.
+    """Apply windows to a batch on its device; pixels differ from `WindowTransform.show` by at most 2 of 255.
 
-    Resizing with antialiasing is linear in columns and in rows, so two batched matrix products do it, with the crop
-    and the mirroring in the matrices. Between the two pixels are rounded to 0..255, as the loader does: a cubic
-    overshoots by up to 26 in noise otherwise.
+    Resizing with antialiasing is linear in columns and in rows, so it is two batched matrix products, whose matrices
+    include the crop and the mirroring. Between the products, pixels are rounded to 0..255, as in the loader; otherwise
+    a cubic overshoots by up to 26 in noise.
 
     Args:
         pixels: (B, 3, H, W) uint8 of `collate_cuts`.
         plans: (B, 7) int64 of `collate_cuts`, on the same device.
-        size: of the squares, pixels.
-        interpolation: between pixels.
+        size: side of the squares, in pixels.
+        interpolation: interpolation between pixels.
 
     Returns:
         (B, 3, size, size) uint8.
 
     Example:
         >>> pixels = torch.tensor([[0, 100, 200, 0]], dtype=torch.uint8).expand(1, 3, 2, 4)
-        >>> plans = torch.tensor([[1, 3, 1, 3, 0, 1, 1]])  # of the box 1 x 3 the square from column 1 on, mirrored
+        >>> plans = torch.tensor([[1, 3, 1, 3, 0, 1, 1]])  # the square at column 1 of the box 1 x 3, mirrored
         >>> show_cuts(pixels, plans, 1, "bilinear")[0, 0], show_cuts(pixels[..., :3], plans, 1, "bilinear")[0, 0]
         (tensor([[100]], dtype=torch.uint8), tensor([[100]], dtype=torch.uint8))
     """
@@ -141,18 +141,18 @@ def show_cuts(pixels: Tensor, plans: Tensor, size: int, interpolation: Interpola
 def resizing_matrix(
     lengths: Tensor, resized: Tensor, offsets: Tensor, size: int, room: int, interpolation: Interpolation
 ) -> Tensor:
-    """What each of ``size`` pixels takes from each pixel of a line, by torch's and Pillow's antialiased resizing.
+    """Compute the matrices of antialiased resizing, as in torch and Pillow, for lines of pixels.
 
-    Pixel x of a line of n pixels that becomes m long has its centre at c = (x + 1/2) n/m. Pixel j has the weight
-    f((j + 1/2 - c) / max(n/m, 1)), normalized over j; f is the triangle, or Keys' cubic with a = -1/2.
+    If a line of n pixels is resized to m pixels, the center of new pixel x is c = (x + 1/2) n/m. Old pixel j has the
+    weight f((j + 1/2 - c) / max(n/m, 1)), normalized over j; f is the triangle, or Keys' cubic with a = -1/2.
 
     Args:
-        lengths: (B,) pixels of the line.
-        resized: (B,) pixels that it becomes.
-        offsets: (B,) the first of these to keep.
-        size: how many of these to keep.
-        room: pixels of the longest line; shorter ones have padding behind.
-        interpolation: f.
+        lengths: (B,) number of pixels n of each line.
+        resized: (B,) number of pixels m of the resized line.
+        offsets: (B,) first new pixel to keep.
+        size: number of new pixels to keep.
+        room: number of pixels of the longest line; shorter lines are padded at the end.
+        interpolation: kind of f.
 
     Returns:
         (B, size, room) float32.

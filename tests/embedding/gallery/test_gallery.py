@@ -92,7 +92,7 @@ def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: P
     table.write_text("\n".join(["path,label,x1,y1,x2,y2", *lines]))
 
     gallery = tmp_path / "birds"
-    with pytest.raises(UserError, match="leaves the root"):
+    with pytest.raises(UserError, match="leads out of the root"):
         create_gallery(place / "run", table, gallery, device="cpu")
     table = photos.parent / "birds.csv"
     table.write_text("\n".join(["path,label,x1,y1,x2,y2", *(line.replace(f"{photos}", "photos") for line in lines)]))

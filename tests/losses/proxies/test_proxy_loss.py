@@ -87,7 +87,7 @@ def test_shards_hold_all_classes_once():
 
 
 def test_what_cannot_be_shared_out_or_sampled_is_refused():
-    with pytest.raises(ValueError, match=r"at least one class for each of 5 ranks, got 4"):
+    with pytest.raises(ValueError, match=r"got 4 classes for 5 ranks, expected at least one class per rank"):
         build("cosface", num_classes=4).keep_shard(0, 5)
     with pytest.raises(ValueError, match=r"ProxyAnchor: expected negative_fraction in \(0, 1\], got 0"):
         ProxyAnchor(Sphere(8), 4, negative_fraction=0)
@@ -102,10 +102,10 @@ def test_what_cannot_be_shared_out_or_sampled_is_refused():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"loss": "{name: triplet}"}, "training.shard_proxies: triplet cannot share out its proxies; these can: arc"),
-        ({"loss": "{name: proxy_gml}"}, "training.shard_proxies: proxy_gml cannot share out its proxies"),
+        ({"loss": "{name: triplet}"}, "training.shard_proxies: triplet does not support sharded proxies; use one of a"),
+        ({"loss": "{name: proxy_gml}"}, "training.shard_proxies: proxy_gml does not support sharded proxies"),
         ({"loss": "{name: proxy_anchor, transport: {}}"}, "loss: proxy_anchor needs training.shard_proxies False, got"),
-        ({"precision": "fp16"}, "training.shard_proxies: got precision fp16, expected fp32 or bf16"),
+        ({"precision": "fp16"}, "training.shard_proxies: got precision fp16, whose scaler"),
     ],
 )
 def test_recipes_that_cannot_share_proxies_out_are_refused_with_the_reason(change: dict[str, str], told: str):

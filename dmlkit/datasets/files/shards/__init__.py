@@ -1,1 +1,1 @@
-"""Shards, tar files in WebDataset's layout: their index, and images and labels by it."""
+"""Shards, which are tar files in WebDataset's layout: their index, and listings of images and labels."""

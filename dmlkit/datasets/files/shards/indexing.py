@@ -1,4 +1,4 @@
-"""Keep the index of shards: made once, and anew for those that have changed."""
+"""Creation of the index of shards, and its update for shards that have changed."""
 
 import logging
 import os
@@ -16,22 +16,22 @@ from dmlkit.files.lock import sole_writer
 
 Stamps = dict[str, Stamp]
 MOST_NAMED = 5  # shards in a message
-TELL_AFTER = 5.0  # seconds
+WARN_AFTER = 5.0  # seconds
 
 
 def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]:
-    """The stamps of shards, and where their images lie: a pyarrow table, see `index_file`.
+    """Return the stamps of shards and a pyarrow table of their images, see `index_file`.
 
-    The index is read from its file, which is written first where it is missing or of other shards. Of ranks that start
-    together one goes through the shards, and the others wait.
+    The index is read from its file, which is first written if it is missing or out of date. If several ranks start
+    together, one reads the shards and the others wait.
 
     Args:
-        root: the folder of the dataset.
-        shards: the tar files, relative to it.
-        file: the index.
+        root: folder of the dataset.
+        shards: tar files, relative to the root.
+        file: file of the index.
 
     Raises:
-        UserError: a shard cannot be read; or the file is none of dmlkit's, or cannot be written.
+        UserError: a shard cannot be read, or the file is not an index by dmlkit or cannot be written.
     """
     stamps = {shard: stamp_of(str(root / shard)) for shard in shards}
     known, rows = _known(file)
@@ -39,22 +39,22 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
         return stamps, rows
     if not _is_writable(file.parent):
         logging.getLogger("dmlkit").warning(
-            f"{file}: its folder is read-only, so the shards are gone through at every start; name a file elsewhere by "
-            "dataset.index"
+            f"{file}: the folder is read-only, so the shards are indexed again at every start; set dataset.index to a "
+            "file in a writable folder"
         )
         return stamps, _joined(_tables(root, stamps, known, rows))
     with sole_writer(file.parent, what="an indexing of shards", patience=inf):
         known, rows = _known(file)  # again: another process may have written it meanwhile
         if known != stamps:
-            _tell_changes(file, stamps, known)
-            with _told_if_slow(f"{file}: {len(stamps)} shards are gone through, once; this may take minutes"):
+            _warn_of_changes(file, stamps, known)
+            with _warned_if_slow(f"{file}: indexing {len(stamps)} shards, once; this may take minutes"):
                 write_index(file, stamps, _tables(root, stamps, known, rows))
             rows = read_index(file)[1]
     return stamps, rows
 
 
 def _known(file: Path) -> tuple[Stamps, Any]:
-    """What an index is of, and its rows; nothing where there is none."""
+    """Return the stamps and the rows of an index; both are empty if the file does not exist."""
     if not file.exists():
         return {}, arrow_table([])
     document, rows = read_index(file)
@@ -66,7 +66,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _tables(root: Path, stamps: Stamps, known: Stamps, rows: Any) -> Iterator[Any]:
-    """The rows of each shard: those that are known, if it is as it was."""
+    """Yield the rows of each shard, from the index if the shard has not changed."""
     from pyarrow import compute
 
     for shard, stamp in stamps.items():
@@ -82,18 +82,19 @@ def _joined(tables: Iterator[Any]) -> Any:
     return pa.concat_tables(list(tables))
 
 
-def _tell_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
+def _warn_of_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
     changed = [shard for shard, stamp in known.items() if stamps.get(shard) != stamp]
     if changed:
         more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         logging.getLogger("dmlkit").warning(
-            f"{file}: changed or gone since it was written: {', '.join(changed[:MOST_NAMED])}{more}; it is written anew"
+            f"{file}: shards changed or removed since it was written: {', '.join(changed[:MOST_NAMED])}{more}; "
+            "the index is updated"
         )
 
 
 @contextmanager
-def _told_if_slow(message: str) -> Generator[None]:
-    timer = Timer(TELL_AFTER, logging.getLogger("dmlkit").warning, [message])
+def _warned_if_slow(message: str) -> Generator[None]:
+    timer = Timer(WARN_AFTER, logging.getLogger("dmlkit").warning, [message])
     timer.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What shards say: images, labels and splits, by their index and before any image is opened."""
+"""Listings of shards: images, labels and splits from the index, before any image is opened."""
 
 import os
 from collections import Counter
@@ -23,11 +23,11 @@ from dmlkit.datasets.files.tar.reading import Place, Stamp, read_place
 
 @dataclass(frozen=True)
 class ShardListing(Listing):
-    """Images of shards.
+    """Listing of the images in shards.
 
     Args:
         shards: paths of the tar files.
-        stamps: of each, when it was indexed.
+        stamps: stamp of each tar file when it was indexed.
         places: (N, 3) int64: position in ``shards``, first byte and number of bytes.
     """
 
@@ -40,11 +40,11 @@ class ShardListing(Listing):
 
 
 class ShardImages(ListedImages):
-    """Images of shards, each read where it lies.
+    """Dataset of images in shards, each read at its place without extraction.
 
     Args:
-        listing: names, labels and places.
-        rows: (n,) int64, which of its images.
+        listing: listing with names, labels and places.
+        rows: (n,) int64, rows of the listing.
     """
 
     def __init__(self, listing: ShardListing, rows: np.ndarray) -> None:
@@ -61,12 +61,12 @@ class ShardImages(ListedImages):
 
 
 class ShardRows(TableRows):
-    """The images of an index on their way to a `Listing`.
+    """Conversion of an index's images to a `Listing`.
 
     Args:
-        table: a pyarrow table with the columns that `known_columns` knows.
-        root: the folder of the dataset.
-        classes: the names of all classes in the order that numbers them; None sorts them.
+        table: pyarrow table with the columns of `known_columns`.
+        root: folder of the dataset.
+        classes: names of all classes in the order of their labels; None sorts the names.
     """
 
     def __init__(self, table: Any, root: Path, classes: Sequence[str] | None) -> None:
@@ -81,7 +81,7 @@ class ShardRows(TableRows):
             return super()._order(names)
         position = {name: place for place, name in enumerate(self.classes)}
         self.faults += [
-            f"{self.root}: class {name!r} is not in {self.root / MANIFEST}; remove that file if the shards are right"
+            f"{self.root}: class {name!r} is not in {self.root / MANIFEST}; remove that file if the shards are correct"
             for name in names
             if name not in position
         ]
@@ -89,13 +89,13 @@ class ShardRows(TableRows):
 
 
 def list_shards(root: Path, shards: Sequence[str], index: Path, *, has_splits: bool) -> ShardListing:
-    """The images of shards, faults included.
+    """Return the listing of the images in shards, with all problems.
 
     Args:
-        root: the folder of the dataset.
-        shards: the tar files, relative to it.
-        index: the file that keeps where their images lie.
-        has_splits: the first folder of a shard's name is its split.
+        root: folder of the dataset.
+        shards: tar files, relative to the root.
+        index: index file with the places of the images.
+        has_splits: whether the first folder in a shard's name is its split.
 
     Raises:
         UserError: see `indexed`.
@@ -134,18 +134,18 @@ def list_shards(root: Path, shards: Sequence[str], index: Path, *, has_splits: b
 
 
 def _lost(root: Path, manifest: ShardManifest, of_images: Sequence[str], shards: Sequence[str]) -> list[str]:
-    """Where shards are not those that were written."""
+    """Return error lines for shards that differ from those in the manifest."""
     counts = Counter(of_images)
-    told = root / MANIFEST
+    path = root / MANIFEST
     gone = [shard for shard in manifest.shards if shard not in shards]
     others = [shard for shard in shards if shard not in manifest.shards]
     fewer = [shard for shard, count in manifest.shards.items() if shard in shards and counts[shard] != count]
     return [
-        *(f"{root / shard}: missing; {told} names it: run dmlkit data shards again" for shard in gone),
-        *(f"{root / shard}: {told} does not name it; remove one of the two" for shard in others),
+        *(f"{root / shard}: no such file, but {path} lists it; run dmlkit data shards again" for shard in gone),
+        *(f"{root / shard}: this shard is not listed in {path}; remove one of the two files" for shard in others),
         *(
-            f"{root / shard}: has {counts[shard]} sound images, expected {manifest.shards[shard]} by {told}; remove "
-            "this shard and run dmlkit data shards again"
+            f"{root / shard} has {counts[shard]} valid images, expected {manifest.shards[shard]} according to {path}; "
+            "remove this shard and run dmlkit data shards again"
             for shard in fewer
         ),
     ]

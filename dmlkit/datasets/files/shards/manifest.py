@@ -1,4 +1,4 @@
-"""``shards.json``: what ``dmlkit data shards`` wrote, so that nothing of it gets lost unnoticed."""
+"""``shards.json``, the manifest of the shards that ``dmlkit data shards`` wrote, by which lost images are noticed."""
 
 from typing import ClassVar
 
@@ -8,13 +8,13 @@ MANIFEST = "shards.json"
 
 
 class ShardManifest(Document, frozen=True, strict=True):
-    """What is, or is going to be, in a folder of shards."""
+    """Contents of a folder of shards, complete or still being written."""
 
     kind: ClassVar[str] = "manifest of shards"
 
     source: str
-    """The SHA-256 of the names, labels, sizes and times of its images."""
+    """SHA-256 of the names, labels, sizes and modification times of the images."""
     classes: tuple[str, ...]
-    """In the order that numbers them."""
+    """Names of the classes in the order of their labels."""
     shards: dict[str, int]
-    """Name of each, relative to the folder, and how many images it has."""
+    """Number of images per shard, by the shard's name relative to the folder."""

@@ -1,6 +1,6 @@
-"""The images and labels of one shard, by the headers of its tar file: no image is read, and nothing is extracted.
+"""Scan of one shard for images and labels by the headers of its tar file, without reading or extracting images.
 
-Members belong together whose names are equal up to the first dot behind the last slash, as WebDataset has it.
+Members form a sample if their names are equal up to the first dot after the last slash, as in WebDataset.
 """
 
 import json
@@ -19,31 +19,31 @@ from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
 
 LABELS = ("cls", "json")
-MAX_LABEL_BYTES = 1_000_000  # of a .cls or .json; captions and boxes of an image have some thousand
+MAX_LABEL_BYTES = 1_000_000  # size of a .cls or .json; captions and boxes of an image take a few thousand bytes
 Row = dict[str, Any]
-"""Of an index, see `COLUMNS`."""
+"""Row of an index, see `COLUMNS`."""
 
 
 class ScanError(Exception):
-    """What is wrong with a shard or with an image of it."""
+    """Problem of a shard or of one of its images."""
 
 
 def scan_shard(root: Path, shard: str) -> Any:
-    """The images of a shard and its faults, as the rows of an index: a pyarrow table.
+    """Return the images and problems of a shard as rows of an index, a pyarrow table.
 
     Args:
-        root: the folder of the dataset.
-        shard: the tar file, relative to it.
+        root: folder of the dataset.
+        shard: tar file, relative to the root.
 
     Raises:
-        UserError: it cannot be read at all.
+        UserError: the file cannot be opened or read.
     """
     path = root / shard
     try:
         check_regular(path)
         with path.open("rb") as file:
             rows = _rows(file)
-    except OSError as error:  # not a row: who mends a permission does not change the file
+    except OSError as error:  # not a row of the index: fixing a permission does not change the file's stamp
         raise UserError(f"{path}: cannot read this shard: {error.strerror or error}") from error
     return arrow_table([{"shard": shard, **row} for row in rows])
 
@@ -54,22 +54,24 @@ def _rows(file: IO[bytes]) -> list[Row]:
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
-                if member.size < 0:  # it would lead back to headers that were read, for ever
-                    raise ScanError(f"{member.name!a} has {member.size} bytes")
+                if member.size < 0:  # it would lead back to earlier headers, endlessly
+                    raise ScanError(f"{member.name!a} has a size of {member.size} bytes")
                 fault = _add(samples, member)
                 if fault:
                     rows.append({"fault": fault})
             _check_end(file, tar.offset)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # of damaged headers: ValueError, RecursionError and more
-        told = str(error) or type(error).__name__
-        rows.append({"fault": f"{told}; it is cut off, damaged or compressed: fetch or write it again"})
+    except Exception as error:  # damaged headers raise ValueError, RecursionError and more
+        reason = str(error) or type(error).__name__
+        rows.append(
+            {"fault": f"{reason}; the tar file is truncated, damaged or compressed: download or write it again"}
+        )
     return [row for key, parts in samples.items() if (row := _row(file, key, parts))] + rows
 
 
 def _add(samples: dict[str, dict[str, tarfile.TarInfo]], member: tarfile.TarInfo) -> str | None:
-    """Put a member to its sample; a fault if it must not be read."""
+    """Add a member to its sample; return an error if the member must not be read."""
     name = plain_name(member.name)
     folder, _, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
@@ -77,14 +79,14 @@ def _add(samples: dict[str, dict[str, tarfile.TarInfo]], member: tarfile.TarInfo
     if member.isdir() or not stem or not dot or not _counts(kind):
         return None
     if not readable_name(name):
-        return f"{name!a}: this name is not UTF-8"
+        return f"{name!a}: this name is not UTF-8; rename the member"
     if name.startswith("/") or ".." in folder.split("/"):
-        return f"{name}: this name leads out of the shard"
+        return f"{name}: this name leads out of the shard; rename the member"
     if not member.isreg() or member.issparse():
-        return f"{name}: is a link or no plain file, which is not followed; write the image itself"
+        return f"{name} is a link or another special file, which is not read; write the image itself"
     parts = samples.setdefault(f"{folder}/{stem}" if folder else stem, {})
     if kind in parts:
-        return f"{name}: is in this shard twice; give each image a key of its own"
+        return f"{name} is in this shard twice; give each image a unique key"
     parts[kind] = member
     return None
 
@@ -97,7 +99,7 @@ def _row(file: IO[bytes], key: str, parts: dict[str, tarfile.TarInfo]) -> Row | 
     images = [member for kind, member in parts.items() if kind not in LABELS]
     if len(images) != 1:
         names = ", ".join(plain_name(member.name) for member in images) or "none"
-        return {"fault": f"{key}: has {len(images)} images ({names}); expected one"}
+        return {"fault": f"{key} has {len(images)} images ({names}); expected one"}
     image = images[0]
     row: Row = {"name": plain_name(image.name), "offset": image.offset_data, "size": image.size}
     try:
@@ -105,10 +107,12 @@ def _row(file: IO[bytes], key: str, parts: dict[str, tarfile.TarInfo]) -> Row | 
         if "cls" in parts:
             label = _text(_content(file, parts["cls"])).strip()
             if fields.get("label") not in (None, label):
-                raise ScanError(f"its .cls says {excerpt(label)!r}, its .json {excerpt(fields['label'])!r}")
+                raise ScanError(
+                    f"the label is {excerpt(label)!r} in its .cls, but {excerpt(fields['label'])!r} in its .json"
+                )
             fields["label"] = label
         if not fields.get("label"):
-            raise ScanError("no label; expected it in a .cls, or in a .json by the key 'label'")
+            raise ScanError("no label; expected a .cls file, or a .json file with the key 'label'")
     except ScanError as error:
         return {"name": row["name"], "fault": str(error)}
     return {**row, **fields}
@@ -128,13 +132,13 @@ def _text(content: bytes) -> str:
 
 
 def _fields(content: bytes) -> Row:
-    """What a .json says by the names that a table's columns have; other keys are somebody else's."""
+    """Return the keys of a .json that are columns of a table; ignore other keys."""
     try:
         data = json.loads(_text(content))
     except (ValueError, RecursionError) as error:
         raise ScanError(f"its .json cannot be read: {error}") from error
     if not isinstance(data, dict):
-        raise ScanError(f"its .json holds {type(data).__name__}; expected an object with the key 'label'")
+        raise ScanError(f"its .json contains a {type(data).__name__}; expected an object with the key 'label'")
     fields: Row = {}
     for name in (*TEXTS, *BOX):
         value = data.get(name)
@@ -161,15 +165,15 @@ def _plain(name: str, value: Any) -> str:
 
 
 def _check_end(file: IO[bytes], offset: int) -> None:
-    """Make sure that the headers ended where a tar file does, at a block of zeros, and not in its midst.
+    """Check that the headers end at a block of zeros and not in the middle of the tar file.
 
-    The standard library takes a header that is cut off or damaged for the end.
+    The standard library treats a truncated or damaged header as the end.
     """
     file.seek(offset)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
-        raise ScanError("this tar file has no end")
+        raise ScanError("this tar file has no end marker")
     while block:
         if block.strip(b"\0"):
-            raise ScanError(f"this tar file goes on behind its end, at byte {offset:,}")
+            raise ScanError(f"this tar file has data after its end at byte {offset:,}")
         block = file.read(1 << 20)

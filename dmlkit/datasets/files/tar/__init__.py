@@ -1,1 +1,1 @@
-"""Images in tar files: where each lies, and its bytes without unpacking."""
+"""Images in tar files: the place of each, and its bytes without unpacking."""

@@ -1,7 +1,7 @@
-"""The index of shards: a Parquet file that says where each image lies, so that tar files are gone through once.
+"""Index of shards: a Parquet file with the place of each image, so that tar files are scanned only once.
 
-Its metadata hold a document with the size and time of each shard, and each shard is a row group: the images of one are
-found without reading the others.
+The file's metadata contain a document with the size and modification time of each shard. Each shard is a row group, so
+that its images are found without reading the other rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from dmlkit.files.outputs import writing
 from dmlkit.files.regular import refuse_what_is_no_file
 
 INDEX = "shards.parquet"
-"""Its name, in the folder of the shards or of their splits."""
+"""Name of the index file, in the folder of the shards or of their splits."""
 KEY = b"dmlkit"
 TEXTS = ("label", "query", "gallery", "super_class", "group")
 BOX = ("x1", "y1", "x2", "y2")
@@ -29,36 +29,36 @@ COLUMNS = {
     **dict.fromkeys(BOX, "double"),
     "fault": "string",
 }
-"""With their types in Arrow's words. A row is an image of a shard, or what is wrong with one."""
+"""Columns with their Arrow types. A row is an image of a shard, or a problem with one."""
 
 
 class ShardIndex(Document, frozen=True, strict=True):
-    """What an index is of."""
+    """Document in the metadata of an index."""
 
     kind: ClassVar[str] = "index of shards"
 
     shards: dict[str, Stamp]
-    """By name, relative to the root: bytes, and time of change in nanoseconds."""
+    """Size in bytes and modification time in nanoseconds, by the shard's name relative to the root."""
 
 
 def read_index(path: Path) -> tuple[ShardIndex, Any]:
-    """What an index is of, and its rows, a pyarrow table.
+    """Read the document and the rows of an index; the rows are a pyarrow table.
 
     Raises:
-        UserError: it is missing, damaged, or none of dmlkit's.
+        UserError: the file is missing, damaged, or not an index by dmlkit.
     """
     return _read(path, None)
 
 
 def read_index_of(path: Path, shard: str) -> tuple[ShardIndex, Any]:
-    """As `read_index`, with the rows of one shard."""
+    """Read an index like `read_index`, with only the rows of one shard."""
     return _read(path, [("shard", "==", shard)])
 
 
 def _read(path: Path, filters: Any) -> tuple[ShardIndex, Any]:
     from pyarrow import ArrowException, parquet
 
-    again = "remove it, and it is written anew, or name another file by dataset.index"
+    again = "remove it so that it is written again, or set dataset.index to another file"
     refuse_what_is_no_file(path)
     try:
         table: Any = parquet.read_table(path, filters=filters, page_checksum_verification=True)
@@ -67,7 +67,7 @@ def _read(path: Path, filters: Any) -> tuple[ShardIndex, Any]:
     written = (table.schema.metadata or {}).get(KEY)
     kinds = {name: str(table.schema.field(name).type) for name in table.column_names}
     if written is None or kinds != COLUMNS:
-        raise UserError(f"{path}: is no index of shards that dmlkit wrote; {again}")
+        raise UserError(f"{path} is not an index of shards that dmlkit wrote; {again}")
     try:
         return ShardIndex.from_json(written.decode(), str(path)), table
     except UserError as error:
@@ -75,10 +75,10 @@ def _read(path: Path, filters: Any) -> tuple[ShardIndex, Any]:
 
 
 def write_index(path: Path, stamps: dict[str, Stamp], tables: Iterable[Any]) -> None:
-    """Write an index, all or nothing: a row group for each table, which has the images of one shard.
+    """Write an index atomically, with one row group per table; each table has the images of one shard.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -95,14 +95,14 @@ def write_index(path: Path, stamps: dict[str, Stamp], tables: Iterable[Any]) -> 
 
 
 def arrow_schema() -> Any:
-    """The columns of an index in Arrow."""
+    """Return the Arrow schema of an index."""
     import pyarrow as pa
 
     return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()])
 
 
 def arrow_table(rows: Sequence[dict[str, Any]]) -> Any:
-    """Rows of an index as a pyarrow table; what a row does not say is null."""
+    """Convert rows of an index to a pyarrow table; missing values are null."""
     import pyarrow as pa
 
     return pa.Table.from_pylist(list(rows), schema=arrow_schema())

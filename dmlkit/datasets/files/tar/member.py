@@ -1,4 +1,4 @@
-"""Images of tar files by their paths, ``SHARD.tar/KEY.jpg``, as pages and caches know them."""
+"""Images in tar files by paths such as ``SHARD.tar/KEY.jpg``, which pages and caches use."""
 
 import os
 import tarfile
@@ -14,18 +14,18 @@ SUFFIX = ".tar"
 
 
 def shard_and_name(path: str) -> tuple[str, str] | None:
-    """The tar file that a path leads through, and the name of the image in it; None for any other path."""
+    """Split a path into its tar file and the name of the image in it; return None for any other path."""
     end = path.find(f"{SUFFIX}/")
     while end >= 0:
         shard = path[: end + len(SUFFIX)]
-        if os.path.isfile(shard):  # noqa: PTH113 - a folder may be called so; Path costs twice the time
+        if os.path.isfile(shard):  # noqa: PTH113 - a folder may be named like this; Path takes twice the time
             return shard, path[end + len(SUFFIX) + 1 :]
         end = path.find(f"{SUFFIX}/", end + 1)
     return None
 
 
 def content_in_shard(path: str) -> bytes | None:
-    """What a path that leads through a tar file holds; None for any other path.
+    """Return the content of a file inside a tar file; None for any other path.
 
     Raises:
         OSError: the file cannot be read.
@@ -42,10 +42,10 @@ def content_in_shard(path: str) -> bytes | None:
 
 
 def file_content(path: str) -> bytes:
-    """What a file holds, also one within a tar file.
+    """Return the content of a file, which may be inside a tar file.
 
     Raises:
-        OSError: it cannot be read, or is not regular.
+        OSError: the file cannot be read, or is not regular.
     """
     content = content_in_shard(path)
     if content is None:
@@ -54,9 +54,9 @@ def file_content(path: str) -> bytes:
     return content
 
 
-@lru_cache(maxsize=16)  # an entry of 10 000 images has 3 MB
+@lru_cache(maxsize=16)  # an entry for 10 000 images takes 3 MB
 def _places(shard: str, stamp: Stamp) -> dict[str, Place]:
-    """Where the files of a tar file lie: by the index above it if that knows it, else its headers are gone through."""
+    """Return the places of a tar file's members, from an up-to-date index above it or else from its headers."""
     path = Path(shard)
     for root in (path.parent, path.parent.parent):
         name = path.relative_to(root).as_posix()
@@ -79,5 +79,5 @@ def _places(shard: str, stamp: Stamp) -> dict[str, Place]:
 
 
 def plain_name(name: str) -> str:
-    """A member's name without the ``./`` that ``tar cf SHARD.tar .`` puts before each."""
+    """Return a member's name without the ``./`` that ``tar cf SHARD.tar .`` adds."""
     return name.removeprefix("./")
