@@ -1,4 +1,4 @@
-"""docs/llms.txt lists the pages of the site: the navigation of mkdocs.yml, the pages of commands, and the benchmarks."""
+"""docs/llms.txt lists the pages of the site: the navigation of mkdocs.yml, the commands, and the benchmarks."""
 
 import re
 
@@ -28,10 +28,11 @@ def listed() -> dict[str, list[tuple[str, str]]]:
 def navigation() -> dict[str, list[tuple[str, str]]]:
     """Return what docs/llms.txt has to list, from the files of the project."""
     expected: dict[str, list[tuple[str, str]]] = {}
-    for section in yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]:
+    nav: list[dict[str, list[str | dict[str, str]]]] = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
+    for section in nav:
         for title, pages in section.items():
-            titled = [next(iter(page.items())) if isinstance(page, dict) else ("Home", page) for page in pages]
-            expected[title] = [(name, OUTSIDE.get(path, path)) for name, path in titled]
+            titled = [{"Home": page} if isinstance(page, str) else page for page in pages]
+            expected[title] = [(name, OUTSIDE.get(path, path)) for page in titled for name, path in page.items()]
     commands = sorted((ROOT / "docs" / "commands").glob("*.md"))
     expected["Commands"] += [(path.stem, f"commands/{path.name}") for path in commands]
     benchmarks = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
