@@ -141,7 +141,7 @@ class Poincare(Manifold):
         return features * ((length / 2).tanh() / length)  # geoopt's scripted map cannot be exported
 
     def distance_off(self, points: Tensor) -> Tensor:
-        """Return 0 inside the ball and |x| in radii outside, where no distance is defined, however near the boundary."""
+        """Return 0 inside the ball, and |x| in radii outside, where no distance is defined."""
         root = (-float(self.curvature)) ** 0.5
         length = torch.linalg.vector_norm(points, dim=-1) * root
         near = length > 0.9999  # where float32 may be wrong; all in float64 would take 10 times as long

@@ -1,4 +1,4 @@
-"""Equations of docstrings and pages as MathML, which browsers render without a script or a font to load."""
+"""Conversion of equations to MathML, which browsers render without loading a script or a font."""
 
 import html
 import re
@@ -13,7 +13,7 @@ MARKED = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', 
 
 
 def as_markdown(docstring: str) -> str:
-    r"""Rewrite Sphinx's marks as those that pymdownx.arithmatex knows.
+    r"""Replace Sphinx's marks by those of pymdownx.arithmatex.
 
     >>> as_markdown(r"The norm :math:`\|x\|`.")
     'The norm \\(\\|x\\|\\).'
@@ -24,7 +24,7 @@ def as_markdown(docstring: str) -> str:
 
 
 def as_mathml(latex: str, *, block: bool) -> str:
-    r"""One equation.
+    r"""Convert one equation.
 
     Raises:
         ValueError: a command of LaTeX is unknown.
@@ -39,7 +39,7 @@ def as_mathml(latex: str, *, block: bool) -> str:
 
 
 def rendered(page: str) -> str:
-    """A page of HTML with its marked equations replaced."""
+    """Replace the marked equations of a page of HTML."""
     return MARKED.sub(
         lambda found: (
             f'<{found[1]} class="equation">{as_mathml(html.unescape(found[2]), block=found[1] == "div")}</{found[1]}>'
@@ -49,7 +49,7 @@ def rendered(page: str) -> str:
 
 
 class SphinxEquations(Extension):
-    """Hand docstrings to mkdocstrings with marks that Markdown knows."""
+    """Extension of griffe that gives docstrings the equation marks of Markdown."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
         """Rewrite the docstring of a module, class or function."""

@@ -1,4 +1,4 @@
-"""Pages that mkdocs makes beside those of docs/: commands' options, the API, and what lies elsewhere in the project."""
+"""Generated pages of the site: the options of commands, the API reference, and files outside docs/."""
 
 import importlib
 import inspect
@@ -25,6 +25,7 @@ from equations import rendered  # noqa: E402
 ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "AGENTS.md": "agents.md",
     "CHANGELOG.md": "changes.md",
     "SECURITY.md": "security.md",
     **{
@@ -32,9 +33,9 @@ ELSEWHERE = {
         for path in (ROOT / "benchmarks/results").glob("*.md")
     },
 }
-"""Files outside docs/, and their pages."""
+"""Files outside docs/ and the pages that show them."""
 ROOMS = {
-    "python": ("The Python face", ["dmlkit", "dmlkit.errors"]),
+    "python": ("Python API", ["dmlkit", "dmlkit.errors"]),
     "embeddings": (
         "Embeddings, search and stores",
         ["dmlkit.embedding", "dmlkit.embedding.folder", "dmlkit.embedding.search", "dmlkit.embedding.index_vectors"],
@@ -46,13 +47,13 @@ LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
 def api_pages() -> dict[str, str]:
-    """The pages of the reference, by name: a family each, and the rooms that programs call."""
+    """Return the pages of the reference by name: one per family, and one per package for programs."""
     families = {name: (name.capitalize(), [kind.__module__.rpartition(".")[0]]) for name, kind in FAMILIES.items()}
     return {f"api/{name}.md": api_page(title, modules) for name, (title, modules) in (ROOMS | families).items()}
 
 
 def api_page(title: str, modules: list[str]) -> str:
-    """What modules export, a member a section."""
+    """Return a page with one section per exported member of the modules."""
     text = f"# {title}\n"
     for module in modules:
         loaded = importlib.import_module(module)
@@ -65,7 +66,7 @@ def api_page(title: str, modules: list[str]) -> str:
 
 
 def options_of(words: list[str]) -> str:
-    """The arguments and options of a command, as the program declares them."""
+    """Return a table of the arguments and options of a command."""
     command: Any = get_command(app)
     for word in words:
         command = command.commands[word]
@@ -78,24 +79,24 @@ def options_of(words: list[str]) -> str:
         shown = named if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
         hint = hints.get(parameter.name)
         choices = next((get_args(kind) for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal), ())
-        meaning = parameter.help or ("Where to compute." if parameter.name == "device" else "")
-        told = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
-        rows.append(f"| `{escaped(shown, '|')}` | {escaped(meaning, '|*_<[')}{told} |")
+        meaning = parameter.help or ("Device to compute on." if parameter.name == "device" else "")
+        allowed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+        rows.append(f"| `{escaped(shown, '|')}` | {escaped(meaning, '|*_<[')}{allowed} |")
     return "\n".join(rows) + "\n"
 
 
 def escaped(text: str, marks: str) -> str:
-    """Text whose marks mean nothing to Markdown."""
+    """Escape the marks that have a meaning in Markdown."""
     return re.sub(f"([{re.escape(marks)}])", r"\\\1", text)
 
 
 def place_of(uri: str) -> str:
-    """Where in the project the file of a page lies."""
+    """Return the path of the file of a page within the project."""
     return next((place for place, page in ELSEWHERE.items() if page == uri), f"docs/{uri}")
 
 
 def with_links(markdown: str, uri: str) -> str:
-    """Links between files of the project as links between pages."""
+    """Replace links between files of the project by links between pages."""
     place = place_of(uri)
 
     def moved(found: re.Match[str]) -> str:
@@ -109,25 +110,31 @@ def with_links(markdown: str, uri: str) -> str:
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List the pages of commands and of the reference in the navigation."""
     commands = [f"commands/{name}.md" for name in get_command(app).commands]  # pyright: ignore
-    listed = {"Commands": commands, "Reference": sorted(api_pages()), "Measured": sorted(ELSEWHERE.values())}
+    listed = {"Commands": commands, "Reference": sorted(api_pages()), "Results": sorted(ELSEWHERE.values())}
     for section in config.nav or []:
         for title, pages in section.items():
             if title in listed:
-                pages += [page for page in listed[title] if title != "Measured" or page.startswith("benchmarks/")]
+                pages += [page for page in listed[title] if title != "Results" or page.startswith("benchmarks/")]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are no files of docs/."""
+    """Add the pages that are not files in docs/, and the links of llms.txt as addresses of the site."""
     for place, uri in ELSEWHERE.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / place)))
     for uri, text in api_pages().items():
         files.append(File.generated(config, uri, content=text))
+    listed = with_links((ROOT / "docs/llms.txt").read_text(encoding="utf-8"), "llms.txt")
+    if source := files.get_file_from_path("llms.txt"):
+        files.remove(source)
+    addresses = {file.src_uri: file.url for file in files.documentation_pages()}
+    listed = LINK.sub(lambda found: f"{found[1]}{addresses[found[2]]}{found[3]}", listed)
+    files.append(File.generated(config, "llms.txt", content=listed))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Mend links, and add its options to the page of a command."""
+    """Adapt links, and add its options to the page of a command."""
     uri = page.file.src_uri
     if uri.startswith("commands/"):
         markdown += f"\n## Options\n{options_of([Path(uri).stem])}"

@@ -1,0 +1,91 @@
+"""The prose of pages and docstrings avoids words that a reader has to translate; a table says what to write instead."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dmlkit.study.reports.page import BEGINNING, END
+from tests.conftest import ROOT
+
+PLAIN = ("heads", "manifolds", "miners", "pooling", "regularizers", "schedules", "transport")
+"""Packages of dmlkit whose docstrings are held to the list; add a package once it is rewritten."""
+
+INSTEAD = {
+    r"told|tells": "report, print, say",
+    r"anew": "again",
+    r"likewise": "also, the same",
+    r"mend(?:s|ed|ing|able)?": "fix, repair",
+    r"begun": "started",
+    r"somebody(?: else)?['’]s": "name whose it is",
+    r"(?:held|holds?) against": "compared with, checked against",
+    r"goes on(?! (?:the|top|a)\b)": "continues, resumes",  # "goes on the x axis" is fine
+    r"as it is(?=[,.;:)]|$)": "unchanged",  # "as it is written" is fine
+}
+AVOIDED = re.compile("|".join(rf"\b(?:{words})(?!\w)" for words in INSTEAD), re.IGNORECASE)
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "AGENTS")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "recipe_keys.md"),  # written from docstrings
+]
+
+
+def avoided(prose: str) -> list[str]:
+    """Return the words of the list with some context."""
+    prose = " ".join(prose.split())
+    return [prose[max(0, found.start() - 30) : found.end() + 20] for found in AVOIDED.finditer(prose)]
+
+
+def prose_of(page: str) -> str:
+    """Leave out code, quoted output, links' targets, and what `dmlkit report` wrote."""
+    page = re.sub(rf"^{re.escape(BEGINNING)} .*?^{re.escape(END)}", "", page, flags=re.DOTALL | re.MULTILINE)
+    page = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    page = re.sub(r"^    .*$", "", page, flags=re.MULTILINE)
+    page = re.sub(r"`[^`]+`", "`", page)
+    return re.sub(r"\]\([^)]+\)", "]", page)
+
+
+def docstrings_of(path: Path) -> Iterator[str]:
+    """Yield the docstrings of a module, those below fields and constants too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_are_in_plain_english(page: Path):
+    assert avoided(prose_of(page.read_text(encoding="utf-8"))) == [], f"write instead: {INSTEAD}"
+
+
+@pytest.mark.parametrize("package", PLAIN)
+def test_docstrings_are_in_plain_english(package: str):
+    paths = sorted((ROOT / "dmlkit" / package).rglob("*.py"))
+    assert paths
+    for path in paths:
+        assert [words for text in docstrings_of(path) for words in avoided(text)] == [], (
+            f"{path.relative_to(ROOT)}; write instead: {INSTEAD}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The user is told.", True),
+        ("Write it\nanew.", True),
+        ("The run goes on.", True),
+        ("The value is used as it is.", True),
+        ("Mended files", True),
+        ("A study is held\nagainst runs", True),
+        ("The loss goes on the x axis, as it is written.", False),
+        ("We recommend an amended commandment.", False),
+        ("Retold intellectual beginnings", False),
+    ],
+)
+def test_the_list_finds_words_and_not_parts_of_words(text: str, found: bool):
+    assert bool(avoided(text)) == found
+
+
+def test_code_and_generated_results_are_left_out():
+    page = f"Fine.\n```text\ntold\n```\n    anew\n`begun` [link](told.md)\n{BEGINNING} x -->\ntold\n{END}\n"
+    assert avoided(prose_of(page)) == []
