@@ -220,9 +220,9 @@ def test_a_study_of_an_older_dmlkit_lacks_new_keys_and_goes_on(dmlkit, whole: Pa
 def test_documents_of_a_dmlkit_that_wrote_no_format_give_the_same_report(dmlkit, whole: Path, tmp_path: Path):
     old, documents = tmp_path / "out", [tmp_path / name / "results.md" for name in ("now", "then")]
     shutil.copytree(whole, old)
-    for name in ("results.json", "study.json"):
+    for name, version in (("results.json", 3), ("study.json", 2)):
         stored = json.loads((whole / name).read_text())
-        assert (stored.pop("format"), stored.pop("dmlkit")) == (2, __version__)
+        assert (stored.pop("format"), stored.pop("dmlkit")) == (version, __version__)
         (old / name).write_text(json.dumps(stored))
     assert StudyResults.read(old / "results.json").plain() == json.loads((old / "results.json").read_text())
     assert StudyRecord.read(old / "study.json") == StudyRecord.read(whole / "study.json")
