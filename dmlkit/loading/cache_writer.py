@@ -141,7 +141,7 @@ def check_output(output: Path, *, overwrite: bool) -> None:
     if not is_cache_manifest(output / MANIFEST):
         raise UserError(f"{found[0]} is not part of a cache that dmlkit wrote; use another --output or remove the file")
     if not overwrite and is_whole(output):
-        raise UserError(f"{output} already contains a cache; use --overwrite or another --output")
+        raise UserError(f"{output}: this folder already holds a cache; use --overwrite or another --output")
 
 
 def is_cache_manifest(path: Path) -> bool:

@@ -100,7 +100,7 @@ def test_no_code_of_a_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     network = saved(tmp_path, safe=False)
     monkeypatch.chdir(tmp_path)
     torch.save({**network.state_dict(), "extra": Opens()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin: cannot read these weights.*tensors alone"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin: cannot read these weights.*only tensors"):
         TimmConfig(model=f"local-dir:{tmp_path}", weights="pretrained").build()
     assert not Path("made-by-a-pickle").exists()
 

@@ -56,7 +56,7 @@ def test_bad_folders_are_explained(tmp_path):
     with pytest.raises(UserError, match="has a folder 'train' but no folder 'test'"):
         FolderConfig(root=str(half)).build("train")
     few = make_tree(tmp_path / "few", {"a": 2, "b": 2})
-    with pytest.raises(UserError, match=r"leaves 0 to train and 2 to validate"):
+    with pytest.raises(UserError, match=r"leaves 0 for training and 2 for validation"):
         FolderConfig(root=str(few)).build("train")
 
 

@@ -233,7 +233,7 @@ FAULTY = {
     "a box of words": ([("x.png", PNG), ("x.json", b'{"label": "a", "x1": "left"}')], "x1 'left' in its .json"),
     "no box": (
         [("x.png", PNG), ("x.json", b'{"label": "a", "x1": 3, "x2": 2, "y1": 0, "y2": 1}')],
-        "s.tar/x.png: the box x1 3, y1 0, x2 2, y2 1; expected 0 <= x1 < x2",
+        "s.tar/x.png: got the box x1 3, y1 0, x2 2, y2 1; expected 0 <= x1 < x2",
     ),
 }
 

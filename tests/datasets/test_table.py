@@ -263,7 +263,7 @@ def test_numbers_of_any_size_are_labels_t11(tmp_path: Path):
     config = write(tmp_path, {"label": ["0", "0", str(2**70), str(2**70), "-7", "-7", str(10**30), str(10**30)]})
     listing = config.listing()
     assert listing.class_names == ["-7", "0", str(2**70), str(10**30)]
-    assert f"no image has -6 ({10**30 + 8 - 4} such numbers)" in listing.notes[0]
+    assert f"no image has label -6 ({10**30 + 8 - 4} missing numbers)" in listing.notes[0]
     long = "9" * 5000
     listing = write(tmp_path, {"label": ["10", "10", "9", "9", long, long, "8", "8"]}).listing()
     assert listing.class_names == ["10", "8", "9", long]  # taken as words

@@ -72,7 +72,7 @@ def test_every_fault_of_a_damaged_copy_is_listed(tmp_path: Path, monkeypatch: py
     assert f"{train}/0.jpg: cannot read this image: the file is empty" in lines
     assert f"{train}/1.jpg: cannot read this image: " in lines and "truncated" in lines
     assert f"duplicate across classes: {root}/train/2/0.jpg, {root}/test/102/0.jpg" in lines
-    assert "huge.png: 10000 x 8001 pixels; expected at most 80,000,000" in lines
+    assert "huge.png: the image has 10000 x 8001 pixels; expected at most 80,000,000" in lines
     assert "m\\udcf6we.png': this name is not UTF-8" in lines
     assert "class '2' is in both train and test" in lines
     assert len(report.faults) == 6

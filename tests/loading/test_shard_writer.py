@@ -58,7 +58,7 @@ def test_another_folder_is_never_written_to(config: FolderConfig, tmp_path: Path
     with pytest.raises(UserError, match="photos already exists and does not contain shards that dmlkit wrote"):
         write(config, tmp_path / "photos")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="file: is there already"):
+    with pytest.raises(UserError, match="file already exists"):
         write(config, tmp_path / "file")
     (tmp_path / "empty").mkdir()
     write(config, tmp_path / "empty")

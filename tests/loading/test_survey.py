@@ -63,5 +63,5 @@ def test_photos_none_of_which_opens_are_told(tmp_path: Path) -> None:
 
 
 def test_rendered_images_are_no_photos() -> None:
-    with pytest.raises(UserError, match="glyphs: its images are rendered"):
+    with pytest.raises(UserError, match="glyphs: the images are rendered"):
         survey(GlyphsConfig())

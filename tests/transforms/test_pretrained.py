@@ -128,7 +128,7 @@ def test_two_runs_of_one_seed_augment_alike():
         ("resnet50, weights: imgnet", "", "r.yaml:3: backbone.weights: unknown weights 'imgnet'"),
         ("bn_inception, weights: x.pth", "", "no preprocessing is known for the weights of bn_inception"),
         ("timm, model: resnet19", "", "r.yaml:3: backbone.model: timm has no 'resnet19'"),
-        ("timm, model: vit_base_patch16_sapiens2, weights: pretrained", "", "takes 3 x 1024 x 768 pixels"),
+        ("timm, model: vit_base_patch16_sapiens2, weights: pretrained", "", "takes images of 3 x 1024 x 768"),
         ("timm, model: deepseek_vit_412m, weights: pretrained", "", "are cropped with crop_mode 'border', which"),
         ("timm, model: resnet18, weight: x", "", "r.yaml:3: backbone.weight: unknown key; did you mean 'weights'?"),
         ("resnet50, weights: imagenet", ", size: big", "r.yaml:4: transform.size: got 'big', expected a valid integer"),
