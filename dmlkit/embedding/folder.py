@@ -4,12 +4,13 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+from zlib import crc32
 
 import numpy as np
 import torch
 
 from dmlkit.embedding.finite import first_non_finite
-from dmlkit.embedding.manifest import Manifest
+from dmlkit.embedding.manifest import Manifest, file_checksum
 from dmlkit.embedding.searchable import GalleryItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
@@ -40,6 +41,7 @@ class EmbeddingFolder:
         _check_geometry(path / "manifest.json", self.manifest, self.manifold())
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)
+        self._is_checked = self.manifest.checksums is None  # written before there were checksums
 
     @property
     def run(self) -> Path | None:
@@ -56,10 +58,24 @@ class EmbeddingFolder:
         return len(self.points)
 
     def blocks(self, rows: int = BLOCK) -> Iterator[torch.Tensor]:
-        """The points, at most ``rows`` rows at a time."""
+        """Yield the points, at most ``rows`` rows at a time.
+
+        The first full pass compares them with their checksum: 0.05 s for 200 MB, where the look for nan or inf reads
+        them in 0.1 to 0.2 s.
+
+        Raises:
+            UserError: after the last block, if they are not what was written.
+        """
+        checksum, checksums = 0, self.manifest.checksums
         for start in range(0, len(self.points), rows):
-            yield torch.from_numpy(np.array(self.points[start : start + rows]))
+            block = np.array(self.points[start : start + rows])
+            if not self._is_checked:
+                checksum = crc32(np.ascontiguousarray(block).data.cast("B"), checksum)
+            yield torch.from_numpy(block)
             self._give_back()
+        if not self._is_checked and checksums is not None and checksum != checksums.points:
+            raise UserError(_changed(self.path / "embeddings.npy"))
+        self._is_checked = True
 
     def points_at(self, rows: torch.Tensor) -> torch.Tensor:
         """The points (M, D) of rows (M,)."""
@@ -79,10 +95,10 @@ class EmbeddingFolder:
         return [GalleryItem(**row) for row in self.items.select(names).take(rows.numpy()).to_pylist()]
 
     def check_finite(self) -> None:
-        """Make sure that every point has a place.
+        """Make sure that every point has a place, and is what was written.
 
         Raises:
-            UserError: one has nan or inf.
+            UserError: one has nan or inf, or they have another checksum.
         """
         for number, block in enumerate(self.blocks()):
             row = first_non_finite(block)
@@ -120,6 +136,13 @@ def _read_points(path: Path, manifest: Manifest) -> Values:
     return points
 
 
+def _changed(path: Path) -> str:
+    return (
+        f"{path}: is not what dmlkit embed wrote: its checksum is not that of manifest.json; restore the file from a "
+        "backup, or embed the images again"
+    )
+
+
 def _read_items(path: Path, manifest: Manifest) -> Any:
     import pyarrow as pa
     from pyarrow import parquet
@@ -151,6 +174,8 @@ def _read_items(path: Path, manifest: Manifest) -> Any:
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         told = (str(error).splitlines() or [""])[0]
         raise UserError(f"{path}: cannot read these items: {told}; embed the images again") from error
+    if manifest.checksums is not None and file_checksum(path) != manifest.checksums.items:
+        raise UserError(_changed(path))
     if items["id"].null_count or items["path"].null_count:
         raise UserError(f"{path}: an item has no id or no path; embed the images again")
     return items

@@ -24,7 +24,7 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         patience: seconds to wait for another process that holds it; infinity: however long that takes.
 
     Raises:
-        UserError: another process holds the folder.
+        UserError: another process holds the folder, or it cannot be written.
 
     Example:
         >>> import tempfile
@@ -36,11 +36,11 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         []
     """
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     lock = FileLock(path)
     told = f"{folder}: {what} is going on in this folder in another process"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=min(patience, PATIENCE))
         except Timeout:
@@ -50,6 +50,8 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
             lock.acquire(timeout=patience - PATIENCE if isfinite(patience) else -1)
     except Timeout:
         raise UserError(f"{told}; wait for it, or choose another --output") from None
+    except OSError as error:  # of a lock file that the user has not named
+        raise UserError(f"{folder}: cannot write in this folder: {error.strerror or error}") from error
     try:
         yield
     finally:
