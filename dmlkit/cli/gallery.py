@@ -142,7 +142,7 @@ def info(
         told["not_indexed"] = found.not_indexed()
         if verify:
             told["verified"] = found.has_checksums
-        say_json({**told, **manifest.model_copy(update={"contents": {}}).stamped()})
+        say_json({**told, **manifest.model_copy(update={"contents": {}, "files": {}}).stamped()})
         return
     console = Console()
     if labels:

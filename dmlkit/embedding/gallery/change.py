@@ -8,7 +8,7 @@ from typing import Any
 
 from dmlkit.datasets.files.paths import readable_name
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.gallery.damage import check_content, content_of, reading
+from dmlkit.embedding.gallery.damage import check_content, check_files, content_of, reading, recorded_files
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, present
 from dmlkit.embedding.gallery.images import images_of
 from dmlkit.embedding.gallery.incoming import Incoming
@@ -131,6 +131,8 @@ def changing(path: Path, *, is_sound: bool = True) -> Generator[Any]:
     with sole_writer(path, what="a change of a gallery", patience=PATIENCE), reading(path, "change", advice):
         if is_sound:
             GalleryFolder(path)
+        else:
+            check_files(path, read_gallery_manifest(path), all_versions=True)
         yield open_table(path)
         record_content(path)
 
@@ -147,7 +149,9 @@ def record_content(path: Path, *, forget: bool = False) -> None:
     manifest, table = read_gallery_manifest(path), open_table(path)
     if manifest.contents and table.version not in manifest.contents:
         contents = {**manifest.contents, table.version: content_of(table)}
+        files = recorded_files(path, manifest.files)
         if forget:
             kept = {found["version"] for found in table.list_versions()}
             contents = {version: content for version, content in contents.items() if version in kept}
-        manifest.model_copy(update={"contents": contents}).write(path / MANIFEST)
+            files = {name: checksum for name, checksum in files.items() if (path / name).exists()}
+        manifest.model_copy(update={"contents": contents, "files": files}).write(path / MANIFEST)

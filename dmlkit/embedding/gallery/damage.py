@@ -12,7 +12,8 @@ from zlib import crc32
 
 import numpy as np
 
-from dmlkit.embedding.gallery.manifest import Content, GalleryManifest
+from dmlkit.embedding.gallery.manifest import TABLE_FOLDER, Content, GalleryManifest
+from dmlkit.embedding.manifest import file_checksum
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 
@@ -36,7 +37,7 @@ def way_back(path: Path) -> str:
 def reading(path: Path, doing: str = "read", advice: str | None = None) -> Generator[None]:
     """Turn whatever LanceDB raises into one error that names the gallery.
 
-    A panic of its Rust code is a BaseException, and no Exception. The line that Rust prints of it stays: to hold back
+    A panic of its Rust code may be a BaseException, and no Exception. The line that Rust prints of it stays: to hold back
     what a thread of another language writes, stderr would have to be turned away for all threads of the process.
 
     Args:
@@ -50,11 +51,47 @@ def reading(path: Path, doing: str = "read", advice: str | None = None) -> Gener
     try:
         yield
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"
+        is_panic = type(error).__name__ in ("PanicException", "RustPanic")
         if not is_panic and (isinstance(error, UserError) or not isinstance(error, FAULTS)):
             raise
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise UserError(f"{path}: cannot {doing} this gallery: {reason}; {advice or way_back(path)}") from error
+
+
+def small_files(path: Path, *, all_versions: bool = True) -> list[Path]:
+    """Return the files of a gallery that list its rows: LanceDB's manifests, or the newest alone, and its deletions."""
+    table = path / TABLE_FOLDER
+    manifests = sorted((table / "_versions").glob("*.manifest"), key=_version_of)
+    return (manifests if all_versions else manifests[-1:]) + sorted((table / "_deletions").glob("*"))
+
+
+def recorded_files(path: Path, known: dict[str, int]) -> dict[str, int]:
+    """Return the checksums of small files; those that are known already are not read, as none is ever changed."""
+    names = {file.relative_to(path).as_posix(): file for file in small_files(path)}
+    return known | {name: file_checksum(file) for name, file in names.items() if name not in known}
+
+
+def _version_of(manifest: Path) -> int:
+    """Return the version in a manifest's name: LanceDB counts from above, so that the newest is listed first."""
+    number = int(manifest.stem) if manifest.stem.isdecimal() else 0
+    return 2**64 - 1 - number if number >= 2**63 else number
+
+
+def check_files(path: Path, manifest: GalleryManifest, *, all_versions: bool = False) -> None:
+    """Make sure that manifests and deletions are what was written, before LanceDB reads them.
+
+    Of some that are damaged its process is aborted, as memory of an absurd size is asked for: no error to catch.
+
+    Raises:
+        UserError: a file has another checksum.
+    """
+    for file in small_files(path, all_versions=all_versions):
+        name = file.relative_to(path).as_posix()
+        if name in manifest.files and file_checksum(file) != manifest.files[name]:
+            raise UserError(
+                f"{path}: this gallery is damaged: {name} is not what was written; restore this file from a backup, or "
+                "create the gallery again"
+            )
 
 
 def column_checksums(column: Any) -> Values:

@@ -9,7 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.gallery.damage import BLOCK, CHECKED, CHECKSUM, check_content, check_rows, reading, way_back
+from dmlkit.embedding.gallery.damage import (
+    BLOCK,
+    CHECKED,
+    CHECKSUM,
+    check_content,
+    check_files,
+    check_rows,
+    reading,
+    way_back,
+)
 from dmlkit.embedding.gallery.manifest import (
     TABLE,
     ApproximateIndex,
@@ -39,6 +48,7 @@ class GalleryFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_gallery_manifest(path)
+        check_files(path, self.manifest)
         self.table = open_table(path)
         with reading(path):
             self.version: int = self.table.version
@@ -157,17 +167,16 @@ def history(path: Path) -> list[GalleryVersion]:
         UserError: there is no gallery, or it cannot be opened.
     """
     manifest = read_gallery_manifest(path)
+    check_files(path, manifest, all_versions=True)
     table = open_table(path)
     with reading(path, advice=FROM_BACKUP):
         found = [
-            GalleryVersion(one["version"], one["timestamp"], int(one["metadata"]["total_rows"]))
-            for one in table.list_versions()
+            (one["version"], one["timestamp"], int(one["metadata"]["total_rows"])) for one in table.list_versions()
         ]
-        for one in found:
-            content = manifest.contents.get(one.number)
-            if content is not None and content.images != one.images:
-                raise ValueError(f"version {one.number} says {one.images} images, but was written with {content.images}")
-    return found
+    return [
+        GalleryVersion(number, time, manifest.contents[number].images if number in manifest.contents else images)
+        for number, time, images in found
+    ]
 
 
 def open_table(path: Path) -> Any:

@@ -54,6 +54,8 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """What ``dmlkit gallery index`` has built."""
     contents: dict[int, Content] = {}
     """By version, what it held; empty where rows have no checksums. A version that a kill left may be missing."""
+    files: dict[str, int] = {}
+    """CRC-32 of LanceDB's manifests and deletions."""
 
 
 class GalleryVersion(NamedTuple):
