@@ -1,5 +1,6 @@
 """One writer a folder, held against other processes."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
+from dmlkit.files import lock
 from dmlkit.files.lock import LOCK, is_held, sole_writer
 
 HOLDER = """
@@ -61,3 +63,13 @@ def test_a_folder_is_held_while_a_process_lives_in_it_and_looking_leaves_no_trac
     with sole_writer(tmp_path, what="a training"):
         assert is_held(tmp_path)
     assert not is_held(tmp_path) and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(self: object, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / "here" / ".lock"))
+
+    monkeypatch.setattr(lock.FileLock, "acquire", refuse)
+    with pytest.raises(UserError) as raised, lock.sole_writer(tmp_path / "here", what="a change"):
+        pass
+    assert str(raised.value) == f"{tmp_path / 'here'}: cannot write in this folder: Read-only file system"

@@ -2,7 +2,7 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
+import sys
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -290,13 +289,12 @@ def test_a_storm_of_kills_leaves_each_change_done_or_not(home: Path, tmp_path: P
             counts["killed"] += 1
             if before != after:
                 counts["after" if found == after else "before"] += 1
-        if counts["killed"] % 10 == 0:  # and it is of use: searched, changed, and searched again
+        if code != 0 and counts["killed"] % 10 == 0:  # and it is of use: searched, changed, and searched again
             some = sorted(found)[0]
             assert remove_images(gallery, ids=[some]) == 1 and some not in content(gallery)
             restore_version(gallery, history(gallery)[-2].number)
             assert content(gallery) == found
             neighbors = search(gallery, home / "asked.points", k=len(found), exact=True).plain()["queries"]
             assert all({near["id"] for near in query["neighbors"]} == set(found) for query in neighbors)
-            print(counts, flush=True)
-    print(f"a storm on a gallery: {counts}; seconds of a change: {seconds}")
+    sys.stdout.write(f"a storm on a gallery: {counts}; seconds of a change: {seconds}\n")
     assert counts["before"] and (counts["after"] or not FULL)

@@ -37,8 +37,8 @@ def way_back(path: Path) -> str:
 def reading(path: Path, doing: str = "read", advice: str | None = None) -> Generator[None]:
     """Turn whatever LanceDB raises into one error that names the gallery.
 
-    A panic of its Rust code may be a BaseException, and no Exception. The line that Rust prints of it stays: to hold back
-    what a thread of another language writes, stderr would have to be turned away for all threads of the process.
+    A panic of its Rust code may be a BaseException, and no Exception. The line that Rust prints of it stays: holding
+    that back would redirect stderr for all threads of the process.
 
     Args:
         path: the gallery.

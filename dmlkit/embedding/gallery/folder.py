@@ -171,12 +171,11 @@ def history(path: Path) -> list[GalleryVersion]:
     table = open_table(path)
     with reading(path, advice=FROM_BACKUP):
         found = [
-            (one["version"], one["timestamp"], int(one["metadata"]["total_rows"])) for one in table.list_versions()
+            GalleryVersion(one["version"], one["timestamp"], int(one["metadata"]["total_rows"]))
+            for one in table.list_versions()
         ]
-    return [
-        GalleryVersion(number, time, manifest.contents[number].images if number in manifest.contents else images)
-        for number, time, images in found
-    ]
+    contents = manifest.contents
+    return [one._replace(images=contents[one.number].images) if one.number in contents else one for one in found]
 
 
 def open_table(path: Path) -> Any:

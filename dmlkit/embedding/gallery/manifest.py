@@ -52,9 +52,9 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """The similarity below which an image is of no label of the gallery."""
     approximate: ApproximateIndex | None = None
     """What ``dmlkit gallery index`` has built."""
-    contents: dict[int, Content] = {}
+    contents: dict[int, Content] = Field(default_factory=dict[int, Content])
     """By version, what it held; empty where rows have no checksums. A version that a kill left may be missing."""
-    files: dict[str, int] = {}
+    files: dict[str, int] = Field(default_factory=dict[str, int])
     """CRC-32 of LanceDB's manifests and deletions."""
 
 

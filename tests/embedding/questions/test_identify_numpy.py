@@ -84,7 +84,7 @@ def decide(space: str, voting: int, points: np.ndarray, owners: list[str], query
     ranked = [(owners[row], float(scores[row])) for row in order]
     voters = [label for label, _ in ranked[:voting]]
     winner = max(dict.fromkeys(voters), key=lambda label: (voters.count(label), -voters.index(label)))
-    best = {label: score for label, score in reversed(ranked)}
+    best = dict(reversed(ranked))
     return winner, best[winner], best[winner] - max(score for label, score in best.items() if label != winner)
 
 
@@ -122,9 +122,9 @@ def stocked(place: Path, folder: Path, space: str) -> tuple[np.ndarray, list[str
 @pytest.mark.parametrize("space", SPACES)
 def test_decisions_are_those_of_numpy(
     space: str,
-    place: Path,
+    place: Path,  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(identify_module, "FIRST", 2)  # so that it has to look further
     points, labels, queries = stocked(place, tmp_path, space)
