@@ -117,21 +117,32 @@ def remove(
 
 
 @app.command(epilog="Example:  dmlkit gallery info galleries/birds")
-def info(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> None:
-    """What a gallery holds: images, labels, version, and the model that embeds."""
+def info(
+    gallery: GalleryPath,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all rows, and compare them with their checksums.")
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a gallery holds: images, labels, version, and the model that embeds."""
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.embedding.gallery.folder import GalleryFolder
 
     found = GalleryFolder(gallery)
+    if verify:
+        found.check()
     manifest, counts = found.manifest, found.label_counts()
     unlabelled = counts.pop(None, 0)
     labels = {str(label): count for label, count in sorted(counts.items(), key=lambda one: str(one[0]))}
     if json:
         told = {"images": len(found), "without_label": unlabelled, "labels": labels, "version": found.version}
         told["not_indexed"] = found.not_indexed()
-        say_json({**told, **manifest.stamped()})
+        if verify:
+            told["verified"] = found.has_checksums
+        say_json({**told, **manifest.model_copy(update={"contents": {}, "files": {}}).stamped()})
         return
     console = Console()
     if labels:
@@ -144,6 +155,9 @@ def info(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> None
     index = found.approximate
     outside = f"{found.not_indexed()} images are not in it" if index else "every search is exact"
     say(console, f"index: {f'{index.kind}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}")
+    if verify:
+        without = "all rows can be read, but have no checksums: this gallery was created before they were kept"
+        say(console, "verified: all rows are what was written" if found.has_checksums else f"not verified: {without}")
 
 
 @app.command(epilog="Example:  dmlkit gallery history galleries/birds")
@@ -152,9 +166,9 @@ def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> N
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say_json
-    from dmlkit.embedding.gallery.folder import GalleryFolder
+    from dmlkit.embedding.gallery.folder import history as versions_of
 
-    versions = GalleryFolder(gallery).history()
+    versions = versions_of(gallery)
     if json:
         say_json([{"version": one.number, "time": one.time.isoformat(), "images": one.images} for one in versions])
         return

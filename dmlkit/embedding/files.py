@@ -2,12 +2,13 @@
 
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.lib import format as npy
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.manifest import Description, Manifest
+from dmlkit.embedding.manifest import Checksums, Description, Manifest, file_checksum
 from dmlkit.embedding.parts import PartFolder
 from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.faults import refuse_nothing_read
@@ -43,10 +44,12 @@ def write_embeddings(
     """
     output, faults = parts.output, list[str]()
     with atomic_write(output / "embeddings.npy", scratch=parts.path) as partial, partial.open("wb") as file:
-        count = 0
+        count = points_checksum = 0
         _write_header(file, count, description.dim)
         for part in parts.read():
-            file.write(np.ascontiguousarray(part.points.numpy(), dtype="<f4").tobytes())
+            content = np.ascontiguousarray(part.points.numpy(), dtype="<f4").tobytes()
+            points_checksum = crc32(content, points_checksum)
+            file.write(content)
             faults += part.faults
             count += len(part.indices)
         if faults and not count:
@@ -54,7 +57,14 @@ def write_embeddings(
             refuse_nothing_read(count, faults, source)
         _write_header(file, count, description.dim)
     _write_items(output / "items.parquet", parts, dataset, labelled=labelled)
-    manifest = Manifest(**dict(description), source=source, count=count, skipped=tuple(faults), threshold=threshold)
+    manifest = Manifest(
+        **dict(description),
+        source=source,
+        count=count,
+        skipped=tuple(faults),
+        threshold=threshold,
+        checksums=Checksums(points=points_checksum, items=file_checksum(output / "items.parquet")),
+    )
     manifest.write(output / "manifest.json", scratch=parts.path)
     return manifest
 

@@ -1,6 +1,8 @@
 """What anyone needs to know who uses embeddings."""
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from zlib import crc32
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
@@ -90,10 +92,21 @@ class Description(Document, frozen=True, strict=True):
     """What is done to an image before; or which vectors the model takes."""
 
 
+class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
+    """CRC-32 of what lies next to a manifest."""
+
+    points: NonNegativeInt
+    """Of the numbers in ``embeddings.npy``, without its header."""
+    items: NonNegativeInt
+    """Of ``items.parquet``."""
+
+
 class Manifest(Description, frozen=True, strict=True):
     """What stands beside embeddings."""
 
     kind: ClassVar[str] = "manifest of embeddings"
+    version: ClassVar[int] = 4  # 3 knew no checksums
+    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: ()}
 
     source: str
     """The images: a folder, or ``dataset:split``."""
@@ -103,6 +116,17 @@ class Manifest(Description, frozen=True, strict=True):
     """One message per image that could not be read and was left out."""
     threshold: Threshold | None = None
     """From which similarity on two of them are of one class, where ``dmlkit calibrate`` was run before."""
+    checksums: Checksums | None = None
+    """Of the files next to it."""
+
+
+def file_checksum(path: Path) -> int:
+    """Return the CRC-32 of a file, read a megabyte at a time."""
+    checksum = 0
+    with path.open("rb") as file:
+        while content := file.read(2**20):
+            checksum = crc32(content, checksum)
+    return checksum
 
 
 def index_of(manifold: Manifold) -> SearchIndex:

@@ -39,6 +39,7 @@ def evaluate_folder(
         UserError: an item has no label, or there is nothing to retrieve.
     """
     folder = EmbeddingFolder(path)
+    folder.check_points()
     labels = folder.items["label"].to_pylist()
     if None in labels:
         raise UserError(f"{path}: {labels.count(None)} of {len(labels)} items have no label; nothing to score")

@@ -29,7 +29,7 @@ class FaissManifest(Manifest, frozen=True, strict=True):
     """What stands beside a FAISS index: the manifest of its embeddings, and what is in the index."""
 
     kind: ClassVar[str] = "manifest of a FAISS index"
-    older: ClassVar[dict[int, tuple[str, ...]]] = {}
+    older: ClassVar[dict[int, tuple[str, ...]]] = {3: ()}
 
     index: FaissIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
     """The search for the most similar ones."""
@@ -59,7 +59,7 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
         raise UserError(f"{folder.path}: there are no embeddings to index")
     items, manifest = beside(output)
     described = FaissIndex(**manifold.index_form(), dim=index.d)
-    fields: dict[str, Any] = {**dict(folder.manifest), "index": described}
+    fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None}
     # the manifest is renamed first: whatever a kill leaves has one, and is dmlkit's
     with (
         writing(output, RuntimeError),

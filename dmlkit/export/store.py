@@ -42,7 +42,7 @@ class StoreManifest(Manifest, frozen=True, strict=True):
     """What a table in a store bears: the manifest of its embeddings, and how they are searched there."""
 
     kind: ClassVar[str] = "manifest of a table of embeddings"
-    older: ClassVar[dict[int, tuple[str, ...]]] = {}
+    older: ClassVar[dict[int, tuple[str, ...]]] = {3: ()}
 
     index: StoreIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
     """The search for the most similar ones."""
@@ -117,7 +117,11 @@ def store_manifest(folder: EmbeddingFolder) -> StoreManifest:
     distance, form = _distance_and_form(manifest)
     search: dict[str, Any] = {"form": form, "curvature": manifest.index.curvature}
     dim = index_vectors(np.array(folder.points[:1]), search, "gallery").shape[1]
-    fields: dict[str, Any] = {**dict(manifest), "index": StoreIndex(**search, distance=distance, dim=dim)}
+    fields: dict[str, Any] = {
+        **dict(manifest),
+        "index": StoreIndex(**search, distance=distance, dim=dim),
+        "checksums": None,  # of other files
+    }
     return StoreManifest(**fields)
 
 

@@ -24,7 +24,7 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         patience: seconds to wait for another process that holds it; infinity: however long that takes.
 
     Raises:
-        UserError: another process holds the folder.
+        UserError: another process holds the folder, or it cannot be written.
 
     Example:
         >>> import tempfile
@@ -36,11 +36,11 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         []
     """
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     lock = FileLock(path)
     told = f"{folder}: {what} is going on in this folder in another process"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=min(patience, PATIENCE))
         except Timeout:

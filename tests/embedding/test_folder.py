@@ -43,8 +43,11 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     (tmp_path / "old.json").write_text(MANIFEST)
     Manifest.read(tmp_path / "old.json").write(tmp_path / "new.json")
     text = (tmp_path / "new.json").read_text()
-    assert json.loads(text) == {"format": 3, **json.loads(MANIFEST), "index": INDEX, "threshold": None}
-    assert list(json.loads(text)) == ["format", *json.loads(MANIFEST), "threshold"]
+    assert json.loads(text) == {
+        **{"format": 4, **json.loads(MANIFEST), "index": INDEX},
+        **{"threshold": None, "checksums": None},
+    }
+    assert list(json.loads(text)) == ["format", *json.loads(MANIFEST), "threshold", "checksums"]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
 
@@ -72,7 +75,7 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"format": 4}, "of format 4, written by dmlkit 0.1.0; this is"),
+        ({"format": 5}, "of format 5, written by dmlkit 0.1.0; this is"),
         ({"format": "onnx"}, "of format onnx"),
         ({"dim": "8"}, "dim: input should be a valid integer"),
         ({"dtype": "float16"}, "dtype: input should be 'float32'"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.bounded_vectors import CACHED_ELEMENTS
+from dmlkit.embedding.gallery.damage import reading
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import ApproximateIndex, GalleryManifest
 from dmlkit.embedding.search import MARGIN, Neighbors, StoredGallery
@@ -30,6 +31,7 @@ class ApproximateGallery:
         self.manifold = folder.manifold()
         self.exact = StoredGallery(self.manifold, folder)
         self.column, self.metric = column_and_metric(folder.manifest)
+        self.advice = f"build it again with dmlkit gallery index {folder.path}, or search with --exact"
         addresses = folder.row_addresses()
         self.order = np.argsort(addresses)  # compacting may put later rows before earlier ones
         self.addresses = addresses[self.order]
@@ -67,10 +69,15 @@ class ApproximateGallery:
         vectors = queries if self.column == "point" else self.manifold.index_vectors(queries.double(), "query")
         search: Any = self.folder.table.search(vectors.float().numpy(), vector_column_name=self.column)
         search = search.distance_type(self.metric).nprobes(self.index.nprobes).limit(length).with_row_id(True)
-        table = search.select(["_distance"]).to_arrow()
-        rows = self.order[np.searchsorted(self.addresses, table["_rowid"].to_numpy())]
-        # a search with one query does not number it
-        asked = table["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(rows), np.int64)
+        with reading(self.folder.path, "search the index of", self.advice):
+            table = search.select(["_distance"]).to_arrow()
+            addresses = table["_rowid"].to_numpy()
+            places = np.searchsorted(self.addresses, addresses).clip(max=len(self.addresses) - 1)
+            if (self.addresses[places] != addresses).any():
+                raise ValueError("it names rows that are not there")
+            # a search with one query does not number it
+            asked = table["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(table), np.int64)
+        rows = self.order[places]
         order = np.lexsort((rows, asked))
         rows, asked = rows[order], asked[order]
         counts = np.bincount(asked, minlength=len(queries))

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.gallery.damage import content_of, recorded_files
 from dmlkit.embedding.gallery.images import images_of
 from dmlkit.embedding.gallery.incoming import Incoming
 from dmlkit.embedding.gallery.manifest import (
@@ -76,7 +77,10 @@ def create_gallery(
             manifest.write(output / CREATING)
         try:
             with incoming.embedded(manifest, trained, fabric, output, bar) as rows, writing(output, RuntimeError):
-                database.connect(output).create_table(TABLE, rows.reader(incoming.new))
+                table = database.connect(output).create_table(TABLE, rows.reader(incoming.new))
+                contents = {table.version: content_of(table)}
+                files = recorded_files(output, {})
+                manifest.model_copy(update={"contents": contents, "files": files}).write(output / CREATING)
         except BaseException:
             _discard(output)
             raise

@@ -1,7 +1,7 @@
 """A gallery as its readers see it: one version of it, whatever is written meanwhile."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.gallery.damage import (
+    BLOCK,
+    CHECKED,
+    CHECKSUM,
+    check_content,
+    check_files,
+    check_rows,
+    reading,
+    way_back,
+)
 from dmlkit.embedding.gallery.manifest import (
     TABLE,
     ApproximateIndex,
@@ -23,6 +33,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.check_points import check_points
 
 IDS = 1000  # looked up at once
+FROM_BACKUP = "restore the files of this folder from a backup, or create it again"
 
 
 class GalleryFolder:
@@ -39,10 +50,13 @@ class GalleryFolder:
         self.path = path
         self.manifest = read_gallery_manifest(path)
         self._space = self.manifold()
+        check_files(path, self.manifest)
         self.table = open_table(path)
-        self.version: int = self.table.version
-        self.table.checkout(self.version)
-        self.size: int = self.table.count_rows()
+        with reading(path):
+            self.version: int = self.table.version
+            self.table.checkout(self.version)
+            self.size: int = self.table.count_rows()
+        self.has_checksums = check_content(path, self.manifest, self.table)
 
     @property
     def run(self) -> Path | None:
@@ -60,7 +74,7 @@ class GalleryFolder:
     def blocks(self, rows: int) -> Iterator[Tensor]:
         """The points in the order in which they were added, at most ``rows`` rows at a time."""
         kept, count, start = list[Tensor](), 0, 0
-        for batch in self.table.search().select(["point"]).to_batches(rows):
+        for batch in self._batches(["point"], rows):
             if count + batch.num_rows > rows:
                 yield torch.cat(kept)
                 kept, count = [], 0
@@ -80,39 +94,59 @@ class GalleryFolder:
     def items_at(self, rows: Tensor) -> list[GalleryItem]:
         """What is known of the images of rows (M,)."""
         found, places = self._take(rows, ["id", "label", "path", "thumbnail"])
-        items = [GalleryItem(**row) for row in found.to_pylist()]
+        names = list(GalleryItem._fields)
+        items = [GalleryItem(**row) for row in found.select(names).to_pylist()]
         return [items[place] for place in places.tolist()]
 
     def row_addresses(self) -> Values:
         """LanceDB's numbers (N,) of the rows."""
-        return self.table.search().select(["added"]).with_row_id(True).to_arrow()["_rowid"].to_numpy()
+        with reading(self.path):
+            return self.table.search().select(["added"]).with_row_id(True).to_arrow()["_rowid"].to_numpy()
 
     @property
     def approximate(self) -> ApproximateIndex | None:
         """The index of this version, if there is one."""
         index = self.manifest.approximate
-        return index if index and any(one.name == index.name for one in self.table.list_indices()) else None
+        with reading(self.path):
+            return index if index and any(one.name == index.name for one in self.table.list_indices()) else None
 
     def not_indexed(self) -> int:
         """How many images are not in the index: a search looks at each of them."""
         index = self.approximate
-        return self.table.index_stats(index.name).num_unindexed_rows if index else len(self)
+        with reading(self.path):
+            return self.table.index_stats(index.name).num_unindexed_rows if index else len(self)
 
     def labels(self) -> list[str | None]:
         """The labels of all images, in their order."""
-        batches = self.table.search().select(["label"]).to_batches(65_536)
-        return [label for batch in batches for label in batch.column("label").to_pylist()]
+        return [label for batch in self._batches(["label"]) for label in batch.column("label").to_pylist()]
 
     def label_counts(self) -> Counter[str | None]:
         """How many images each label has."""
         return Counter(self.labels())
 
-    def history(self) -> list[GalleryVersion]:
-        """All versions that can be restored, the oldest first."""
-        return [
-            GalleryVersion(found["version"], found["timestamp"], int(found["metadata"]["total_rows"]))
-            for found in open_table(self.path).list_versions()
-        ]
+    def check(self, columns: Sequence[str] = CHECKED) -> None:
+        """Read columns of all rows, and make sure that they are what was written.
+
+        Raises:
+            UserError: they cannot be read, or have other checksums.
+        """
+        for _ in self._batches(columns):
+            pass
+
+    def _batches(self, columns: Sequence[str], rows: int = BLOCK) -> Iterator[Any]:
+        """Columns of all rows in order, at most ``rows`` rows at a time."""
+        count = 0
+        with reading(self.path):
+            for batch in self.table.search().select(self._with_checksums(columns)).to_batches(rows):
+                if self.has_checksums:
+                    check_rows(self.path, batch, columns, range(count, count + batch.num_rows))
+                count += batch.num_rows
+                yield batch
+        if count != self.size:
+            raise UserError(
+                f"{self.path}: this gallery is damaged: {count} rows are there, expected {self.size}; "
+                f"{way_back(self.path)}"
+            )
 
     def _check(self, points: Tensor, rows: Tensor) -> None:
         def name(place: int) -> str:
@@ -124,7 +158,36 @@ class GalleryFolder:
     def _take(self, rows: Tensor, columns: list[str]) -> tuple[Any, Tensor]:
         """Columns of some rows, each once and in order, and where each of ``rows`` is among them."""
         once, places = rows.unique(return_inverse=True)
-        return self.table.take_offsets(once.tolist()).select(columns).to_arrow(), places
+        with reading(self.path):
+            found = self.table.take_offsets(once.tolist()).select(self._with_checksums(columns)).to_arrow()
+            found = found.combine_chunks()
+            if len(found) != len(once):
+                raise ValueError(f"{len(found)} of {len(once)} rows are there")
+            if self.has_checksums:
+                (batch,) = found.to_batches() or [found]
+                check_rows(self.path, batch, columns, once.tolist())
+        return found, places
+
+    def _with_checksums(self, columns: Sequence[str]) -> list[str]:
+        return [*columns, CHECKSUM] if self.has_checksums else list(columns)
+
+
+def history(path: Path) -> list[GalleryVersion]:
+    """Return all versions of a gallery that can be restored, the oldest first.
+
+    Raises:
+        UserError: there is no gallery, or it cannot be opened.
+    """
+    manifest = read_gallery_manifest(path)
+    check_files(path, manifest, all_versions=True)
+    table = open_table(path)
+    with reading(path, advice=FROM_BACKUP):
+        found = [
+            GalleryVersion(one["version"], one["timestamp"], int(one["metadata"]["total_rows"]))
+            for one in table.list_versions()
+        ]
+    contents = manifest.contents
+    return [one._replace(images=contents[one.number].images) if one.number in contents else one for one in found]
 
 
 def open_table(path: Path) -> Any:
@@ -133,11 +196,9 @@ def open_table(path: Path) -> Any:
     Raises:
         UserError: it is damaged.
     """
-    try:
-        return lancedb().connect(path).open_table(TABLE)
-    except (ValueError, RuntimeError, OSError) as error:
-        told = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{path}: cannot read this gallery: {told}; bring its files back, or create it anew") from error
+    database = lancedb()
+    with reading(path, advice=FROM_BACKUP):
+        return database.connect(path).open_table(TABLE)
 
 
 def is_any(column: str, values: list[str]) -> str:

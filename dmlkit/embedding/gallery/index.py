@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.gallery.approximate import ApproximateGallery, check_recall, column_and_metric
-from dmlkit.embedding.gallery.change import changing
+from dmlkit.embedding.gallery.change import changing, record_content
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.manifest import MANIFEST, ApproximateIndex, IndexKind
+from dmlkit.embedding.gallery.manifest import MANIFEST, ApproximateIndex, IndexKind, read_gallery_manifest
 from dmlkit.embedding.search import Neighbors, StoredGallery
 from dmlkit.errors import UserError
 
@@ -92,11 +92,12 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
             seconds = perf_counter() - started
             first = ApproximateIndex(name=name, kind=kind, nprobes=FIRST_PROBES, candidates=1, recall=0)
             found = _measured(GalleryFolder(path), first, recall, seconds)
-            manifest = gallery.manifest.model_copy(update={"approximate": found.index})
+            manifest = read_gallery_manifest(path).model_copy(update={"approximate": found.index})
             manifest.write(path / MANIFEST)
         except BaseException:
             if table.version != before:
                 table.restore(before)
+                record_content(path)
             raise
     return found
 

@@ -30,12 +30,19 @@ class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
     """Share of the 10 nearest that it found, measured on images of the gallery."""
 
 
+class Content(NamedTuple):
+    """What a version of a gallery held when it was written."""
+
+    images: int
+    checksum: int  # the sum of the checksums of all rows: their order may change
+
+
 class GalleryManifest(Description, frozen=True, strict=True):
     """``gallery.json``: the model that all embeddings of a gallery are of, and how it was created."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 2  # 1 knew no approximate index
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
+    version: ClassVar[int] = 3  # 1 knew no approximate index; 2 no checksums
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}
 
     run: str
     """The run whose model embeds images, where it was."""
@@ -45,6 +52,10 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """The similarity below which an image is of no label of the gallery."""
     approximate: ApproximateIndex | None = None
     """What ``dmlkit gallery index`` has built."""
+    contents: dict[int, Content] = Field(default_factory=dict[int, Content])
+    """By version, what it held; empty where rows have no checksums. A version that a kill left may be missing."""
+    files: dict[str, int] = Field(default_factory=dict[str, int])
+    """CRC-32 of LanceDB's manifests and deletions."""
 
 
 class GalleryVersion(NamedTuple):

@@ -9,6 +9,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.files.thumbnail import thumbnail
+from dmlkit.embedding.gallery.damage import CHECKED, CHECKSUM, row_checksums
 from dmlkit.embedding.gallery.images import LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.in_memory import UNSOUND, Advance, embed_dataset
@@ -35,6 +36,7 @@ def schema_of(manifest: GalleryManifest) -> Any:
             pa.field("point", pa.list_(pa.float32(), manifest.dim), nullable=False),
             pa.field("vector", pa.list_(pa.float32(), lifted), nullable=False),
             pa.field("added", pa.timestamp("us", "UTC"), nullable=False),
+            pa.field(CHECKSUM, pa.list_(pa.uint32(), len(CHECKED)), nullable=False),
         ]
     )
 
@@ -80,14 +82,22 @@ class EmbeddedRows:
         self.writer.close()
         return broken
 
-    def reader(self, ids: Container[str]) -> Any:
-        """The rows of some ids, as a stream of Arrow's."""
+    def reader(self, ids: Container[str], schema: Any = None) -> Any:
+        """Return the rows of some ids as a stream of Arrow's.
+
+        Args:
+            ids: which rows.
+            schema: of a table that was created before rows had checksums; by default all columns.
+        """
         import pyarrow as pa
 
         self.file.seek(0)
-        stored = pa.ipc.open_stream(self.file)
-        kept = (batch.filter(pa.array([id in ids for id in batch.column("id").to_pylist()])) for batch in stored)  # noqa: A001
-        return pa.RecordBatchReader.from_batches(self.schema, kept)
+        stored, names = pa.ipc.open_stream(self.file), (schema or self.schema).names
+        kept = (
+            batch.filter(pa.array([id in ids for id in batch.column("id").to_pylist()])).select(names)  # noqa: A001
+            for batch in stored
+        )
+        return pa.RecordBatchReader.from_batches(pa.schema([self.schema.field(name) for name in names]), kept)
 
     def _write(self, images: list[tuple[str, LabelledImage]], points: Tensor) -> None:
         import pyarrow as pa
@@ -103,8 +113,8 @@ class EmbeddedRows:
             pa.array([self._thumbnail(image) for _, image in images], pa.binary()),
             _lists(points),
             _lists(vectors),
-            pa.array([now] * len(images), pa.timestamp("us", "UTC")),
         ]
+        columns += [pa.array([now] * len(images), pa.timestamp("us", "UTC")), row_checksums(columns)]
         self.writer.write_batch(pa.record_batch(columns, schema=self.schema))
 
     def _thumbnail(self, image: LabelledImage) -> bytes | None:

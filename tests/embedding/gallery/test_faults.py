@@ -162,7 +162,7 @@ def test_a_full_disk_and_a_lock_are_told_and_change_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(LanceTable, "add", full)
-        with pytest.raises(UserError, match=r"before: cannot write this file: .* No space left on device$"):
+        with pytest.raises(UserError, match=r"before: cannot change this gallery: .* No space left on device; is the"):
             add(place, some)
     assert rows_of(some) == before and not (some / ".lock").exists()
     monkeypatch.setattr("dmlkit.embedding.gallery.change.PATIENCE", 0.1)

@@ -23,6 +23,7 @@ from dmlkit.embedding.gallery import index as building
 from dmlkit.embedding.gallery.approximate import ApproximateGallery
 from dmlkit.embedding.gallery.change import compact_gallery, remove_images, restore_version
 from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.damage import content_of, row_checksums
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import index_gallery
 from dmlkit.embedding.gallery.manifest import GalleryManifest
@@ -53,33 +54,31 @@ def stocked(place: Path, path: Path, space: str = "ball", rows: int = 1000, dim:
     create_gallery(place / "run", None, path, device="cpu")
     manifold = SPACES[space].build(dim)
     of_space = {"manifold": SPACES[space], "similarity": manifold.similarity_name, "index": index_of(manifold)}
-    manifest = GalleryManifest.read(path / "gallery.json").model_copy(update={**of_space, "dim": dim, "features": dim})
-    manifest.write(path / "gallery.json")
+    width = {"dim": manifold.point_dim, "features": dim, "contents": {}, "files": {}}
+    manifest = GalleryManifest.read(path / "gallery.json").model_copy(update={**of_space, **width})
     schema = schema_of(manifest)
     database = lancedb.connect(path)
     database.drop_table("images")
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(40, dim, generator=generator)
     features = centers.repeat_interleave(rows // 40, 0) + 0.3 * torch.randn(rows, dim, generator=generator)
-    database.create_table("images", as_rows(manifest, features, 0), schema=schema)
+    table = database.create_table("images", as_rows(manifest, features, 0), schema=schema)
+    contents = {table.version: content_of(table)}
+    manifest.model_copy(update={"contents": contents}).write(path / "gallery.json")
     return path
 
 
-def as_rows(manifest: GalleryManifest, features: Tensor, start: int) -> Any:
+def as_rows(manifest: GalleryManifest, features: Tensor, start: int, labels: list[str] | None = None) -> Any:
     manifold = manifest.manifold.build(manifest.features)
     points = manifold.from_features(features)
     vectors = manifold.index_vectors(points.double(), "gallery").float()
     ids = [f"{start + row:032x}" for row in range(len(points))]
-    columns = {
-        "id": ids,
-        "label": [f"c{row % 40}" for row in range(len(points))],
-        "path": [f"/none/{one}.jpg" for one in ids],
-        "thumbnail": [None] * len(ids),
-        "point": points.tolist(),
-        "vector": vectors.tolist(),
-        "added": [datetime.now(UTC)] * len(ids),
-    }
-    return pa.table(columns, schema=schema_of(manifest))
+    labels = labels or [f"c{row % 40}" for row in range(len(points))]
+    columns = [ids, labels, [f"/none/{one}.jpg" for one in ids], [None] * len(ids), points.tolist(), vectors.tolist()]
+    schema = schema_of(manifest)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=False)]
+    arrays += [pa.array([datetime.now(UTC)] * len(ids), schema.field("added").type), row_checksums(arrays)]
+    return pa.table(arrays, schema=schema)
 
 
 def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, GalleryFolder]:
@@ -173,13 +172,14 @@ def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit:
         refused(dmlkit("gallery", "index", path, "--recall", recall), f"--recall {recall}: expected a share")
     refused(dmlkit("gallery", "index", tmp_path, "--recall", "0.5"), "no gallery here")
     index_gallery(path, "ivf_hnsw_sq", 0.5)
-    kept = (path / "gallery.json").read_bytes()
+    kept = GalleryManifest.read(path / "gallery.json").model_copy(update={"contents": {}, "files": {}})
     monkeypatch.setattr(building, "_further", lambda *_: iter(()))
     monkeypatch.setattr(building, "FIRST_PROBES", 1)
     refused(
         dmlkit("gallery", "index", path, "--recall", "1"), "ivf_pq finds 0.", "no index was kept: try another --kind"
     )
-    assert (path / "gallery.json").read_bytes() == kept
+    assert GalleryManifest.read(path / "gallery.json").model_copy(update={"contents": {}, "files": {}}) == kept
+    GalleryFolder(path).check()
     index = GalleryFolder(path).approximate
     assert index is not None and index.kind == "ivf_hnsw_sq"
     with pytest.raises(UserError, match="a change of a gallery"), monkeypatch.context() as patched:

@@ -1,0 +1,300 @@
+"""Galleries as random sequences of operations, next to a model in memory; and killed at random moments."""
+
+import shutil
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.folder import GalleryFolder, history
+from dmlkit.embedding.gallery.images import UNKNOWN, LabelledImage
+from dmlkit.embedding.gallery.index import index_gallery
+from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.search import search
+from dmlkit.errors import UserError
+from tests.conftest import END
+from tests.datasets import trees
+from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
+from tests.embedding.gallery.test_faults import started
+from tests.embedding.gallery.test_gallery import rows_of
+from tests.embedding.gallery.test_index import stocked
+from tests.fuzz.conftest import FULL, examples
+from tests.processes import Forked
+
+STOCK = 280  # images that an index can be learned from; nobody has their files
+LABELS = ("crow", "dove", "c1", "c2")
+Row = tuple[str, str, np.ndarray]  # label, path, point
+
+
+@pytest.fixture(scope="module")
+def home(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """A stocked gallery and folders of photos to add, each embedded."""
+    from dmlkit.cli.app import main
+
+    folder = tmp_path_factory.mktemp("home")
+    stocked(place, folder / "stock", rows=STOCK, dim=4)
+    for index in range(8):
+        trees.photo(folder / f"new{index // 2}" / f"{index}.jpg", 400 + index, (40, 30))
+    for index in range(4):
+        trees.photo(folder / "asked" / f"{index}.jpg", 500 + index, (40, 30))
+    for name in ("asked", *(f"new{group}" for group in range(4))):
+        words = ["embed", place / "run", folder / name, "-o", folder / f"{name}.points", "--device", "cpu"]
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr("sys.argv", ["dmlkit", *map(str, words)])
+            main()
+    return folder
+
+
+def content(path: Path) -> dict[str, tuple[Any, ...]]:
+    """What a gallery holds by id: label, path and point."""
+    return {id: row[:3] for id, row in rows_of(path).items()}  # noqa: A001
+
+
+def new_rows(home: Path, group: int, label: str) -> dict[str, tuple[Any, ...]]:
+    """The rows of a folder of photos, as `dmlkit embed` has them."""
+    points = np.load(home / f"new{group}.points" / "embeddings.npy").tolist()
+    paths = sorted(str(path) for path in (home / f"new{group}").iterdir())
+    return {LabelledImage(path, label).id(): (label, path, point) for path, point in zip(paths, points, strict=True)}
+
+
+def distances(asked: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """In the ball of curvature -1."""
+    squares = ((asked[:, None] - points) ** 2).sum(-1)
+    room = (1 - (asked**2).sum(1))[:, None] * (1 - (points**2).sum(1))
+    return np.arccosh(1 + 2 * squares / room)
+
+
+class GalleryMachine(RuleBasedStateMachine):
+    """A gallery, and a dict in its stead."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        super().__init__()
+        self.home, self.path = home, folder / "gallery"
+        self.asked = np.load(home / "asked.points" / "embeddings.npy").astype(np.float64)
+
+    @initialize()
+    def create(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.copytree(self.home / "stock", self.path)
+        self.model = content(self.path)
+        self.versions = {GalleryFolder(self.path).version: self.model}
+
+    def changed(self, model: dict[str, tuple[Any, ...]]) -> None:
+        self.model = model
+        self.versions[GalleryFolder(self.path).version] = model
+
+    @rule(group=st.integers(0, 3), label=st.sampled_from(LABELS))
+    def add(self, group: int, label: str) -> None:
+        rows = new_rows(self.home, group, label)
+        missing = {id: row for id, row in rows.items() if id not in self.model}  # noqa: A001
+        incoming = add_images(self.path, self.home / f"new{group}", label=label, device="cpu")
+        assert (incoming.added, len(incoming.repeated)) == (len(missing), len(rows) - len(missing))
+        self.changed(self.model | missing)
+
+    @rule(label=st.sampled_from((*LABELS, "nobody")))
+    def remove_label(self, label: str) -> None:
+        self.remove("labels", [label], {id for id, row in self.model.items() if row[0] == label})  # noqa: A001
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.model)
+    def remove_id(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(self.model)))  # noqa: A001
+        self.remove("ids", [id], {id})
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.model)
+    def remove_path(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(self.model)))  # noqa: A001
+        self.remove("paths", [self.model[id][1]], {id})
+
+    def remove(self, by: str, values: list[str], gone: set[str]) -> None:
+        if not gone:
+            with pytest.raises(UserError, match="nothing was removed"):
+                remove_images(self.path, **{by: values})  # type: ignore[arg-type]
+            return
+        assert remove_images(self.path, **{by: values}) == len(gone)  # type: ignore[arg-type]
+        self.changed({id: row for id, row in self.model.items() if id not in gone})  # noqa: A001
+
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        version = data.draw(st.sampled_from(sorted(self.versions)))
+        assert restore_version(self.path, version) == len(self.versions[version])
+        self.changed(self.versions[version])
+
+    @rule(version=st.integers(900, 1000))
+    def restore_nothing(self, version: int) -> None:
+        with pytest.raises(UserError, match=f"has no version {version}"):
+            restore_version(self.path, version)
+
+    @rule()
+    def compact(self) -> None:
+        compact_gallery(self.path)
+        self.changed(self.model)
+
+    @rule(kind=st.sampled_from(["ivf_pq", "ivf_hnsw_sq"]))
+    def index(self, kind: Any) -> None:
+        if len(self.model) < 256:
+            with pytest.raises(UserError, match="too few for an index"):
+                index_gallery(self.path, kind, 0.5)
+        else:
+            index_gallery(self.path, kind, 0.5)
+            self.changed(self.model)
+
+    @rule(k=st.integers(1, 300))
+    def search(self, k: int) -> None:
+        if not self.model:
+            with pytest.raises(UserError, match="holds no embeddings"):
+                search(self.path, self.home / "asked.points", k=k, exact=True)
+            return
+        ids = sorted(self.model)
+        all_distances = distances(self.asked, np.array([self.model[id][2] for id in ids]))  # noqa: A001
+        found = search(self.path, self.home / "asked.points", k=k, exact=True).plain()
+        for query, row in zip(found["queries"], all_distances, strict=True):
+            assert len(query["neighbors"]) == min(k, len(ids))
+            np.testing.assert_allclose(
+                [-one["similarity"] for one in query["neighbors"]], np.sort(row)[:k], rtol=1e-5, atol=1e-6
+            )
+            for one in query["neighbors"]:
+                label, path, _ = self.model[one["id"]]
+                assert (one["label"], one["path"]) == (label, path)
+                assert -one["similarity"] == pytest.approx(row[ids.index(one["id"])], rel=1e-5, abs=1e-6)
+        approximate = search(self.path, self.home / "asked.points", k=1).plain()
+        assert all(one["id"] in self.model for query in approximate["queries"] for one in query["neighbors"])
+
+    @rule(threshold=st.floats(-4, 0))
+    def identify(self, threshold: float) -> None:
+        if not self.model:
+            with pytest.raises(UserError, match="this gallery is empty"):
+                identify(self.path, self.home / "asked.points")
+            return
+        if GalleryFolder(self.path).approximate is not None:
+            return  # which finds some of the nearest
+        rows = list(self.model.values())
+        near = distances(self.asked, np.array([row[2] for row in rows]))
+        answers = identify(self.path, self.home / "asked.points", threshold=threshold).answers
+        for answer, row in zip(answers, near, strict=True):
+            best = int(row.argmin())
+            assert answer.score == pytest.approx(-row[best], rel=1e-5)
+            if abs(row[best] + threshold) > 1e-5:
+                assert answer.label == (rows[best][0] if -row[best] >= threshold else UNKNOWN)
+
+    @invariant()
+    def is_as_the_model(self) -> None:
+        if hasattr(self, "model"):
+            gallery = GalleryFolder(self.path)
+            gallery.check()
+            assert content(self.path) == self.model and len(gallery) == len(self.model)
+            assert gallery.version in gallery.manifest.contents
+            numbers = {one.number: one.images for one in history(self.path)}
+            assert all(numbers[version] == len(rows) for version, rows in self.versions.items())
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_any_sequence_of_operations_is_as_in_memory(home: Path, tmp_path: Path):
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        partial(GalleryMachine, home, tmp_path), settings=examples(4, 150)
+    )
+
+
+def change(name: str, home: Path, gallery: Path, argument: Any) -> None:
+    """One change of a gallery, in a process that may be killed."""
+    match name:
+        case "add":
+            add_images(gallery, home / f"new{argument}", label="new", device="cpu")
+        case "remove":
+            remove_images(gallery, ids=argument)
+        case "restore":
+            restore_version(gallery, argument)
+        case "compact":
+            compact_gallery(gallery)
+        case _:
+            index_gallery(gallery, argument, 0.5)
+
+
+class Change:
+    """A change that a process of its own can make."""
+
+    def __init__(self, name: str, argument: Any) -> None:
+        self.name, self.argument = name, argument
+
+    def __call__(self, home: Path, gallery: Path) -> None:
+        change(self.name, home, gallery, self.argument)
+
+
+def drawn(home: Path, gallery: Path, random: np.random.Generator) -> tuple[Change, dict[str, tuple[Any, ...]]]:
+    """A change, and what the gallery holds after it."""
+    before, versions = content(gallery), history(gallery)
+    name = str(random.choice(["add", "add", "remove", "remove", "restore", "compact", "index"]))
+    group = int(random.integers(4))
+    rows = {id: row for id, row in new_rows(home, group, "new").items() if id not in before}  # noqa: A001
+    if name == "add" and rows:
+        return Change("add", group), before | rows
+    if name == "remove" and len(before) > 270:
+        gone = [str(id) for id in random.choice(sorted(before), 3, replace=False)]  # noqa: A001
+        return Change("remove", gone), {id: row for id, row in before.items() if id not in gone}  # noqa: A001
+    if name == "restore":
+        version = versions[int(random.integers(len(versions)))].number
+        held = GalleryFolder(gallery)
+        held.table.checkout(version)
+        rows = {row["id"]: (row["label"], row["path"], row["point"]) for row in held.table.to_arrow().to_pylist()}
+        return Change("restore", version), rows
+    if name == "index":
+        return Change("index", str(random.choice(["ivf_pq", "ivf_hnsw_sq"]))), before
+    return Change("compact", None), before
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_a_storm_of_kills_leaves_each_change_done_or_not(home: Path, tmp_path: Path):
+    """Killed somewhere between its start and a little after the time that it takes; the gallery is never repaired."""
+    gallery, random, kills = tmp_path / "gallery", np.random.default_rng(0), 100 if FULL else 5
+    shutil.copytree(home / "stock", gallery)
+    seconds: dict[str, float] = {}
+    counts = dict.fromkeys(["killed", "before", "after", "ended", "unrecorded"], 0)
+    while counts["killed"] < kills:
+        one, after = drawn(home, gallery, random)
+        before = content(gallery)
+        process: Forked = started(one, home, gallery)
+        since = perf_counter()
+        if one.name in seconds:
+            sleep(float(random.uniform(0, 1.1)) * seconds[one.name])
+            process.kill()
+        code = process.wait(END)
+        assert code in (0, -signal.SIGKILL), process.communicate()
+        if code == 0:
+            counts["ended"] += 1
+            seconds[one.name] = perf_counter() - since
+        gallery.with_suffix(".begun").unlink()
+        found = content(gallery)  # no id is there twice, or it fails
+        assert found in (before, after) and (code != 0 or found == after), (one.name, counts)
+        GalleryFolder(gallery).check()
+        counts["unrecorded"] += GalleryFolder(gallery).version not in GalleryFolder(gallery).manifest.contents
+        if code != 0:
+            counts["killed"] += 1
+            if before != after:
+                counts["after" if found == after else "before"] += 1
+        if code != 0 and counts["killed"] % 10 == 0:  # and it is of use: searched, changed, and searched again
+            some = sorted(found)[0]
+            assert remove_images(gallery, ids=[some]) == 1 and some not in content(gallery)
+            restore_version(gallery, history(gallery)[-2].number)
+            assert content(gallery) == found
+            neighbors = search(gallery, home / "asked.points", k=len(found), exact=True).plain()["queries"]
+            assert all({near["id"] for near in query["neighbors"]} == set(found) for query in neighbors)
+    sys.stdout.write(f"a storm on a gallery: {counts}; seconds of a change: {seconds}\n")
+    assert counts["before"] and (counts["after"] or not FULL)
