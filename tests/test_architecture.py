@@ -173,7 +173,7 @@ def test_every_key_says_what_it_is(config: type[BaseModel]):
 
 def test_modules_are_short():
     lines = sorted(path.read_text(encoding="utf-8").count("\n") for path in MODULES.values())
-    assert lines[-1] <= 220 and lines[len(lines) // 2] <= 90
+    assert lines[-1] <= 420 and lines[len(lines) // 2] <= 90
     entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
     assert len(entries) <= 33  # 32, and testing, which the tests of strangers import by that name
 
