@@ -117,9 +117,9 @@ def test_values_of_one_part_that_do_not_go_together_are_told_plainly():
         (
             "a: &x [&y [1, 1, 1, 1, 1, 1, 1, 1, 1, 1], *y, *y]\nb: &z [*x, *x, *x, *x, *x, *x, *x, *x, *x, *x]\n"
             "c: &w [*z, *z, *z, *z, *z, *z, *z, *z, *z, *z]\nd: [*w, *w, *w, *w, *w, *w, *w, *w, *w, *w]\n",
-            "this is no recipe",
+            "levels; expected a recipe",
         ),
-        ("a: &x [*x]\n", "this is no recipe"),
+        ("a: &x [*x]\n", "levels; expected a recipe"),
     ],
 )
 def test_hostile_or_broken_yaml_is_one_line(text: str, line: str):
@@ -135,7 +135,7 @@ def test_overrides_replace_and_are_named_in_faults():
     assert parse_recipe(text, "r.yaml", ["metrics.0.k=[1, 10]"]).metrics[0].k == (1, 10)  # pyright: ignore
     assert faults(GOOD, "loss.margin=big") == ["--set loss.margin=big: loss.margin: got 'big', expected a valid number"]
     assert faults(GOOD, "loss.margin") == ["--set loss.margin: expected key.subkey=value, e.g. --set loss.margin=0.2"]
-    assert "is the value 0.2, not a mapping" in faults(GOOD, "loss.margin.x=1")[0]
+    assert "is the value 0.2, expected a mapping" in faults(GOOD, "loss.margin.x=1")[0]
     assert "does not exist" in faults(text, "metrics.7.k=[1]")[0]
 
 
@@ -148,7 +148,7 @@ def test_rules_across_parts_name_the_part_with_the_need():
         "recall@1, recall@2, recall@4, recall@8, map@r"
     ]
     assert faults(GOOD + "training: {select_by: eer}\nmetrics: [eer]\n") == [
-        "r.yaml:5: training.select_by: less of eer is better; expected the reverse"
+        "r.yaml:5: training.select_by: got eer, of which smaller is better; expected a metric where larger is better"
     ]
 
 
@@ -162,11 +162,11 @@ def test_names_with_a_number_are_read_and_written_as_they_are():
 @pytest.mark.parametrize(
     ("metrics", "told"),
     [
-        ("[{name: nmi, restarts: 1}, {name: nmi, restarts: 20}, map@r]", "metrics.1: nmi is given twice"),
-        ("[{name: recall, k: [1]}, {name: recall, k: [1, 2]}, map@r]", "metrics.1: recall@1 is given twice"),
-        ("[map@r, {name: map_at_r}]", "metrics.1: map@r is given twice"),
-        ("[{name: recall, k: [1, 1]}, map@r]", "metrics.0: recall@1 is given twice"),
-        ("[recall@1, recall@1, map@r]", "metrics.0: recall@1 is given twice"),
+        ("[{name: nmi, restarts: 1}, {name: nmi, restarts: 20}, map@r]", "metrics.1: nmi is listed twice"),
+        ("[{name: recall, k: [1]}, {name: recall, k: [1, 2]}, map@r]", "metrics.1: recall@1 is listed twice"),
+        ("[map@r, {name: map_at_r}]", "metrics.1: map@r is listed twice"),
+        ("[{name: recall, k: [1, 1]}, map@r]", "metrics.0: recall@1 is listed twice"),
+        ("[recall@1, recall@1, map@r]", "metrics.0: recall@1 is listed twice"),
     ],
 )
 def test_a_figure_has_one_name_w14(metrics: str, told: str):
@@ -187,7 +187,7 @@ def test_unreadable_files(tmp_path):
     with pytest.raises(UserError, match="cannot read"):
         read_recipe(tmp_path / "latin.yaml")
     (tmp_path / "big.yaml").write_bytes(b"#" * 2_000_000)
-    with pytest.raises(UserError, match="no recipe"):
+    with pytest.raises(UserError, match="expected a recipe"):
         read_recipe(tmp_path / "big.yaml")
 
 

@@ -708,7 +708,7 @@ def test_files_that_are_no_study(dmlkit, tmp_path: Path):
     assert "none.yaml: no such file; expected a study, e.g." in dmlkit("study", tmp_path / "none.yaml").err
     assert "cannot read this study" in dmlkit("study", tmp_path).err
     (tmp_path / "big.yaml").write_bytes(b"#" * 2_000_000)
-    assert "this is no study" in dmlkit("study", tmp_path / "big.yaml").err
+    assert "expected a study" in dmlkit("study", tmp_path / "big.yaml").err
 
 
 def test_overrides_that_undo_the_study_are_refused(dmlkit, tmp_path: Path):
