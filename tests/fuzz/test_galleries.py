@@ -208,7 +208,8 @@ class GalleryMachine(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_any_sequence_of_operations_is_as_in_memory(home: Path, tmp_path: Path):
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        partial(GalleryMachine, home, tmp_path), settings=examples(4, 150)
+        partial(GalleryMachine, home, tmp_path),  # pyright: ignore[reportArgumentType]
+        settings=examples(4, 150),
     )
 
 
