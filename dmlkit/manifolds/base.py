@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.linalg import vecdot
 
 from dmlkit.component import ComponentConfig
-from dmlkit.manifolds.arithmetic.products import inner_products
+from dmlkit.manifolds.products import inner_products
 
 Side = Literal["query", "gallery"]
 # Distance from the origin. Glyphs, 5 epochs, Proxy-Anchor's defaults on the hyperboloid, mean of 3 seeds on validation:

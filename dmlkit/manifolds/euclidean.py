@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.linalg import vecdot
 
-from dmlkit.manifolds.arithmetic.products import safe_sqrt, squared_distances
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
-from dmlkit.manifolds.numerics.unit import unit_vectors
+from dmlkit.manifolds.products import safe_sqrt, squared_distances, unit_vectors
 
 
 class EuclideanConfig(ManifoldConfig, frozen=True):

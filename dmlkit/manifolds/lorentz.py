@@ -11,16 +11,19 @@ from torch.nn.utils.parametrize import is_parametrized
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
+    PointRows,
     check_hyperbolic,
     clip_features,
     distance_from_sinh,
     farthest,
     make_learnable,
+    product_distance,
     right_angle_distance,
+    row_squares,
+    squared_norms,
 )
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
-from dmlkit.manifolds.numerics.product_distance import PointRows, product_distance, row_squares, squared_norms
-from dmlkit.manifolds.numerics.unit import unit_vectors
+from dmlkit.manifolds.products import unit_vectors
 
 
 class LorentzConfig(ManifoldConfig, frozen=True):

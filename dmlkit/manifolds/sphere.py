@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
-from dmlkit.manifolds.arithmetic.products import inner_products, rounding_error, safe_sqrt
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
-from dmlkit.manifolds.numerics.unit import unit_vectors
+from dmlkit.manifolds.products import inner_products, rounding_error, safe_sqrt, unit_vectors
 
 
 class SphereConfig(ManifoldConfig, frozen=True):

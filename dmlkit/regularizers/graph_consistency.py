@@ -8,8 +8,8 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.manifolds.arithmetic.products import safe_sqrt
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.products import safe_sqrt
 from dmlkit.regularizers.base import Regularizer, RegularizerConfig
 
 GraphForm = Literal["propagated", "graphs", "bound"]

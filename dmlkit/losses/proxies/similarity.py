@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dmlkit.manifolds import Sphere
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.unit import Cosines
+from dmlkit.manifolds.products import Cosines
 
 PullBack = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """A function of the gradient of similarities that returns the gradients of embeddings and parameters. It writes the

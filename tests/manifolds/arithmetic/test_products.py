@@ -3,7 +3,7 @@
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from dmlkit.manifolds.arithmetic.products import inner_products
+from dmlkit.manifolds.products import inner_products
 
 
 def test_inner_products_of_a_set_with_itself():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.manifolds.numerics.unit import Cosines, unit_vectors
+from dmlkit.manifolds.products import Cosines, unit_vectors
 
 
 def features() -> torch.Tensor:

@@ -1,1 +1,0 @@
-"""Matrix products shared by the manifold interface and its implementations."""
