@@ -3,11 +3,10 @@
 from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
-from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.base import NoTransport, NoTransportConfig, TransportConfig, TransportSolver
 from dmlkit.transport.cvxpy import Cvxpy, CvxpyConfig
 from dmlkit.transport.emd import Emd, EmdConfig
 from dmlkit.transport.exact import Exact, ExactConfig
-from dmlkit.transport.none import NoTransport, NoTransportConfig
 from dmlkit.transport.quadratic import Quadratic, QuadraticConfig
 from dmlkit.transport.sinkhorn import Sinkhorn, SinkhornConfig
 

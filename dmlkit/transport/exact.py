@@ -6,8 +6,13 @@ import torch
 from torch import Tensor
 
 from dmlkit.transport.base import TransportConfig, TransportSolver
-from dmlkit.transport.solvers.assignment import ENUMERATED_ROWS, assigned, best_assignment, is_small_assignment
-from dmlkit.transport.solvers.augmenting_paths import shortest_augmenting_paths
+from dmlkit.transport.solvers import (
+    ENUMERATED_ROWS,
+    assigned,
+    best_assignment,
+    is_small_assignment,
+    shortest_augmenting_paths,
+)
 
 
 class ExactConfig(TransportConfig, frozen=True):

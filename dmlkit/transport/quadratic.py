@@ -7,9 +7,14 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.transport.base import TransportConfig, TransportSolver
-from dmlkit.transport.solvers.assignment import assigned, best_assignment, is_quadratic_optimum, is_small_assignment
-from dmlkit.transport.solvers.implicit import with_implicit_gradient
-from dmlkit.transport.solvers.interior_point import interior_point
+from dmlkit.transport.solvers import (
+    assigned,
+    best_assignment,
+    interior_point,
+    is_quadratic_optimum,
+    is_small_assignment,
+    with_implicit_gradient,
+)
 
 
 class QuadraticConfig(TransportConfig, frozen=True):

@@ -7,7 +7,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
-from dmlkit.transport.solvers.implicit import with_implicit_gradient
+from dmlkit.transport.solvers import with_implicit_gradient
 
 Gradient = Literal["implicit", "unrolled", "envelope"]
 

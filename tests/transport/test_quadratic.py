@@ -6,9 +6,7 @@ from torch import Tensor
 
 from dmlkit.transport import Cvxpy, Emd, Quadratic, QuadraticConfig
 from dmlkit.transport.base import TransportSolver
-from dmlkit.transport.solvers.assignment import best_assignment, is_quadratic_optimum
-from dmlkit.transport.solvers.implicit import with_implicit_gradient
-from dmlkit.transport.solvers.interior_point import interior_point
+from dmlkit.transport.solvers import best_assignment, interior_point, is_quadratic_optimum, with_implicit_gradient
 
 
 def problem(seed: int, n: int, m: int, groups: int = 3, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,1 +1,0 @@
-"""Algorithms behind the transport solvers."""
