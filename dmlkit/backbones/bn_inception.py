@@ -12,8 +12,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.pretrained.weights import CAFFE, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
 from dmlkit.errors import UserError
-from dmlkit.pooling.avg import Avg, AvgConfig
-from dmlkit.pooling.base import Pooling, PoolingConfig
+from dmlkit.pooling import Avg, AvgConfig, Pooling, PoolingConfig
 
 URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 

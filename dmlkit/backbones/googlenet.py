@@ -9,8 +9,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.pretrained.published import PublishedInput, torchvision_input
 from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
-from dmlkit.pooling.avg import Avg, AvgConfig
-from dmlkit.pooling.base import Pooling, PoolingConfig
+from dmlkit.pooling import Avg, AvgConfig, Pooling, PoolingConfig
 
 
 class GoogLeNetConfig(BackboneConfig, frozen=True):

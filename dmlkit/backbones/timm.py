@@ -15,8 +15,7 @@ from dmlkit.backbones.pretrained.timm_models import adapt, built_size, check_reg
 from dmlkit.backbones.pretrained.weights import input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, from_weights, one_of
 from dmlkit.errors import UserError
-from dmlkit.pooling.base import Pooling, PoolingConfig
-from dmlkit.pooling.cls import Cls
+from dmlkit.pooling import Cls, Pooling, PoolingConfig
 
 RESNET, REGNET = ("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4")
 CONTAINERS = (("blocks",), ("stages",), ("layers",), RESNET, REGNET)

@@ -11,8 +11,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained.published import PublishedInput, torchvision_input
 from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
 from dmlkit.component import Requirement, one_of
-from dmlkit.pooling.base import Pooling, PoolingConfig
-from dmlkit.pooling.cls import Cls, ClsConfig
+from dmlkit.pooling import Cls, ClsConfig, Pooling, PoolingConfig
 
 ViTVariant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
 

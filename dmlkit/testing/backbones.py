@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.pooling.base import PoolingConfig
+from dmlkit.pooling import PoolingConfig
 from dmlkit.testing.promise import Promise, changed, expect, expect_close, hold, title
 
 SIZE = 64  # side length of the images

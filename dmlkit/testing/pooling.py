@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dmlkit.pooling.base import PoolingConfig
+from dmlkit.pooling import PoolingConfig
 from dmlkit.testing.promise import Promise, a_line_of_help_says_what_it_is, expect, expect_close, hold
 
 

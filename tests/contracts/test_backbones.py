@@ -9,7 +9,7 @@ from torch import nn
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.errors import UserError
-from dmlkit.pooling.base import PoolingConfig
+from dmlkit.pooling import PoolingConfig
 from dmlkit.testing.backbones import (
     check_backbone,
     expect_frozen,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dmlkit.pooling import GeMConfig
-from dmlkit.pooling.base import PoolingConfig
+from dmlkit.pooling import GeMConfig, PoolingConfig
 from dmlkit.testing.pooling import POOLING
 from dmlkit.testing.promise import Promise, hold
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dmlkit.pooling import AvgMax, Cls, GeM, GeMConfig
-from dmlkit.pooling.base import PoolingConfig
+from dmlkit.pooling import AvgMax, Cls, GeM, GeMConfig, PoolingConfig
 
 MAPS = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

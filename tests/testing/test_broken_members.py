@@ -23,7 +23,7 @@ from dmlkit.metrics.recall import RecallConfig
 from dmlkit.miners.all import All, AllConfig
 from dmlkit.miners.base import Triplets
 from dmlkit.optimizers.adam import AdamConfig
-from dmlkit.pooling.base import Pooling, PoolingConfig
+from dmlkit.pooling import Pooling, PoolingConfig
 from dmlkit.regularizers.base import Regularizer, RegularizerConfig
 from dmlkit.samplers.random import Random, RandomConfig
 from dmlkit.schedules.base import ScheduleConfig

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from dmlkit.component import ComponentConfig
-from dmlkit.pooling.base import Pooling
+from dmlkit.pooling import Pooling
 
 Blocks = Callable[[], list[nn.Module]]
 """Function that returns the blocks of a backbone from input to output, or raises UserError if it has none."""

@@ -1,0 +1,194 @@
+"""Pooling: feature maps or tokens to one feature vector per image."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor, nn
+
+from dmlkit.component import ComponentConfig, Requirement, missing_attribute
+
+__all__ = [
+    "Avg",
+    "AvgConfig",
+    "AvgMax",
+    "AvgMaxConfig",
+    "Cls",
+    "ClsConfig",
+    "GeM",
+    "GeMConfig",
+    "Max",
+    "MaxConfig",
+    "Pooling",
+    "PoolingConfig",
+]
+
+
+class PoolingConfig(ComponentConfig, frozen=True):
+    """Root of the pooling family."""
+
+    def build(self) -> "Pooling":
+        """Return the pooling layer."""
+        raise NotImplementedError
+
+
+class Pooling(nn.Module, ABC):
+    """A layer from feature maps (B, C, H, W) to vectors (B, C)."""
+
+    @abstractmethod
+    def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
+        """Pool maps (B, C, H, W) to vectors (B, C); a transformer also passes its class token (B, C)."""
+
+
+class AvgConfig(PoolingConfig, frozen=True):
+    """The mean over all positions."""
+
+    name: Literal["avg"] = "avg"
+
+    def build(self) -> "Avg":
+        return Avg()
+
+
+class Avg(Pooling):
+    """Global average pooling.
+
+    Example:
+        >>> import torch
+        >>> Avg()(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]))
+        tensor([[3.]])
+    """
+
+    def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
+        return maps.mean((2, 3))
+
+
+class MaxConfig(PoolingConfig, frozen=True):
+    """The maximum over all positions."""
+
+    name: Literal["max"] = "max"
+
+    def build(self) -> "Max":
+        return Max()
+
+
+class Max(Pooling):
+    """Global maximum pooling.
+
+    Example:
+        >>> import torch
+        >>> Max()(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]))
+        tensor([[6.]])
+    """
+
+    def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
+        return maps.amax((2, 3))
+
+
+class AvgMaxConfig(PoolingConfig, frozen=True):
+    """Mean plus maximum, used for the published Proxy-Anchor results; adds about 1 % to R@1 on CUB and Cars."""
+
+    name: Literal["avg_max"] = "avg_max"
+
+    def build(self) -> "AvgMax":
+        return AvgMax()
+
+
+class AvgMax(Pooling):
+    """The sum of global average pooling and global maximum pooling.
+
+    Example:
+        >>> import torch
+        >>> AvgMax()(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]))
+        tensor([[9.]])
+    """
+
+    def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
+        return maps.mean((2, 3)) + maps.amax((2, 3))
+
+
+SMALLEST = 1e-6  # features are clamped to it: a root has infinite slope at 0
+
+
+class GeMConfig(PoolingConfig, frozen=True):
+    """Generalized mean: p = 1 is the average, a large p approaches the maximum, p = 3 is MPA's cubic GeM."""
+
+    name: Literal["gem"] = "gem"
+    p: PositiveFloat = 3.0
+    """Exponent, one for all channels; 1 is the mean, infinity the maximum."""
+    learn: bool = False
+    """Train p with the backbone."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        if self.learn:
+            tunings = ("full", "last_blocks", "lora")
+            yield Requirement("backbone.tuning.name", tunings, "p is a weight of the backbone and learn is true")
+
+    def build(self) -> "GeM":
+        return GeM(p=self.p, learn=self.learn)
+
+
+class GeM(Pooling):
+    r"""Radenović, Tolias & Chum, TPAMI 2019 (arXiv:1711.02512), eq. 3, with one p for all channels.
+
+    .. math:: f = \Big(\frac{1}{HW} \sum_{x} \max(x, 10^{-6})^p\Big)^{1/p}
+
+    Args:
+        p: the exponent; its initial value if it is learned.
+        learn: whether to train p.
+
+    Example:
+        >>> GeM(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))
+        tensor([[5.]])
+    """
+
+    p: Tensor
+
+    def __init__(self, *, p: float = 3.0, learn: bool = False) -> None:
+        super().__init__()
+        if learn:
+            self.p = nn.Parameter(torch.tensor(p))
+        else:
+            self.register_buffer("p", torch.tensor(p), persistent=False)
+
+    def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
+        with torch.autocast(maps.device.type, enabled=False):  # 41^3 overflows float16
+            powers = maps.float().clamp(min=SMALLEST).pow(self.p)
+            return powers.mean((2, 3)).pow(1 / self.p)
+
+
+class ClsConfig(PoolingConfig, frozen=True):
+    """The class token; vision transformers only."""
+
+    name: Literal["cls"] = "cls"
+
+    def build(self) -> "Cls":
+        return Cls()
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("backbone.name", ("vit", "timm"), "only vision transformers have a class token")
+
+
+class Cls(Pooling):
+    """The class token, which attends to all positions.
+
+    Raises:
+        ValueError: the backbone has no class token.
+
+    Example:
+        >>> import torch
+        >>> Cls()(torch.zeros(1, 2, 1, 1), torch.tensor([[5.0, 6.0]]))
+        tensor([[5., 6.]])
+    """
+
+    def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
+        if token is None:
+            raise ValueError("pooling: cls needs a backbone with a class token; use a vision transformer")
+        return token
+
+
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
+
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)
