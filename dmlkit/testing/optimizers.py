@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dmlkit.manifolds import Sphere
-from dmlkit.optimizers.base import LearningRateMultipliers, OptimizerConfig
+from dmlkit.optimizers import LearningRateMultipliers, OptimizerConfig
 from dmlkit.testing.promise import Promise, changed, expect, expect_close, hold
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dmlkit.optimizers.base import OptimizerConfig
+from dmlkit.optimizers import OptimizerConfig
 from dmlkit.testing.optimizers import OPTIMIZER
 from dmlkit.testing.promise import Promise, hold
 

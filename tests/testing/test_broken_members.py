@@ -22,7 +22,7 @@ from dmlkit.manifolds.euclidean import Euclidean, EuclideanConfig
 from dmlkit.metrics.recall import RecallConfig
 from dmlkit.miners.all import All, AllConfig
 from dmlkit.miners.base import Triplets
-from dmlkit.optimizers.adam import AdamConfig
+from dmlkit.optimizers import AdamConfig
 from dmlkit.pooling import Pooling, PoolingConfig
 from dmlkit.regularizers.base import Regularizer, RegularizerConfig
 from dmlkit.samplers.random import Random, RandomConfig

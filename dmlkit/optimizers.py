@@ -1,0 +1,122 @@
+"""Optimizers: one learning rate, multiplied for backbone, head and loss."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat
+from torch import nn
+from torch.optim import Optimizer
+
+from dmlkit.component import ComponentConfig, missing_attribute
+from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
+
+__all__ = [
+    "AdamConfig",
+    "AdamWConfig",
+    "LearningRateMultipliers",
+    "OptimizerConfig",
+    "RiemannianAdamConfig",
+    "RiemannianSGDConfig",
+]
+
+
+class LearningRateMultipliers(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Factors on ``lr`` for backbone, head and loss."""
+
+    backbone: PositiveFloat = 1.0
+    """Factor for the backbone; below 1, pretrained weights change less."""
+    head: PositiveFloat = 1.0
+    """Factor for the layer between features and embedding."""
+    loss: PositiveFloat = 1.0
+    """Factor for the loss: proxies receive few gradients and need a larger step, usually 100."""
+
+
+class OptimizerConfig(ComponentConfig, frozen=True):
+    """Root of the optimizer family."""
+
+    lr: PositiveFloat = 1e-3
+    """Learning rate, before multipliers and schedule."""
+    weight_decay: NonNegativeFloat = 1e-4
+    """Fraction of a weight, times the learning rate, that each step subtracts; also for proxies."""
+    lr_multipliers: LearningRateMultipliers = LearningRateMultipliers()
+    """Factors on ``lr`` for backbone, head and loss."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Learning rate of each block of the backbone relative to that of the next one, e.g. 0.75 for a large pretrained
+    ViT: blocks near the pixels then change less from their pretrained weights."""
+
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+        """Return the optimizer over the parameters of ``backbone``, ``head`` and ``loss``.
+
+        Args:
+            parameters: lists by that name; a backbone's block is ``backbone.N``, where N counts from the head.
+            fused: use one kernel per step if available: 12 ms instead of 38 ms for 17 million numbers on 2
+                CPU cores. Fused steps scale float16 gradients themselves, so those cannot be clipped.
+        """
+        raise NotImplementedError
+
+    def groups(self, parameters: dict[str, list[nn.Parameter]]) -> list[dict[str, Any]]:
+        """Return one named group for each list with parameters, with its own learning rate."""
+        rates = {name: self.lr * self._multiplier(*name.split(".")) for name in parameters}
+        return [{"params": group, "name": name, "lr": rates[name]} for name, group in parameters.items() if group]
+
+    def _multiplier(self, part: str, depth: str = "0") -> float:
+        return getattr(self.lr_multipliers, part) * self.layer_decay ** int(depth)
+
+
+class AdamConfig(OptimizerConfig, frozen=True):
+    """Adam (Kingma & Ba 2015); weight decay is added to the gradient."""
+
+    name: Literal["adam"] = "adam"
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator, so that steps stay finite if gradients vanish."""
+
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+        return torch.optim.Adam(
+            self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=fused
+        )
+
+
+class AdamWConfig(OptimizerConfig, frozen=True):
+    """AdamW (Loshchilov & Hutter 2019); weight decay is applied separately from the gradient."""
+
+    name: Literal["adamw"] = "adamw"
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator, so that steps stay finite if gradients vanish."""
+
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+        return torch.optim.AdamW(
+            self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=fused
+        )
+
+
+class RiemannianAdamConfig(OptimizerConfig, frozen=True):
+    """Riemannian Adam (Bécigneul & Ganea 2019); ordinary parameters take ordinary Adam steps."""
+
+    name: Literal["riemannian_adam"] = "riemannian_adam"
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator, so that steps stay finite if gradients vanish."""
+
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+        # stabilize: project back every 10 steps, so that rounding errors do not accumulate
+        return load_geoopt().optim.RiemannianAdam(
+            self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, stabilize=10
+        )
+
+
+class RiemannianSGDConfig(OptimizerConfig, frozen=True):
+    """Riemannian SGD (Bonnabel 2013); ordinary parameters take ordinary SGD steps."""
+
+    name: Literal["riemannian_sgd"] = "riemannian_sgd"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Fraction of the previous step that is added to each step."""
+
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+        # stabilize: project back every 10 steps, so that rounding errors do not accumulate
+        options = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
+        return load_geoopt().optim.RiemannianSGD(self.groups(parameters), stabilize=10, **options)
+
+
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
+
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)
