@@ -2,7 +2,7 @@
 
 from math import isclose
 
-from dmlkit.schedules.base import ScheduleConfig
+from dmlkit.schedules import ScheduleConfig
 from dmlkit.testing.promise import Promise, changed, expect, hold
 
 

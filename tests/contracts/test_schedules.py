@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmlkit.schedules.base import ScheduleConfig
+from dmlkit.schedules import ScheduleConfig
 from dmlkit.testing.promise import Promise, hold
 from dmlkit.testing.schedules import SCHEDULE, expect_share
 

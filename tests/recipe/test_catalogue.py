@@ -73,7 +73,7 @@ def test_a_changed_class_is_described_anew(monkeypatch: pytest.MonkeyPatch):
 
 def test_plugins_are_described_from_their_classes(dmlkit, tmp_path: Path):
     (tmp_path / "mine.py").write_text(
-        "from typing import Literal\nfrom dmlkit.schedules.base import ScheduleConfig\n"
+        "from typing import Literal\nfrom dmlkit.schedules import ScheduleConfig\n"
         'class Mine(ScheduleConfig, frozen=True):\n    """Mine alone."""\n\n    name: Literal["mine"] = "mine"\n'
     )
     described = json.loads(
