@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+from dmlkit.regularizers import Regularizer, RegularizerConfig
 from dmlkit.testing.loss_cases import degenerate_batches, draw
 from dmlkit.testing.promise import DIM, Promise, a_line_of_help_says_what_it_is, expect, fitting_manifolds, hold, title
 

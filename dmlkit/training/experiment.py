@@ -19,7 +19,7 @@ from dmlkit.losses.base import Loss
 from dmlkit.manifolds.sphere import SphereConfig
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.schema import Recipe
-from dmlkit.regularizers.base import Regularizer
+from dmlkit.regularizers import Regularizer
 from dmlkit.samplers.base import Sampler
 from dmlkit.training.average import WeightAverage
 from dmlkit.training.gradient_checkpointing import recompute_blocks

@@ -3,7 +3,7 @@
 import pytest
 
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.regularizers.base import RegularizerConfig
+from dmlkit.regularizers import RegularizerConfig
 from dmlkit.testing.promise import Promise, fitting_manifolds, hold, title
 from dmlkit.testing.regularizers import REGULARIZER
 

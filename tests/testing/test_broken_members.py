@@ -24,7 +24,7 @@ from dmlkit.miners.all import All, AllConfig
 from dmlkit.miners.base import Triplets
 from dmlkit.optimizers import AdamConfig
 from dmlkit.pooling import Pooling, PoolingConfig
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+from dmlkit.regularizers import Regularizer, RegularizerConfig
 from dmlkit.samplers.random import Random, RandomConfig
 from dmlkit.schedules import ScheduleConfig
 from dmlkit.transforms.plain import PlainConfig

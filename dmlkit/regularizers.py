@@ -1,16 +1,57 @@
-"""Graph consistency: two draws of the same classes should have the same graph."""
+"""Regularizers: terms that are added to any loss."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import PositiveFloat
-from torch import Tensor
+from torch import Tensor, nn
 
-from dmlkit.component import Requirement
+from dmlkit.component import ComponentConfig, Requirement, missing_attribute
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.products import safe_sqrt
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+
+__all__ = [
+    "GraphConsistency",
+    "GraphConsistencyConfig",
+    "Regularizer",
+    "RegularizerConfig",
+]
+
+
+class RegularizerConfig(ComponentConfig, frozen=True):
+    """Root of the regularizer family."""
+
+    weight: PositiveFloat = 1.0
+    """lambda, weight of the term relative to the loss."""
+
+    def build(self, manifold: Manifold) -> "Regularizer":
+        """Return the term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""
+        raise NotImplementedError
+
+
+class Regularizer(nn.Module, ABC):
+    """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses.
+
+    Args:
+        manifold: the geometry of the embeddings.
+    """
+
+    def __init__(self, manifold: Manifold) -> None:
+        super().__init__()
+        self.manifold = manifold
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Compute the unweighted term of a batch: embeddings (B, D), labels (B,) int64 -> scalar."""
+        with without_autocast(embeddings):
+            return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
+
+    @abstractmethod
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Compute the unweighted term in at least float32."""
+
 
 GraphForm = Literal["propagated", "graphs", "bound"]
 
@@ -144,3 +185,9 @@ def aligned_draws(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     is_first = occurrence < half
     is_used = torch.arange(len(labels) // 2, device=labels.device) < is_first.sum()
     return in_front(is_first), in_front((occurrence >= half) & (occurrence < 2 * half)), is_used
+
+
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
+
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)
