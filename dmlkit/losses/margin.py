@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from dmlkit.component import one_of
 from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs
 from dmlkit.manifolds.base import Manifold
-from dmlkit.miners.base import Miner, MinerConfig, Triplets
-from dmlkit.miners.distance_weighted import DistanceWeighted, DistanceWeightedConfig
+from dmlkit.miners import DistanceWeighted, DistanceWeightedConfig, Miner, MinerConfig, Triplets
 
 
 class MarginConfig(PairLossConfig, frozen=True):

@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from dmlkit.component import one_of
 from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
-from dmlkit.miners.all import All, AllConfig
-from dmlkit.miners.base import Miner, MinerConfig, Triplets
+from dmlkit.miners import All, AllConfig, Miner, MinerConfig, Triplets
 
 CHUNK = 2**21  # triplets that the smooth form computes at once: 8 MB per float32 matrix
 

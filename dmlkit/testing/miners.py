@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds import Sphere
-from dmlkit.miners.base import Miner, MinerConfig, Triplets
+from dmlkit.miners import Miner, MinerConfig, Triplets
 from dmlkit.testing.promise import Promise, expect, fitting_manifolds, hold
 
 DIM = 6

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dmlkit.manifolds import Euclidean, Sphere
-from dmlkit.miners import DistanceWeighted
-from dmlkit.miners.base import MinerConfig
+from dmlkit.miners import DistanceWeighted, MinerConfig
 from dmlkit.testing.miners import MINER, candidates, choices
 from dmlkit.testing.promise import hold
 

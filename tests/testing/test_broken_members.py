@@ -20,8 +20,7 @@ from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean, EuclideanConfig
 from dmlkit.metrics.recall import RecallConfig
-from dmlkit.miners.all import All, AllConfig
-from dmlkit.miners.base import Triplets
+from dmlkit.miners import All, AllConfig, Triplets
 from dmlkit.optimizers import AdamConfig
 from dmlkit.pooling import Pooling, PoolingConfig
 from dmlkit.regularizers import Regularizer, RegularizerConfig
