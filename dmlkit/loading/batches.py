@@ -14,7 +14,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
-from dmlkit.transforms.cropping.windows import Cut, collate_cuts
+from dmlkit.transforms.cropping import Cut, collate_cuts
 
 
 class TrainingBatches:

@@ -12,7 +12,7 @@ from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.errors import UserError
 from dmlkit.loading.sizes import check_resized
 from dmlkit.transforms.base import TransformConfig
-from dmlkit.transforms.cropping.windows import Cut, WindowTransform, draw_cut, show_cuts
+from dmlkit.transforms.cropping import Cut, WindowTransform, draw_cut, show_cuts
 
 Draw = tuple[int, int]
 """Index of a sample and seed of its augmentation."""

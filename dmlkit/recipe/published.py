@@ -10,7 +10,7 @@ from dmlkit.component import from_weights, one_of
 from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import Tree
-from dmlkit.transforms.pretrained import PretrainedConfig
+from dmlkit.transforms.presets import PretrainedConfig
 
 BACKBONE: TypeAdapter[BackboneConfig] = TypeAdapter(Annotated[BackboneConfig, one_of])
 KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weights in info.metadata}

@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
 from dmlkit.transforms.base import Resizing, TransformConfig
-from dmlkit.transforms.bn_inception import BNInceptionConfig
-from dmlkit.transforms.cgml_cars import CgmlCarsConfig
-from dmlkit.transforms.hyp_vit import HypViTConfig
-from dmlkit.transforms.imagenet import ImageNetConfig
-from dmlkit.transforms.plain import PlainConfig
-from dmlkit.transforms.pretrained import PretrainedConfig
+from dmlkit.transforms.presets import (
+    BNInceptionConfig,
+    CgmlCarsConfig,
+    HypViTConfig,
+    ImageNetConfig,
+    PlainConfig,
+    PretrainedConfig,
+)
 
 __all__ = [
     "BNInceptionConfig",

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
-from dmlkit.transforms.cropping.windows import Interpolation
+from dmlkit.transforms.cropping import Interpolation
 
 Channels = tuple[float, float, float]
 PositiveChannels = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]

@@ -16,7 +16,7 @@ from dmlkit.embedding import parts
 from dmlkit.embedding.views import AugmentedViews, Views
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.transforms.imagenet import ImageNetConfig
+from dmlkit.transforms.presets import ImageNetConfig
 from tests.conftest import END, Result
 from tests.processes import Forked, command_line, wait_until
 

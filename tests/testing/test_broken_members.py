@@ -26,7 +26,7 @@ from dmlkit.pooling import Pooling, PoolingConfig
 from dmlkit.regularizers import Regularizer, RegularizerConfig
 from dmlkit.samplers.random import Random, RandomConfig
 from dmlkit.schedules import ScheduleConfig
-from dmlkit.transforms.plain import PlainConfig
+from dmlkit.transforms.presets import PlainConfig
 from dmlkit.transport.base import TransportConfig, TransportSolver
 
 

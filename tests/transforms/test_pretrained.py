@@ -17,7 +17,7 @@ from dmlkit.backbones.pretrained.published import timm_input
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import dump_recipe, parse_recipe, schema
 from dmlkit.recipe.schema import Recipe
-from dmlkit.transforms.pretrained import PretrainedConfig
+from dmlkit.transforms.presets import PretrainedConfig
 from tests.datasets import trees
 
 RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"

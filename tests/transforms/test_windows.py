@@ -12,7 +12,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.transforms.base import TransformConfig
-from dmlkit.transforms.cropping.windows import (
+from dmlkit.transforms.cropping import (
     Cut,
     Interpolation,
     WindowTransform,

@@ -1,1 +1,0 @@
-"""Random crops, and their application on the CPU or on a device."""
