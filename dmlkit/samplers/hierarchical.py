@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler, SamplerConfig, pairs_among
-from dmlkit.samplers.drawing.deck import Deck, group_by
+from dmlkit.samplers.class_balanced import Deck, group_by
 
 
 class HierarchicalConfig(SamplerConfig, frozen=True):

@@ -1,1 +1,0 @@
-"""Random drawing of items with as few repetitions as possible."""
