@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.checks.similarity import require_similarity
+from dmlkit.losses.base import require_similarity
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.softmax import RowLosses
 from dmlkit.manifolds.base import Manifold

@@ -1,15 +1,17 @@
 """The loss interface: checks the batch and computes in full precision within mixed-precision training."""
 
 from abc import ABC, abstractmethod
+from math import isfinite, trunc
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from dmlkit.component import ComponentConfig
+from dmlkit.component import ComponentConfig, Requirement
 from dmlkit.distributed.class_shard import ShardedParameter
-from dmlkit.losses.checks.batch import check_batch
-from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
+from dmlkit.manifolds.numerics.hyperbolic import strongest_curvature
 
 
 class LossConfig(ComponentConfig, frozen=True):
@@ -69,3 +71,106 @@ class Loss(nn.Module, ABC):
         """Return the parameters of which this rank holds only some rows, including those of nested losses."""
         inner = [(name, child) for name, child in self.named_children() if isinstance(child, Loss)]
         return [one._replace(name=f"{name}.{one.name}") for name, loss in inner for one in loss.sharded_parameters()]
+
+
+def check_batch(name: str, embeddings: Tensor, labels: Tensor, point_dim: int, num_classes: int | None) -> None:
+    """Reject a batch that would give a wrong result or an obscure error.
+
+    Raises:
+        ValueError: the batch is invalid; the message says what was expected and what was found.
+
+    Example:
+        >>> check_batch("Triplet", torch.zeros(4, 8), torch.zeros(3, dtype=torch.long), 8, None)
+        Traceback (most recent call last):
+        ...
+        ValueError: Triplet: expected labels of shape (4,), got (3,)
+    """
+    if embeddings.ndim != 2 or embeddings.shape[1] != point_dim:
+        raise ValueError(f"{name}: expected embeddings of shape (B, {point_dim}), got {tuple(embeddings.shape)}")
+    if len(embeddings) == 0:
+        raise ValueError(f"{name}: expected at least one embedding, got an empty batch")
+    if not embeddings.is_floating_point():
+        raise ValueError(f"{name}: expected floating-point embeddings, got {embeddings.dtype}")
+    if labels.shape != embeddings.shape[:1]:
+        raise ValueError(f"{name}: expected labels of shape ({len(embeddings)},), got {tuple(labels.shape)}")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"{name}: expected int64 labels, got {labels.dtype}")
+    if embeddings.is_cpu:
+        _check_values(name, embeddings, labels, num_classes)
+
+
+def _check_values(name: str, embeddings: Tensor, labels: Tensor, num_classes: int | None) -> None:
+    low, high = (bound.item() for bound in labels.aminmax())
+    if low < 0 or (num_classes is not None and high >= num_classes):
+        expected = "0 or more" if num_classes is None else f"0 to {num_classes - 1}"
+        raise ValueError(f"{name}: expected labels from {expected}, got {low if low < 0 else high}")
+    if isfinite(embeddings.detach().sum().item()):  # one fast pass; the sum of finite numbers may overflow
+        return
+    finite = embeddings.detach().isfinite().all(1)
+    if not finite.all():
+        row = int((~finite).nonzero()[0])
+        raise ValueError(f"{name}: expected finite embeddings, got nan or inf in row {row}")
+
+
+BOUNDED = ("cosine", "origin_cosine", "negative_distance", "negative_squared_distance")
+BOUNDED_REASON = "its margin or threshold is in units of a similarity that is at most 1, and 0 between unrelated points"
+NEEDS_BOUNDED = Requirement("manifold.similarity", BOUNDED, BOUNDED_REASON)
+
+
+def require_similarity(name: str, manifold: Manifold, allowed: tuple[str, ...], reason: str) -> None:
+    """Reject a manifold whose similarity the loss does not support; the counterpart of `Requirement` for library use.
+
+    Raises:
+        ValueError: the similarity is not allowed; the message says what was expected and what was found.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> sphere = Sphere(8, similarity="negative_distance")
+        >>> require_similarity("Circle", sphere, ("cosine",), "it is bounded")
+        Traceback (most recent call last):
+        ...
+        ValueError: Circle: expected a manifold with similarity 'cosine', because it is bounded; got 'negative_distance'
+    """
+    if manifold.similarity_name not in allowed:
+        expected = " or ".join(map(repr, allowed))
+        raise ValueError(
+            f"{name}: expected a manifold with similarity {expected}, because {reason}; "
+            f"got {manifold.similarity_name!r}"
+        )
+
+
+def require_bounded(name: str, manifold: Manifold) -> None:
+    """Reject a manifold whose `Manifold.relative_similarity` is unbounded; the counterpart of `NEEDS_BOUNDED`.
+
+    Raises:
+        ValueError: see `require_similarity`.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> require_bounded("ProxyAnchor", Sphere(8, similarity="negative_distance"))
+    """
+    require_similarity(name, manifold, BOUNDED, BOUNDED_REASON)
+    curvature = getattr(manifold, "curvature", None)
+    fault = None if curvature is None else too_curved(name, float(curvature), manifold.similarity_name)
+    if fault:
+        raise ValueError(f"{name}: curvature {fault}")
+
+
+def too_curved(loss: str, curvature: float, similarity: str) -> str | None:
+    """What is wrong with a curvature whose points cannot be as far apart as a loss takes unrelated ones to be, if it
+    is: `Manifold.relative_similarity` would stay above 0 between any two at right angles.
+
+    Example:
+        >>> too_curved("proxy_anchor", -1.0, "negative_distance")
+        >>> too_curved("proxy_anchor", -16.0, "negative_distance")[:60]
+        'got -16, expected -9.6 or weaker: points of float32 end 1.55'
+    """
+    strongest = strongest_curvature(UNRELATED_RADIUS)
+    if curvature >= strongest or similarity not in ("negative_distance", "negative_squared_distance"):
+        return None
+    border = UNRELATED_RADIUS * (strongest / curvature) ** 0.5
+    return (
+        f"got {curvature:g}, expected {trunc(10 * strongest) / 10} or weaker: points of float32 end {border:.3g} from "
+        f"the origin, and {loss} takes two of different classes for unrelated at {UNRELATED_RADIUS:g}, so it could "
+        "never push them so far apart; choose a weaker curvature, or similarity: origin_cosine"
+    )

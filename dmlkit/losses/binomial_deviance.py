@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
-from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
+from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
+from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
 from dmlkit.manifolds.base import Manifold
 
 REASON = "its optima 1 + m and -m assume a similarity that is at most 1, and 0 between unrelated points"

@@ -6,7 +6,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs
+from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs
 from dmlkit.manifolds.base import Manifold
 
 

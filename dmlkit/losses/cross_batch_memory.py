@@ -9,7 +9,7 @@ from torch import Tensor
 from dmlkit.component import one_of
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.contrastive import Contrastive, ContrastiveConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, make_pairs
+from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, make_pairs
 from dmlkit.manifolds.base import Manifold
 
 

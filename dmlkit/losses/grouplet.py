@@ -8,9 +8,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from dmlkit.component import Requirement, one_of
-from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
-from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
-from dmlkit.losses.proxies.gradient_sums import ClosedForm, Terms
+from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.proxies.classes import Block, Classes, ClosedForm, Terms, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import (

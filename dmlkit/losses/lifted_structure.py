@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.pairs.pair_loss import NEEDS_PAIRS, make_pairs, masked_logsumexp
+from dmlkit.losses.pair_loss import NEEDS_PAIRS, make_pairs, masked_logsumexp
 from dmlkit.manifolds.base import Manifold
 
 

@@ -7,7 +7,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
 from dmlkit.component import one_of
-from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs
+from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners import DistanceWeighted, DistanceWeightedConfig, Miner, MinerConfig, Triplets
 

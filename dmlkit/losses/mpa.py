@@ -7,11 +7,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.centers import CenterPooling, center_distances, pool_centers
-from dmlkit.losses.proxies.classes import Block, Classes
-from dmlkit.losses.proxies.closed_form import anchor_terms, with_gradient
-from dmlkit.losses.proxies.gradient_sums import ClosedForm, Terms
+from dmlkit.losses.proxies.classes import Block, Classes, ClosedForm, Terms, anchor_terms, with_gradient
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights, TransportWeightsConfig

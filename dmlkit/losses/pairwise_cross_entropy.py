@@ -6,7 +6,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
+from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
 from dmlkit.manifolds.base import Manifold
 
 

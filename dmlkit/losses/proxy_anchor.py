@@ -7,10 +7,8 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
-from dmlkit.losses.proxies.classes import Block, Classes
-from dmlkit.losses.proxies.closed_form import anchor_terms
-from dmlkit.losses.proxies.gradient_sums import Terms
+from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.proxies.classes import Block, Classes, Terms, anchor_terms
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights, TransportWeightsConfig

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.distributed.class_shard import ClassShard
-from dmlkit.losses.checks.similarity import require_similarity
-from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
-from dmlkit.losses.proxies.computed_classes import computed_once
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
-from dmlkit.losses.proxies.sampling import require_all
+from dmlkit.losses.base import require_similarity
+from dmlkit.losses.proxies.classes import Block, Classes, computed_once, sum_over_classes
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig, require_all
 from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd, largest
 from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
 from dmlkit.manifolds.base import Manifold

@@ -8,11 +8,8 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
-from dmlkit.losses.proxies.classes import Block, sum_over_classes
-from dmlkit.losses.proxies.closed_form import anchor_terms
-from dmlkit.losses.proxies.computed_classes import computed_once
-from dmlkit.losses.proxies.gradient_sums import Terms
+from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.proxies.classes import Block, Terms, anchor_terms, computed_once, sum_over_classes
 from dmlkit.losses.proxies.informative import (
     InformativeConfig,
     InformativeWeights,

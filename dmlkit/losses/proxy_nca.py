@@ -8,7 +8,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.informative import InformativeConfig, InformativeWeights
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig

@@ -9,7 +9,7 @@ from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
 from dmlkit.component import one_of
-from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
+from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners import All, AllConfig, Miner, MinerConfig, Triplets
 

@@ -13,7 +13,7 @@ from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
 from dmlkit.heads import HeadConfig, LinearConfig
 from dmlkit.losses import LossConfig
-from dmlkit.losses.checks.similarity import NEEDS_BOUNDED, too_curved
+from dmlkit.losses.base import NEEDS_BOUNDED, too_curved
 from dmlkit.manifolds import LorentzConfig, ManifoldConfig, PoincareConfig, SphereConfig
 from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
 from dmlkit.miners import MinerConfig

@@ -13,8 +13,7 @@ from torch import Tensor, distributed, nn
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies import proxy_loss
 from dmlkit.losses.proxies.informative import InformativeConfig
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss
-from dmlkit.losses.proxies.sampling import Selection, positions_among
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, Selection, positions_among
 from dmlkit.manifolds import Sphere
 
 WEIGHTED = "weighted proxy_nca"

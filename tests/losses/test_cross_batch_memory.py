@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from dmlkit.losses import Circle, Contrastive, CrossBatchMemory, CrossBatchMemoryConfig, NPair, ProxyAnchor, Triplet
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLoss, PairLossConfig, Pairs, make_pairs
+from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, make_pairs
 from dmlkit.manifolds import Sphere
 
 SPHERE = Sphere(4)

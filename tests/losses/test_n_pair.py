@@ -3,7 +3,7 @@ import torch
 from pytorch_metric_learning.losses import NPairsLoss
 
 from dmlkit.losses import NPair
-from dmlkit.losses.pairs.pair_loss import Pairs
+from dmlkit.losses.pair_loss import Pairs
 from dmlkit.manifolds import Euclidean, Sphere
 
 

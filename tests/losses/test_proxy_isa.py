@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses import ProxyAnchor, ProxyISA, ProxyNCA, ProxyNCAConfig
-from dmlkit.losses.proxies.class_memory import ClassMemory
-from dmlkit.losses.proxies.informative import InformativeConfig
+from dmlkit.losses.proxies.informative import ClassMemory, InformativeConfig
 from dmlkit.manifolds import Sphere
 
 V, H, K, LAMBDA, TAU, ALPHA, DELTA = 20.0, 0.15, 0.9, 0.1, 1.5, 32.0, 0.1

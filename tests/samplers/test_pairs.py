@@ -7,7 +7,7 @@ import torch
 
 from dmlkit.errors import UserError
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pairs.pair_loss import PairLossConfig
+from dmlkit.losses.pair_loss import PairLossConfig
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.samplers.base import SamplerConfig, pairs_among
 

@@ -1,17 +1,103 @@
-"""The classes of a step in blocks: value and gradient of a proxy loss without its B x C matrices."""
+"""Classes block by block: terms of each class, and their gradient as it is added up."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from dmlkit.distributed.class_shard import ClassShard
-from dmlkit.losses.proxies.gradient_sums import GradientSums, Terms, refuse_gradient_of_gradient
 from dmlkit.losses.proxies.similarity import Measure, PullBack
 from dmlkit.manifolds.numerics.autocast import without_autocast
+
+
+class TracedBlock(Protocol):
+    """The inputs of the gradients of a block of classes."""
+
+    similarity: Tensor
+    first: int  # index of the first class
+    proxies: Tensor
+    pull_back: PullBack
+
+
+class ClosedForm(NamedTuple):
+    """Terms that depend only on the similarities of a block, with their gradient, so that autograd is not needed."""
+
+    values: Tensor  # (w,)
+    gradient: Tensor  # (B, w): each column belongs to one term
+
+    def sum(self) -> Tensor:
+        """Return the sum of the terms, a scalar."""
+        return self.values.sum()
+
+
+Terms = Tensor | ClosedForm
+"""Terms of the classes of a block (w,), or a scalar tensor with their sum."""
+
+
+class GradientSums:
+    """Gradients summed over all blocks: (B, D) for embeddings, (n, ...) for proxies, and one for each parameter.
+
+    Args:
+        embeddings: (B, D).
+        proxies: (n, ...), the proxies of all blocks.
+        parameters: other tensors that the loss depends on.
+        shard: the assignment of classes to ranks.
+    """
+
+    def __init__(self, embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor], shard: ClassShard) -> None:
+        self.like, self.shard = (embeddings, *parameters), shard
+        self.of_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format)  # rows, written once
+        self.of_shared: list[Tensor] = []  # of embeddings and parameters, which every block adds to
+
+    def add_terms(self, block: TracedBlock, terms: Terms) -> Tensor:
+        """Add the gradients of the sum of a block's terms and return the sum."""
+        total = terms.sum()
+        if isinstance(terms, ClosedForm):
+            self.add(block, block.similarity, terms.gradient)
+        else:
+            self.add(block, total)
+        return total.detach()
+
+    def add(self, block: TracedBlock, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """Add the gradients of ``outputs`` of a block times ``gradient``, which may be omitted for a scalar."""
+        rows = self.of_proxies[block.first : block.first + len(block.proxies)]
+        if outputs is block.similarity:  # autograd would return its input, and take 50 us
+            of_similarity, of_proxies, *of_parameters = gradient, None
+        else:
+            leaves = block.similarity, block.proxies, *self.like[1:]
+            found = torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)
+            of_similarity, of_proxies, *of_parameters = cast(Sequence[Tensor | None], found)
+        if of_similarity is None:
+            new = [torch.zeros_like(given) for given in self.like]
+            rows.zero_()
+        else:
+            new = [*block.pull_back(of_similarity, rows)]
+        for at, more in enumerate(of_parameters, start=1):
+            new[at] = new[at] if more is None else new[at] + more
+        if of_proxies is not None:
+            rows += of_proxies
+        self.of_shared = (
+            [old.add_(more) for old, more in zip(self.of_shared, new, strict=True)] if self.of_shared else new
+        )
+
+    def over_ranks(self) -> tuple[Tensor, ...]:
+        """Return the sums; those of embeddings and parameters are summed over the ranks, as all ranks contribute."""
+        embeddings, *parameters = (self.shard.sum(total) for total in self.of_shared)
+        return embeddings, self.of_proxies, *parameters
+
+
+def refuse_gradient_of_gradient() -> None:
+    """Reject ``create_graph=True`` in a closed-form backward pass, whose result would silently count as a constant.
+
+    Raises:
+        RuntimeError: ``create_graph=True`` was used.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError("proxy losses do not support second derivatives; use create_graph=False")
 
 
 @dataclass(frozen=True)
@@ -100,3 +186,120 @@ def _value_and_gradients(classes: Classes, terms: Callable[[Block], Terms]) -> t
     with torch.enable_grad(), without_autocast(classes.embeddings):
         values = [gradients.add_terms(block, terms(block)) for block in classes.blocks(with_graph=True)]
     return classes.shard.sum(sum(values, start=classes.embeddings.new_zeros(()))), gradients.over_ranks()
+
+
+def with_gradient(terms: ClosedForm, similarity: Tensor) -> Tensor:
+    """Attach a gradient to terms (w,), so that terms that depend on more than the similarity (B, w) can be added.
+
+    Example:
+        >>> x = torch.tensor([[3.0]], requires_grad=True)
+        >>> torch.autograd.grad(with_gradient(ClosedForm(x.detach().square()[0], 2 * x.detach()), x), x)
+        (tensor([[6.]]),)
+    """
+    return _WithGradient.apply(similarity, *terms)
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        _, terms, ctx.gradient = tensors
+        return terms.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,) = grad_outputs
+        is_ones = grad.is_cpu and grad.stride() == (0,) and grad[0].item() == 1  # the gradient of a sum
+        return ctx.gradient if is_ones else ctx.gradient.mul_(grad), None, None
+
+
+def anchor_terms(
+    block: Block,
+    scale: float,
+    margin: float,
+    pull_factor: Tensor | None = None,
+    push_factor: Tensor | None = None,
+    own_weights: Tensor | None = None,
+    other_weights: Tensor | None = None,
+) -> ClosedForm:
+    r"""Compute the terms (w,) of the classes p of a block.
+
+    .. math:: a \log(1 + \sum_{y_x = p} e^{-\alpha \omega (s(x,p) - \delta)})
+            + b \log(1 + \sum_{y_x \ne p} e^{\alpha \omega (s(x,p) + \delta)})
+
+    Args:
+        block: similarities s (B, w).
+        scale: alpha > 0.
+        margin: delta, in similarity units.
+        pull_factor: a, a scalar; default 1 / |P+|.
+        push_factor: b, a scalar; default 1 / |P|.
+        own_weights: omega (B,) of each row and its own class; default 1.
+        other_weights: omega (B, w) of each row and every other class; default 1.
+    """
+    classes = block.classes
+    pull_factor = 1 / classes.in_batch if pull_factor is None else pull_factor
+    push_factor = classes.in_batch.new_full((), 1 / classes.total) if push_factor is None else push_factor
+    similarity = block.similarity.detach()
+    own = similarity.gather(1, block.column)
+    mask = torch.zeros_like(own).masked_fill_(block.inside, -torch.inf)
+    push, gradient = _push(similarity, mask, block.column, scale, margin, push_factor, other_weights)
+    pull, own_gradient = _pull(own, block, scale, margin, pull_factor, own_weights)
+    return ClosedForm(pull + push, gradient.scatter_add_(1, block.column, own_gradient))
+
+
+def _push(
+    similarity: Tensor,
+    own_mask: Tensor,
+    column: Tensor,
+    scale: float,
+    margin: float,
+    factor: Tensor,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    exponent = torch.add(similarity.new_full((), scale * margin), similarity, alpha=scale)
+    if weights is not None:
+        exponent *= weights
+    exponent.scatter_add_(1, column, own_mask)
+    shift = exponent.amax(0).clamp_(min=0)  # (w,); 0 is the exponent of the 1 in log(1 + ...)
+    gradient = exponent.sub_(shift).exp_()
+    total = gradient.sum(0) + torch.exp(-shift)
+    gradient *= scale * factor / total
+    if weights is not None:
+        gradient *= weights
+    return (shift + total.log()) * factor, gradient
+
+
+def _pull(
+    own: Tensor, block: Block, scale: float, margin: float, factor: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    column = block.column[:, 0]
+    slope = -scale if weights is None else -scale * weights[:, None]
+    exponent = torch.where(block.inside, slope * (own - margin), -torch.inf)[:, 0]  # (B,)
+    shift = own.new_zeros(block.similarity.shape[1]).scatter_reduce_(0, column, exponent, "amax")
+    exponential = torch.exp(exponent - shift[column])
+    total = torch.exp(-shift).index_add_(0, column, exponential)
+    gradient = (exponential / total[column])[:, None] * slope * factor
+    return (shift + total.log()) * factor, gradient
+
+
+@dataclass(frozen=True)
+class ComputedClasses(Classes):
+    """Classes whose blocks are already computed, for any number of passes without a graph and one with it."""
+
+    ready: list[Block] = field(default_factory=list[Block])
+
+    def blocks(self, *, with_graph: bool = False) -> Iterator[Block]:
+        if not with_graph:
+            yield from self.ready or super().blocks()
+        elif not self.ready:  # a second such pass computes them again
+            yield from super().blocks(with_graph=True)
+        while with_graph and self.ready:  # last first because it is still in the cache; each is freed after use
+            yield self.ready.pop()
+
+
+def computed_once(classes: Classes) -> Classes:
+    """Return the classes with computed blocks; return them unchanged if blocks may not be kept or nothing learns."""
+    if not classes.keep or not torch.is_grad_enabled():
+        return classes
+    ready = list(classes.blocks(with_graph=True))
+    return ComputedClasses(**{one.name: getattr(classes, one.name) for one in fields(Classes)}, ready=ready)

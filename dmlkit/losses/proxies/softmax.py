@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dmlkit.losses.proxies.classes import Block, Classes
-from dmlkit.losses.proxies.gradient_sums import GradientSums, refuse_gradient_of_gradient
+from dmlkit.losses.proxies.classes import Block, Classes, GradientSums, refuse_gradient_of_gradient
 from dmlkit.losses.proxies.similarity import PullBack
 from dmlkit.manifolds.numerics.autocast import without_autocast
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dmlkit.component import Requirement, one_of
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
-from dmlkit.losses.proxies.sampling import require_all
+from dmlkit.losses.proxies.proxy_loss import require_all
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.transport.base import TransportConfig, TransportSolver
 from dmlkit.transport.exact import Exact, ExactConfig

@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from dmlkit.component import one_of
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.proxies import closed_form
-from dmlkit.losses.proxies.classes import Block
-from dmlkit.losses.proxies.gradient_sums import ClosedForm, GradientSums, Terms
+from dmlkit.losses.proxies import classes as closed_form
+from dmlkit.losses.proxies.classes import Block, ClosedForm, GradientSums, Terms
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.manifolds.base import Manifold

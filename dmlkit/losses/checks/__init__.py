@@ -1,1 +1,0 @@
-"""Checks of a batch and of a manifold before a loss is computed."""
