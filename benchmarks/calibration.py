@@ -22,8 +22,8 @@ from dmlkit.evaluation.calibration import calibrate_points, rates_at
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.pairs.pairing import Pairing
-from dmlkit.metrics.ranking.inputs import as_points
+from dmlkit.metrics.pairing import Pairing
+from dmlkit.metrics.ranking.rankings import as_points
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.progress import Silent

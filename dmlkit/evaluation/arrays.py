@@ -16,10 +16,8 @@ from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
-from dmlkit.metrics.ranking.inputs import as_embeddings, as_points
-from dmlkit.metrics.ranking.rankings import Ties
-from dmlkit.metrics.scoring.names import metric_configs
-from dmlkit.metrics.scoring.retrieval import DEFAULT_METRICS, score_retrieval
+from dmlkit.metrics.ranking.rankings import Ties, as_embeddings, as_points
+from dmlkit.metrics.scoring import DEFAULT_METRICS, metric_configs, score_retrieval
 
 WantedMetrics = Sequence[MetricConfig | str]
 

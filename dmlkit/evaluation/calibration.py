@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dmlkit.evaluation.resampling import LEAST_CLASSES, effective_number, tail_of
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.pairs.pairing import Pairing
+from dmlkit.metrics.pairing import Pairing
 from dmlkit.run_folder.threshold import PairRates
 
 LEAST_ACCEPTED = 10  # pairs: a rate that fewer stand for is off by more than a third of itself

@@ -13,7 +13,7 @@ from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties
-from dmlkit.metrics.scoring.retrieval import score_retrieval
+from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
 

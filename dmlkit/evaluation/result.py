@@ -14,8 +14,7 @@ from dmlkit.evaluation.breakdown import ClassScore, class_scores
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import spreadsheet
 from dmlkit.files.outputs import head_of, writing
-from dmlkit.metrics.scoring.names import metric_configs
-from dmlkit.metrics.scoring.retrieval import Scores
+from dmlkit.metrics.scoring import Scores, metric_configs
 
 CLASS = "class"  # among the arrays of queries: no metric has that name
 

@@ -19,7 +19,7 @@ from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.stored import store, stored_answer
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
-from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.file import dump_recipe, parse_override, parse_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder

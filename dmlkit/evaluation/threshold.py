@@ -15,7 +15,7 @@ from dmlkit.evaluation.calibration import calibrate_points, rates_at
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.pairs.pairing import Pairing
+from dmlkit.metrics.pairing import Pairing
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import Threshold
 

@@ -3,32 +3,22 @@
 from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
-from dmlkit.metrics.ami import AmiConfig
-from dmlkit.metrics.ari import AriConfig
-from dmlkit.metrics.auroc_unknown import AurocUnknownConfig
-from dmlkit.metrics.baks import BaksConfig
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
-from dmlkit.metrics.baus import BausConfig
-from dmlkit.metrics.cmc import CmcConfig
-from dmlkit.metrics.eer import EerConfig
-from dmlkit.metrics.f1 import F1Config
-from dmlkit.metrics.map_at_k import MapAtKConfig
-from dmlkit.metrics.map_at_r import MapAtRConfig
-from dmlkit.metrics.mrr import MrrConfig
-from dmlkit.metrics.ndcg import NdcgConfig
-from dmlkit.metrics.nmi import NmiConfig
-from dmlkit.metrics.norm import NormConfig
-from dmlkit.metrics.oscr import OscrConfig
-from dmlkit.metrics.precision import PrecisionConfig
-from dmlkit.metrics.r_precision import RPrecisionConfig
-from dmlkit.metrics.recall import RecallConfig
-from dmlkit.metrics.roc_auc import RocAucConfig
-from dmlkit.metrics.scoring.hits import metrics_from_hits
-from dmlkit.metrics.scoring.names import metric_configs
-from dmlkit.metrics.scoring.retrieval import retrieval_metrics, score_retrieval
-from dmlkit.metrics.spectrum import SpectrumConfig
-from dmlkit.metrics.spread import SpreadConfig
-from dmlkit.metrics.tar_at_far import TarAtFarConfig
+from dmlkit.metrics.clustering import AmiConfig, AriConfig, F1Config, NmiConfig
+from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
+from dmlkit.metrics.open_set import AurocUnknownConfig, BaksConfig, BausConfig, OscrConfig
+from dmlkit.metrics.retrieval import (
+    CmcConfig,
+    MapAtKConfig,
+    MapAtRConfig,
+    MrrConfig,
+    NdcgConfig,
+    PrecisionConfig,
+    RecallConfig,
+    RPrecisionConfig,
+)
+from dmlkit.metrics.scoring import metric_configs, metrics_from_hits, retrieval_metrics, score_retrieval
+from dmlkit.metrics.verification import EerConfig, RocAucConfig, TarAtFarConfig
 
 __all__ = [
     "AmiConfig",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dmlkit.metrics.base import MetricConfig
-from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.yaml_tree import Key, Tree
 
 

@@ -17,10 +17,8 @@ from dmlkit.evaluation.significance import t_interval
 from dmlkit.files.document import Document
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.faults import refuse_faults
-from dmlkit.metrics.map_at_r import MapAtRConfig
-from dmlkit.metrics.precision import PrecisionConfig
-from dmlkit.metrics.r_precision import RPrecisionConfig
-from dmlkit.metrics.scoring.retrieval import retrieval_metrics
+from dmlkit.metrics.retrieval import MapAtRConfig, PrecisionConfig, RPrecisionConfig
+from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder

@@ -15,7 +15,7 @@ from dmlkit.evaluation import calibration
 from dmlkit.evaluation.calibration import best_pairs, calibrate_points, far_interval, rates_at
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.pairs.pairing import Pairing
+from dmlkit.metrics.pairing import Pairing
 from dmlkit.run_folder.threshold import Threshold
 
 
@@ -60,7 +60,7 @@ def test_equal_scores_are_rejected_together():
 
 
 def test_the_best_pairs_are_those_of_a_sort(monkeypatch: pytest.MonkeyPatch):
-    from dmlkit.metrics.pairs import pairing
+    from dmlkit.metrics import pairing
 
     points = clusters(9, seed=1)
     whole = Pairing.of(points)

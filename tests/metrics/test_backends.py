@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.metrics import retrieval_metrics, score_retrieval
 from dmlkit.metrics.ranking import cpu_search, gpu_search
-from dmlkit.metrics.ranking.inputs import build_search
+from dmlkit.metrics.ranking.rankings import build_search
 from dmlkit.metrics.ranking.search import Depth
 
 NAMES = ["recall@1", "recall@10", "precision@5", "r_precision", "map@r", "map@10", "mrr", "ndcg@10"]

@@ -12,13 +12,14 @@ from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score, normalized_mutual_info_score
 
-from dmlkit.metrics.ami import adjusted_information
-from dmlkit.metrics.ari import adjusted_rand
-from dmlkit.metrics.clustering.contingency import Contingency
-from dmlkit.metrics.clustering.kmeans import KMeansOptions, kmeans
-from dmlkit.metrics.clustering.seeding import kmeans_plus_plus, squarable
-from dmlkit.metrics.f1 import pairwise_f1
-from dmlkit.metrics.nmi import normalized_information
+from dmlkit.metrics.clustering import (
+    Contingency,
+    adjusted_information,
+    adjusted_rand,
+    normalized_information,
+    pairwise_f1,
+)
+from dmlkit.metrics.kmeans import KMeansOptions, kmeans, kmeans_plus_plus, squarable
 
 partitions = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=40)
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
-from dmlkit.metrics import TarAtFarConfig, metric_configs, retrieval_metrics, score_retrieval
+from dmlkit.metrics import TarAtFarConfig, metric_configs, pairing, retrieval_metrics, score_retrieval
+from dmlkit.metrics import verification as curve
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.pairs import curve, pairing
-from dmlkit.metrics.pairs.curve import PairCurve
+from dmlkit.metrics.verification import PairCurve
 
 NAMES = ["eer", "roc_auc", "tar@far=1e-2", "tar@far=0.1", "tar@far=0.5"]
 

@@ -19,7 +19,7 @@ from dmlkit.heads.linear import Linear, LinearConfig
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean, EuclideanConfig
-from dmlkit.metrics.recall import RecallConfig
+from dmlkit.metrics.retrieval import RecallConfig
 from dmlkit.miners import All, AllConfig, Triplets
 from dmlkit.optimizers import AdamConfig
 from dmlkit.pooling import Pooling, PoolingConfig

@@ -21,8 +21,7 @@ from dmlkit.embedding.groups.neighbors import connected_graph, neighbors_of
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.embedding.questions.table import write_table
 from dmlkit.errors import UserError
-from dmlkit.metrics.clustering.contingency import Contingency
-from dmlkit.metrics.nmi import normalized_information
+from dmlkit.metrics.clustering import Contingency, normalized_information
 
 Method = Literal["kmeans", "agglomerative", "hdbscan"]
 CLUSTER_COLUMNS = ("cluster", "path", "label", "is_medoid")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
-from dmlkit.metrics.clustering.seeding import kmeans_plus_plus, squarable
+from dmlkit.metrics.kmeans import kmeans_plus_plus, squarable
 
 ITERATIONS = 50  # of Lloyd's algorithm at most; 5 to 30 settle
 ENTRIES = 2**22  # similarities of points and centroids held at once: 16 MB, and temporaries of distances

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.pairs.pairing import Pairing
+from dmlkit.metrics.pairing import Pairing
 
 BINS = 60
 PIECE = 2**20  # scores counted at once: 16 MB beside them

@@ -12,7 +12,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.mistakes.alike import worst_queries
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
-from dmlkit.metrics.map_at_r import MapAtRConfig
+from dmlkit.metrics.retrieval import MapAtRConfig
 
 METRIC = "map@r"
 SIDE = 160  # pixels of an image: 300 dpi in 13 mm

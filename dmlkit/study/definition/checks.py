@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dmlkit.datasets.base import FOLDS
 from dmlkit.metrics.base import MetricConfig
-from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.faults import shown, suggest
 from dmlkit.recipe.yaml_tree import Key, Tree
 from dmlkit.study.definition.config import FIGURES, Study, StudyConfig

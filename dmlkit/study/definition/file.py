@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from dmlkit.errors import UserError
 from dmlkit.metrics.base import MetricConfig
-from dmlkit.metrics.scoring.names import metric_configs
+from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.extends import path_in_collection
 from dmlkit.recipe.faults import describe_faults, fault_line
 from dmlkit.recipe.file import Override, parse_override, read_recipe

@@ -1,16 +1,53 @@
-"""The curve of true against false accepts over all pairs, as exact counts at the scores of the same class."""
+"""Verification metrics: how well a similarity separates pairs of one class from other pairs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from dmlkit.metrics.base import Points
-from dmlkit.metrics.pairs.pairing import Pairing
+from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.pairing import Pairing
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class TarAtFarConfig(MetricConfig, frozen=True):
+    """TAR@FAR, the share of the pairs of one class that are accepted where few of two classes are.
+
+    Accepted are the scores from t on, the smallest threshold that at most the share ``far`` of the pairs of different
+    classes reaches. Nothing is interpolated: t is one of the scores. Pairs are those of `roc_auc`.
+    """
+
+    name: Literal["tar_at_far"] = "tar_at_far"
+    far: Annotated[tuple[Share, ...], Field(min_length=1)] = (1e-3,)
+    """Shares of the pairs of different classes that may be accepted, each a figure."""
+    key: ClassVar[str] = "tar@far=x"
+    definition: ClassVar[str] = (
+        "tar@far=x: pairs of one class accepted at the lowest threshold that at most a share x of the others reaches"
+    )
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        curve = PairCurve.of(points)
+        accepted = [0] * len(self.far)
+        for band in curve.bands():
+            rate = band.reached.double() / curve.different
+            for place, far in enumerate(self.far):
+                accepted[place] += int(band.count[rate <= far].sum())
+        return {name: count / curve.same for name, count in zip(self.names(), accepted, strict=True)}
+
+    def notes(self, points: Points) -> Iterable[str]:
+        """Where there are fewer pairs of different classes than one accepted needs."""
+        different = PairCurve.of(points).different
+        for name, far in zip(self.names(), self.far, strict=True):
+            if far * different < 1:
+                yield f"{name}: with {different} pairs of different classes, none of them may be accepted"
+
 
 BAND_SCORES = 2**22  # scores of the same class held at once, with their counts: 120 MB
 SORTED_ENTRIES = 2**22  # scores of different classes sorted at once, 3.4 ns each; 1.6 more to look up 130 000 levels
@@ -169,3 +206,60 @@ def count_levels_of_any(scores: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]
     tied = values[below.clip(max=size - 1)] == wanted
     upto[tied] = values.searchsorted(wanted[tied], "right")
     return torch.from_numpy(size - upto), torch.from_numpy(size - below)
+
+
+class EerConfig(MetricConfig, frozen=True):
+    """EER, the false accept rate where it equals the false reject rate, over the pairs of `roc_auc`; less is better.
+
+    Between two thresholds both rates go along straight lines: the figure is where the ROC curve, drawn through its
+    points at all distinct scores, meets the diagonal TAR = 1 - FAR.
+    """
+
+    name: Literal["eer"] = "eer"
+    key: ClassVar[str] = "eer"
+    definition: ClassVar[str] = (
+        "eer: false accept rate where it equals the false reject rate, over all pairs; less is better"
+    )
+    searches: ClassVar[bool] = False
+    smaller_is_better: ClassVar[bool] = True
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        return {"eer": equal_error_rate(PairCurve.of(points))}
+
+
+def equal_error_rate(curve: PairCurve) -> float:
+    """Where the curve meets the diagonal TAR = 1 - FAR: the false accept rate there."""
+    for band in curve.bands():
+        hits = band.before + band.count.cumsum(0)
+        tar, far = hits.double() / curve.same, band.reached.double() / curve.different
+        passed = (tar + far >= 1).nonzero()
+        if len(passed):
+            place = int(passed[0])
+            first_tar = float(hits[place] - band.count[place]) / curve.same
+            first_far = float(band.above[place]) / curve.different
+            if first_tar + first_far >= 1:  # before this score, on the way along which the TAR stays
+                return 1 - first_tar
+            wide, high = float(far[place]) - first_far, float(tar[place]) - first_tar
+            return first_far + wide * (1 - first_tar - first_far) / (wide + high)
+    raise AssertionError  # the last point has TAR 1
+
+
+class RocAucConfig(MetricConfig, frozen=True):
+    """ROC-AUC, the probability that a pair of one class scores higher than a pair of two; equal scores count half.
+
+    All pairs count, each unordered one once; with queries and a gallery, every query with every item but itself.
+    """
+
+    name: Literal["roc_auc"] = "roc_auc"
+    key: ClassVar[str] = "roc_auc"
+    definition: ClassVar[str] = "roc_auc: probability that a pair of one class scores above a pair of two; ties half"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        return {"roc_auc": area(PairCurve.of(points))}
+
+
+def area(curve: PairCurve) -> float:
+    """The area under the curve, in integers up to the last division."""
+    twice = sum(int((band.count * (2 * curve.different - band.above - band.reached)).sum()) for band in curve.bands())
+    return twice / (2 * curve.same * curve.different)

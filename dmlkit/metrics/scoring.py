@@ -1,30 +1,31 @@
-"""All metrics of a set of embeddings, from one pass over the pairs."""
+"""Compute metrics: from embeddings and labels to named figures."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from pydantic import ValidationError
 from torch import Tensor
 
-from dmlkit.distributed.queries import gather_interleaved, share_of
 from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.base import MetricConfig, Points, Targets
-from dmlkit.metrics.ranking.inputs import (
+from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
+from dmlkit.metrics.ranking.rankings import (
     Array,
+    Ties,
     as_embeddings,
     as_keys,
     as_points,
     build_search,
     default_manifold,
+    rankings,
     refuse_what_is_no_point,
     search_vectors,
 )
-from dmlkit.metrics.ranking.rankings import Ties, rankings
 from dmlkit.metrics.ranking.search import Search
-from dmlkit.metrics.scoring.hits import clip_notes
-from dmlkit.metrics.scoring.names import metric_configs
 
 _NEAREST = "nearest"
 DEFAULT_METRICS = ("recall@1", "r_precision", "map@r")
@@ -221,3 +222,162 @@ def _notes(configs: Sequence[MetricConfig], search: Search, positives: Tensor) -
         yield f"{left_out} of {len(positives)} queries have no other item of their class to find and are left out"
     smallest = len(search.gallery) - int(search.excluded.count[positives > 0].max())
     yield from clip_notes(configs, smallest)
+
+
+def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricConfig | str]) -> dict[str, float]:
+    """Score lists that were ranked elsewhere.
+
+    Args:
+        hits: (N, K) bool or 0/1; whether neighbour k of query n, nearest first and without n itself, is right.
+        positives: (N,) integers >= 0; R, how many right items the gallery has. Queries with 0 are left out.
+        metrics: search metrics, as configs or names.
+
+    Returns:
+        Fractions by name. A k beyond K is clipped, and MRR counts 0 where no hit is listed: both give a warning.
+
+    Raises:
+        ValueError: wrong shapes, more hits than positives, a metric that does not search, or one at R where a list
+            ends before R.
+
+    Example:
+        >>> metrics_from_hits([[1, 0, 1, 0]], [2], ["precision@1", "map@4"])
+        {'precision@1': 1.0, 'map@4': 0.8333333333333333}
+    """
+    configs = metric_configs(metrics)
+    for config in configs:
+        if not config.searches:
+            raise ValueError(f"metrics: {config.key} is made of embeddings, not of hits")
+    found, counts = torch.as_tensor(hits), torch.as_tensor(positives)
+    check_hits(found, counts)
+    found, left_out = found[counts > 0].bool(), int((counts == 0).sum())
+    ranking = ranking_of_hits(found, counts[counts > 0])
+    short = (ranking.positives > found.shape[1]) & (found.sum(1) < ranking.positives)
+    for config in configs:
+        if config.to_r and short.any():
+            raise ValueError(
+                f"hits: {config.key} needs the first R items, {int(short.sum())} lists of {found.shape[1]} end before"
+            )
+    if left_out:
+        warnings.warn(f"{left_out} of {len(counts)} queries have no positive and are left out", stacklevel=2)
+    if any(config.key == "mrr" for config in configs) and not found.any(1).all():
+        warnings.warn(f"mrr counts 0 for the {int((~found.any(1)).sum())} queries without a listed hit", stacklevel=2)
+    for note in clip_notes(configs, found.shape[1]):
+        warnings.warn(note, stacklevel=2)
+    return {name: float(value.mean()) for config in configs for name, value in config.per_query(ranking).items()}
+
+
+def check_hits(hits: Tensor, positives: Tensor) -> None:
+    """Refuse hit lists that contradict themselves.
+
+    Raises:
+        ValueError: says what came and what was expected.
+
+    Example:
+        >>> check_hits(torch.tensor([[1, 1]]), torch.tensor([1]))
+        Traceback (most recent call last):
+        ...
+        ValueError: hits: query 0 has 2 hits but 1 positives
+    """
+    if hits.ndim != 2 or 0 in hits.shape:
+        raise ValueError(f"hits: expected shape (N, K), got {tuple(hits.shape)}")
+    if positives.shape != hits.shape[:1] or positives.is_floating_point():
+        raise ValueError(
+            f"positives: expected {len(hits)} integers, got {positives.dtype} of shape {tuple(positives.shape)}"
+        )
+    if not ((hits == 0) | (hits == 1)).all():
+        raise ValueError("hits: expected only 0 and 1")
+    excess = (hits.bool().sum(1) > positives).nonzero()
+    if len(excess):
+        query = int(excess[0])
+        raise ValueError(f"hits: query {query} has {int(hits[query].sum())} hits but {int(positives[query])} positives")
+    if not (positives > 0).any():
+        raise ValueError("positives: no query has any; nothing to score")
+
+
+def ranking_of_hits(hits: Tensor, positives: Tensor) -> Ranking:
+    """The ranking that hits (N, K) bool say, without ties; positives that are not listed count as never found."""
+    depth = hits.shape[1]
+    width = max(1, int(hits.sum(1).max()))
+    place = torch.arange(depth, device=hits.device).expand_as(hits)
+    above = place.masked_fill(~hits, depth).sort(1).values[:, :width]
+    ones = torch.ones_like(above)
+    column = torch.arange(width, device=hits.device).expand_as(above)
+    return Ranking(above, ones, column, ones, positives.long(), torch.full_like(positives, depth, dtype=torch.int64))
+
+
+def clip_notes(configs: Sequence[MetricConfig], gallery: int) -> Iterator[str]:
+    """What to say of cut-offs beyond a gallery of ``gallery`` items.
+
+    Example:
+        >>> from dmlkit.metrics import RecallConfig
+        >>> list(clip_notes([RecallConfig(k=(1, 1000))], 49))
+        ['recall@1000: only 49 items are ranked; k is clipped to that']
+    """
+    for config in configs:
+        for name, k in zip(config.names(), config.cutoffs(), strict=False):
+            if k > gallery:
+                yield f"{name}: only {gallery} items are ranked; k is clipped to that"
+
+
+def metric_configs(metrics: Sequence["MetricConfig | str"]) -> list[MetricConfig]:
+    """Turn names into configs; configs stay as they are.
+
+    Raises:
+        ValueError: no metric, an unknown name, or a k below 1.
+
+    Example:
+        >>> from dmlkit.metrics import metric_configs
+        >>> metric_configs(["recall@5"])
+        [RecallConfig(name='recall', k=(5,))]
+    """
+    if not metrics:
+        raise ValueError("metrics: expected at least one")
+    return [_config(metric) if isinstance(metric, str) else metric for metric in metrics]
+
+
+def _config(text: str) -> MetricConfig:
+    name, _, compat = text.partition(":")
+    options: dict[str, Any] = {"compat": compat} if compat else {}
+    by_key = {variant.key: variant for variant in MetricConfig.variants.values()}
+    variant = by_key.get(name) or MetricConfig.variants.get(name)
+    head, _, cut = name.partition("@")
+    if variant is None and re.fullmatch(r"-?[0-9]+", cut):
+        variant = by_key.get(f"{head}@k")
+        if len(cut) > 18:
+            raise ValueError(f"metrics: {text[:30]!r}: k must fit into 64 bits")
+        if int(cut) < 1:
+            raise ValueError(f"metrics: {text!r}: k must be at least 1, got {cut}")
+        options["k"] = (int(cut),)
+    option, is_option, value = cut.partition("=")
+    if variant is None and is_option:
+        variant = by_key.get(f"{head}@{option}=x")
+        try:
+            options[option] = (float(value),)
+        except ValueError:
+            raise ValueError(f"metrics: {text[:50]!r}: expected a number after '='") from None
+    if variant is None:
+        raise ValueError(f"metrics: {text!r} is unknown; expected one of {', '.join(sorted(by_key))}")
+    try:
+        return variant(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "missing":
+            raise ValueError(f"metrics: {text!r}: expected {variant.key}, with a number for x") from None
+        raise ValueError(f"metrics: {text!r}: {first['msg']}") from None
+
+
+def share_of(rows: Tensor, group: Any) -> Tensor:
+    """Return every world-size-th row, starting at this rank; all rows without a group."""
+    return rows if group is None else rows[dist.get_rank(group) :: dist.get_world_size(group)]
+
+
+def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
+    """Gather values (n,) of each rank's rows in the order before `share_of`: (total,), equal on all ranks."""
+    if group is None:
+        return values
+    world = dist.get_world_size(group)
+    padded = values.new_zeros(-(-total // world))
+    padded[: len(values)] = values
+    shares = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(shares, padded, group=group)
+    return torch.stack(shares, 1).flatten()[:total]

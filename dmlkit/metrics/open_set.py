@@ -1,12 +1,107 @@
-"""The protocol of the open-set metrics: which classes are unknown, and what is searched for what."""
+"""Open-set metrics: queries of known classes and of classes without gallery images."""
 
 from dataclasses import dataclass
 from math import floor
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from dmlkit.metrics.base import Points
+from dmlkit.metrics.base import MetricConfig, Points
+
+
+class AurocUnknownConfig(MetricConfig, frozen=True):
+    """AUROC, the probability that a query of a known class scores above one of an unknown class; equal scores half.
+
+    `OpenSet` says which classes are unknown, what is searched, and what the score is.
+    """
+
+    name: Literal["auroc_unknown"] = "auroc_unknown"
+    unknown_fraction: float = Field(0.5, gt=0, lt=1)
+    """Share of the classes, the last of them, that are unknown."""
+    key: ClassVar[str] = "auroc_unknown"
+    definition: ClassVar[str] = "auroc_unknown: probability that a known query scores above an unknown one"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        found = OpenSet.of(points, self.unknown_fraction)
+        beaten = wins(found.known_scores, found.unknown_scores)
+        return {"auroc_unknown": float(beaten.mean()) / len(found.unknown_scores)}
+
+
+class OscrConfig(MetricConfig, frozen=True):
+    """OSCR, the area under the rate of right answers over the false accept rate (Dhamija et al., NeurIPS 2018).
+
+    The threshold goes over all scores. A known query counts where its answer is right and its score reaches the
+    threshold, an unknown one is accepted where its score does. So the area is the share of pairs of a known and an
+    unknown query in which the known one is answered rightly and scores higher; equal scores half. `OpenSet` says what
+    is searched.
+    """
+
+    name: Literal["oscr"] = "oscr"
+    unknown_fraction: float = Field(0.5, gt=0, lt=1)
+    """Share of the classes, the last of them, that are unknown."""
+    key: ClassVar[str] = "oscr"
+    definition: ClassVar[str] = (
+        "oscr: known queries answered rightly and scoring above unknown ones, over all pairs of the two"
+    )
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        found = OpenSet.of(points, self.unknown_fraction)
+        beaten = wins(found.known_scores, found.unknown_scores) * found.right
+        return {"oscr": float(beaten.mean()) / len(found.unknown_scores)}
+
+
+class BaksConfig(MetricConfig, frozen=True):
+    """BAKS, the share of queries of known classes that are accepted and answered rightly, mean over the classes.
+
+    Accepted is a score from the threshold on. It is given: one chosen on these images would flatter. `OpenSet` says
+    what is searched.
+    """
+
+    name: Literal["baks"] = "baks"
+    threshold: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
+    """Similarities, each a figure; ``dmlkit calibrate`` finds one on validation classes."""
+    unknown_fraction: float = Field(0.5, gt=0, lt=1)
+    """Share of the classes, the last of them, that are unknown."""
+    key: ClassVar[str] = "baks@threshold=x"
+    definition: ClassVar[str] = (
+        "baks@threshold=x: queries scoring at least x and answered rightly, mean over known classes"
+    )
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        found = OpenSet.of(points, self.unknown_fraction)
+        return {
+            name: class_mean(found.right & (found.known_scores >= threshold), found.known_labels)
+            for name, threshold in zip(self.names(), self.threshold, strict=True)
+        }
+
+
+class BausConfig(MetricConfig, frozen=True):
+    """BAUS, the share of queries of unknown classes that score less than the threshold, mean over the classes.
+
+    The threshold is given: one chosen on these images would flatter. `OpenSet` says what is searched.
+    """
+
+    name: Literal["baus"] = "baus"
+    threshold: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
+    """Similarities, each a figure; ``dmlkit calibrate`` finds one on validation classes."""
+    unknown_fraction: float = Field(0.5, gt=0, lt=1)
+    """Share of the classes, the last of them, that are unknown."""
+    key: ClassVar[str] = "baus@threshold=x"
+    definition: ClassVar[str] = "baus@threshold=x: queries scoring less than x, mean over unknown classes"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        found = OpenSet.of(points, self.unknown_fraction)
+        return {
+            name: class_mean(found.unknown_scores < threshold, found.unknown_labels)
+            for name, threshold in zip(self.names(), self.threshold, strict=True)
+        }
+
 
 BLOCK_ENTRIES = 2**21  # similarities in float64 held at once: 16 MB, and as much for each step of a distance
 

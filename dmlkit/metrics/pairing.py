@@ -10,9 +10,8 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.ranking.lookup import Lookup
 from dmlkit.metrics.ranking.products import inner_products_into
-from dmlkit.metrics.ranking.search import repeated_rows
+from dmlkit.metrics.ranking.search import Lookup, repeated_rows
 
 BLOCK_ENTRIES = 2**24  # scores a thread holds: 64 MB; 277 rows of 60 502, whose product is as fast as of any more
 ALL_ENTRIES = 2**26  # of all threads together

@@ -1,0 +1,237 @@
+"""Clustering metrics: how clusters of the embeddings agree with the labels."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor
+
+from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.kmeans import KMeansOptions, class_clusters
+
+
+@dataclass(frozen=True)
+class Contingency:
+    """The overlaps of classes and clusters; only those that are not empty.
+
+    Args:
+        overlap: (M,) int64 >= 1; n_ij, items of class i in cluster j.
+        of_class: (M,) int64; a_i, the size of that class.
+        of_cluster: (M,) int64; b_j, the size of that cluster.
+        classes: (C,) int64; all a_i.
+        clusters: (K,) int64; all b_j.
+        total: N.
+    """
+
+    overlap: Tensor
+    of_class: Tensor
+    of_cluster: Tensor
+    classes: Tensor
+    clusters: Tensor
+    total: int
+
+    @classmethod
+    def of(cls, labels: Tensor, clusters: Tensor) -> "Contingency":
+        """Compare labels (N,) with clusters (N,).
+
+        Example:
+            >>> Contingency.of(torch.tensor([0, 0, 1]), torch.tensor([5, 6, 6])).overlap.tolist()
+            [1, 1, 1]
+        """
+        _, i, a = labels.unique(return_inverse=True, return_counts=True)
+        _, j, b = clusters.unique(return_inverse=True, return_counts=True)
+        pairs, overlap = torch.stack([i, j]).unique(dim=1, return_counts=True)
+        return cls(overlap, a[pairs[0]], b[pairs[1]], a, b, len(labels))
+
+    def mutual_information(self) -> float:
+        r""":math:`\sum_{ij} \frac{n_{ij}}{N} \log \frac{N n_{ij}}{a_i b_j}`, in nats."""
+        share = self.overlap.double() / self.total
+        ratio = self.overlap.double() * self.total / (self.of_class.double() * self.of_cluster)
+        return max(0.0, float((share * ratio.log()).sum()))
+
+    def mean_entropy(self) -> float:
+        """The arithmetic mean of the entropies of classes and clusters, in nats."""
+        return (_entropy(self.classes, self.total) + _entropy(self.clusters, self.total)) / 2
+
+    def expected_information(self) -> float:
+        """The mutual information of random partitions with these sizes (Vinh et al., JMLR 2010, eq. 24a).
+
+        Only sizes matter, and few sizes are distinct (at most sqrt(2N)), so each pair of sizes is summed once.
+        """
+        a, times_a = self.classes.unique(return_counts=True)
+        b, times_b = self.clusters.unique(return_counts=True)
+        total = 0.0
+        for size, times in zip(a.tolist(), times_a.tolist(), strict=True):
+            total += times * float((times_b * _expected_information(size, b.double(), self.total)).sum())
+        return total
+
+
+def _entropy(sizes: Tensor, total: int) -> float:
+    share = sizes.double() / total
+    return float(-(share * share.log()).sum())
+
+
+def _expected_information(a: int, b: Tensor, total: int) -> Tensor:
+    """The summands of one class size ``a`` with cluster sizes (K,): (K,)."""
+    n = torch.arange(1, a + 1, dtype=torch.float64, device=b.device)[:, None]  # (n, K)
+    possible = (n <= b) & (n >= a + b - total)
+    n = torch.where(possible, n, b.minimum(torch.full_like(b, a)))
+    log_probability = (
+        _log_choose(b, n)
+        + _log_choose(total - b, a - n)
+        - _log_choose(torch.tensor(float(total)), torch.tensor(float(a)))
+    )
+    terms = n / total * (total * n / (a * b)).log() * log_probability.exp()
+    return terms.masked_fill(~possible, 0).sum(0)
+
+
+def _log_choose(n: Tensor, k: Tensor) -> Tensor:
+    n, k = n.double(), k.double()
+    return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+
+
+class NmiConfig(MetricConfig, frozen=True):
+    r"""NMI of the classes and as many k-means clusters, 1 when they agree.
+
+    .. math:: \frac{I(Y; Z)}{(H(Y) + H(Z)) / 2}
+    """
+
+    name: Literal["nmi"] = "nmi"
+    iterations: PositiveInt = 20
+    """Of Lloyd's algorithm; fewer where it settles."""
+    restarts: PositiveInt = 1
+    """Clusterings, of which the one with the least squared distance counts."""
+    seed: NonNegativeInt = 0
+    """Of the clustering."""
+    key: ClassVar[str] = "nmi"
+    definition: ClassVar[str] = "nmi: mutual information of classes and k-means clusters / mean of their entropies"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
+        return {"nmi": normalized_information(Contingency.of(points.labels, clusters))}
+
+
+def normalized_information(table: Contingency) -> float:
+    """Mutual information over mean entropy; 1 where neither partition divides anything.
+
+    Example:
+        >>> import torch
+        >>> normalized_information(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0])))
+        1.0
+    """
+    entropy = table.mean_entropy()
+    return table.mutual_information() / entropy if entropy > 0 else 1.0
+
+
+class AmiConfig(MetricConfig, frozen=True):
+    r"""AMI, mutual information adjusted for chance: 0 for random clusters, however many (Vinh et al., JMLR 2010).
+
+    .. math:: \frac{I(Y; Z) - E[I]}{(H(Y) + H(Z)) / 2 - E[I]}
+    """
+
+    name: Literal["ami"] = "ami"
+    iterations: PositiveInt = 20
+    """Of Lloyd's algorithm; fewer where it settles."""
+    restarts: PositiveInt = 1
+    """Clusterings, of which the one with the least squared distance counts."""
+    seed: NonNegativeInt = 0
+    """Of the clustering."""
+    key: ClassVar[str] = "ami"
+    definition: ClassVar[str] = "ami: nmi adjusted for chance; 0 for random clusters"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
+        return {"ami": adjusted_information(Contingency.of(points.labels, clusters))}
+
+
+def adjusted_information(table: Contingency) -> float:
+    """Mutual information above chance over the most there could be above chance; 1 where that is 0.
+
+    Example:
+        >>> import torch
+        >>> round(adjusted_information(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0]))), 6)
+        1.0
+    """
+    chance = table.expected_information()
+    room = table.mean_entropy() - chance
+    gain = table.mutual_information() - chance
+    return gain / room if abs(room) > 1e-15 else 1.0
+
+
+class AriConfig(MetricConfig, frozen=True):
+    r"""ARI, the share of pairs that both put together or both apart, adjusted for chance (Hubert & Arabie 1985).
+
+    .. math:: \frac{S - E}{(A + B) / 2 - E}, \quad S = \sum_{ij} \binom{n_{ij}}{2},\ A = \sum_i \binom{a_i}{2},\
+        B = \sum_j \binom{b_j}{2},\ E = A B / \binom{N}{2}
+    """
+
+    name: Literal["ari"] = "ari"
+    iterations: PositiveInt = 20
+    """Of Lloyd's algorithm; fewer where it settles."""
+    restarts: PositiveInt = 1
+    """Clusterings, of which the one with the least squared distance counts."""
+    seed: NonNegativeInt = 0
+    """Of the clustering."""
+    key: ClassVar[str] = "ari"
+    definition: ClassVar[str] = "ari: pairs that classes and k-means clusters agree on, adjusted for chance"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
+        return {"ari": adjusted_rand(Contingency.of(points.labels, clusters))}
+
+
+def adjusted_rand(table: Contingency) -> float:
+    """Agreement above chance over the most there could be above chance; 1 where that is 0.
+
+    Example:
+        >>> import torch
+        >>> round(adjusted_rand(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 2]))), 6)
+        0.571429
+    """
+    both, same_class, same_cluster = (
+        int((n * (n - 1) // 2).sum()) for n in (table.overlap, table.classes, table.clusters)
+    )
+    pairs = table.total * (table.total - 1) // 2
+    chance = same_class * same_cluster / pairs if pairs else 0.0
+    room = (same_class + same_cluster) / 2 - chance
+    return (both - chance) / room if room else 1.0
+
+
+class F1Config(MetricConfig, frozen=True):
+    r"""F1 of "same cluster" as a test for "same class", over all pairs of points.
+
+    .. math:: \frac{2 \sum_{ij} \binom{n_{ij}}{2}}{\sum_i \binom{a_i}{2} + \sum_j \binom{b_j}{2}}
+    """
+
+    name: Literal["f1"] = "f1"
+    iterations: PositiveInt = 20
+    """Of Lloyd's algorithm; fewer where it settles."""
+    restarts: PositiveInt = 1
+    """Clusterings, of which the one with the least squared distance counts."""
+    seed: NonNegativeInt = 0
+    """Of the clustering."""
+    key: ClassVar[str] = "f1"
+    definition: ClassVar[str] = "f1: F1 over pairs of points, same k-means cluster against same class"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
+        return {"f1": pairwise_f1(Contingency.of(points.labels, clusters))}
+
+
+def pairwise_f1(table: Contingency) -> float:
+    """F1 over pairs; 1 where neither partition puts any two points together.
+
+    Example:
+        >>> import torch
+        >>> pairwise_f1(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1])))
+        0.4
+    """
+    both, same_class, same_cluster = (
+        int((n * (n - 1) // 2).sum()) for n in (table.overlap, table.classes, table.clusters)
+    )
+    return 2 * both / (same_class + same_cluster) if same_class + same_cluster else 1.0

@@ -1,1 +1,0 @@
-"""K-means, and how clusters agree with classes."""

@@ -1,0 +1,119 @@
+"""Metrics of how embeddings are distributed: within and between classes, over directions, by norm."""
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds.base import Manifold
+from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.ranking.products import block_rows
+
+
+class SpreadConfig(MetricConfig, frozen=True):
+    """Mean distance within classes and between class centres, and their ratio (Roth et al., ICML 2020, sec. 5).
+
+    Distances are the manifold's. A centre is the mean of a class's points, put back onto the manifold.
+    """
+
+    name: Literal["spread"] = "spread"
+    key: ClassVar[str] = "spread"
+    definition: ClassVar[str] = (
+        "intra_distance: mean distance of two points of a class, over classes; inter_distance: of two class centres; "
+        "density: intra / inter"
+    )
+    searches: ClassVar[bool] = False
+
+    def names(self) -> tuple[str, ...]:
+        return "intra_distance", "inter_distance", "density"
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        order = points.labels.argsort(stable=True)
+        sizes = points.labels.bincount()
+        classes = points.embeddings[order].split(sizes.tolist())
+        within = [mean_distance(points.manifold, members) for members in classes if len(members) > 1]
+        intra = sum(within) / len(within) if within else 0.0
+        inter = mean_distance(points.manifold, class_centres(points, sizes))
+        density = intra / max(inter, 1e-12)  # finite where all centres coincide: JSON knows no infinity
+        return {"intra_distance": intra, "inter_distance": inter, "density": density}
+
+
+def class_centres(points: Points, sizes: Tensor) -> Tensor:
+    """The mean of each class's points on the manifold: (C, D)."""
+    sums = points.embeddings.new_zeros(len(sizes), points.embeddings.shape[1])
+    means = sums.index_add_(0, points.labels, points.embeddings) / sizes[:, None]
+    return points.manifold.geometry.projx(means)
+
+
+def mean_distance(manifold: Manifold, points: Tensor) -> float:
+    """The mean over all pairs of n >= 2 different points (n, D).
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> mean_distance(Euclidean(1), torch.tensor([[0.0], [1.0], [3.0]]))
+        2.0
+    """
+    blocks = points.split(block_rows(len(points)))
+    total = sum(float(manifold.distance(block, points).sum(dtype=torch.float64)) for block in blocks)
+    return total / (len(points) * (len(points) - 1))
+
+
+class SpectrumConfig(MetricConfig, frozen=True):
+    r"""Decay of the singular values of the embeddings (Roth et al., ICML 2020, sec. 5) and their effective rank.
+
+    With s the singular values divided by their sum, the decay is :math:`KL(U \| s)`, 0 when all directions are
+    used alike, and the effective rank :math:`e^{H(s)}` (Roy & Vetterli, EUSIPCO 2007).
+    """
+
+    name: Literal["spectrum"] = "spectrum"
+    key: ClassVar[str] = "spectrum"
+    definition: ClassVar[str] = (
+        "spectral_decay: KL(uniform || singular values), shares below 1e-12 taken as that; "
+        "effective_rank: exp of their entropy"
+    )
+    searches: ClassVar[bool] = False
+
+    def names(self) -> tuple[str, ...]:
+        return "spectral_decay", "effective_rank"
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        shares = singular_shares(points.embeddings).clamp(min=1e-12)
+        decay = -(shares.log() + torch.tensor(float(len(shares))).log()).mean()
+        return {"spectral_decay": float(decay), "effective_rank": float(torch.exp(-(shares * shares.log()).sum()))}
+
+
+def singular_shares(embeddings: Tensor) -> Tensor:
+    """The min(N, D) singular values of (N, D), largest first, divided by their sum: float64.
+
+    Example:
+        >>> singular_shares(torch.tensor([[3.0, 0.0], [0.0, 1.0]])).tolist()
+        [0.75, 0.25]
+    """
+    rows = embeddings.split(2**14)
+    if len(embeddings) < embeddings.shape[1]:
+        gram = embeddings.double() @ embeddings.double().T
+    else:
+        gram = torch.stack([block.double().T @ block.double() for block in rows]).sum(0)
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(0)
+    return values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
+
+
+class NormConfig(MetricConfig, frozen=True):
+    """Mean length of the features, and their mean squared length, which training may blow up (Chen et al., AAAI 2021).
+
+    The features are those of the manifold: a point of flat space itself, and in a curved one the vector from the origin
+    to it, as long as the way there. On the sphere all have length 1. With ``validate_every: 1`` a run's curves show how
+    they change, as in Table 1 of the paper.
+    """
+
+    name: Literal["norm"] = "norm"
+    key: ClassVar[str] = "norm"
+    definition: ClassVar[str] = "norm: mean length of the features of embeddings; squared_norm: mean of its square"
+    searches: ClassVar[bool] = False
+
+    def names(self) -> tuple[str, ...]:
+        return "norm", "squared_norm"
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        lengths = points.manifold.to_features(points.embeddings).double().norm(dim=1)
+        return {"norm": lengths.mean().item(), "squared_norm": lengths.square().mean().item()}

@@ -1,0 +1,206 @@
+"""Retrieval metrics: expectations over ties of what a ranking gives each query."""
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from dmlkit.metrics.base import MetricConfig, Ranking
+
+
+class RecallConfig(MetricConfig, frozen=True):
+    """R@k, the share of queries with a hit among their k nearest neighbours."""
+
+    name: Literal["recall"] = "recall"
+    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 2, 4, 8)
+    """Cut-offs, each a figure."""
+    key: ClassVar[str] = "recall@k"
+    definition: ClassVar[str] = "recall@k: any hit in the k nearest"
+    first_only: ClassVar[bool] = True
+
+    def cutoffs(self) -> tuple[int, ...]:
+        return self.k
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {name: ranking.any_within(ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+
+
+class PrecisionConfig(MetricConfig, frozen=True):
+    """P@k, the share of hits among the k nearest; P@1 equals R@1.
+
+    ``compat: oml`` divides by min(k, R), as open-metric-learning does, and reports ``precision@k:oml``.
+    """
+
+    name: Literal["precision"] = "precision"
+    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
+    """Cut-offs, each a figure."""
+    compat: Literal["oml"] | None = None
+    """Count as open-metric-learning: divide by min(k, R)."""
+    key: ClassVar[str] = "precision@k"
+    definition: ClassVar[str] = "precision@k: hits in the k nearest / k (:oml / min(R, k))"
+
+    def cutoffs(self) -> tuple[int, ...]:
+        return self.k
+
+    def names(self) -> tuple[str, ...]:
+        suffix = f":{self.compat}" if self.compat else ""
+        return tuple(name + suffix for name in super().names())
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {name: self._at(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+
+    def _at(self, ranking: Ranking, k: Tensor) -> Tensor:
+        divisor = k.minimum(ranking.positives) if self.compat == "oml" else k
+        return ranking.hits_within(k) / divisor
+
+
+class RPrecisionConfig(MetricConfig, frozen=True):
+    """R-Precision, the share of hits among the R nearest (Musgrave et al., ECCV 2020, arXiv:2003.08505)."""
+
+    name: Literal["r_precision"] = "r_precision"
+    key: ClassVar[str] = "r_precision"
+    definition: ClassVar[str] = "r_precision: hits in the R nearest / R"
+    to_r: ClassVar[bool] = True
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {"r_precision": ranking.hits_within(ranking.positives) / ranking.positives}
+
+
+class MapAtKConfig(MetricConfig, frozen=True):
+    r"""MAP@k, the mean of the precisions at the hits among the k nearest, out of the min(R, k) there could be.
+
+    .. math:: \frac{1}{\min(R, k)} \sum_{i=1}^{k} P(i) \, \mathrm{rel}_i
+
+    Others divide by something else; ``compat`` follows them, and reports e.g. ``map@10:oml``:
+    ``pml`` (pytorch-metric-learning) by R, ``oml`` (open-metric-learning) by the number of hits found,
+    ``mpa`` (Saeki et al. 2022, Table 1) by k.
+    """
+
+    name: Literal["map_at_k"] = "map_at_k"
+    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
+    """Cut-offs, each a figure."""
+    compat: Literal["pml", "oml", "mpa"] | None = None
+    """Divide as others do: ``pml`` by R, ``oml`` by the hits found, ``mpa`` by k."""
+    key: ClassVar[str] = "map@k"
+    definition: ClassVar[str] = (
+        "map@k: (1/min(R, k)) sum over i <= k of precision(i) * hit(i) (:pml / R, :oml / hits found, :mpa / k)"
+    )
+
+    def cutoffs(self) -> tuple[int, ...]:
+        return self.k
+
+    def names(self) -> tuple[str, ...]:
+        suffix = f":{self.compat}" if self.compat else ""
+        return tuple(name + suffix for name in super().names())
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {name: self._at(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+
+    def _at(self, ranking: Ranking, k: Tensor) -> Tensor:
+        return ranking.precision_sum(k) / self._divisor(ranking, k)
+
+    def _divisor(self, ranking: Ranking, k: Tensor) -> Tensor:
+        match self.compat:
+            case "pml":
+                return ranking.positives
+            case "oml":
+                return ranking.hits_within(k).clamp(min=1)
+            case "mpa":
+                return k
+            case None:
+                return ranking.positives.minimum(k)
+
+
+class MapAtRConfig(MetricConfig, frozen=True):
+    r"""MAP@R of Musgrave et al., ECCV 2020 (arXiv:2003.08505), eq. 3-4.
+
+    .. math:: \frac{1}{R} \sum_{i=1}^{R} P(i) \, \mathrm{rel}_i
+    """
+
+    name: Literal["map_at_r"] = "map_at_r"
+    key: ClassVar[str] = "map@r"
+    definition: ClassVar[str] = "map@r: (1/R) sum over i <= R of precision(i) * hit(i)"
+    to_r: ClassVar[bool] = True
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {"map@r": ranking.precision_sum(ranking.positives) / ranking.positives}
+
+
+class MrrConfig(MetricConfig, frozen=True):
+    """MRR, the mean of 1 / rank of the first hit, over the whole gallery."""
+
+    name: Literal["mrr"] = "mrr"
+    key: ClassVar[str] = "mrr"
+    definition: ClassVar[str] = "mrr: 1 / rank of the first hit; 0 where none was found"
+    first_only: ClassVar[bool] = True
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        above, m, h = ranking.above[:, 0], ranking.tied[:, 0], ranking.hits_tied[:, 0]
+        value = (above < ranking.gallery) / (above + 1).double()
+        tied = m > h
+        if tied.any():
+            value[tied] = expected_reciprocal(above[tied], m[tied], h[tied])
+        return {"mrr": value}
+
+
+def expected_reciprocal(above: Tensor, tied: Tensor, hits: Tensor) -> Tensor:
+    r"""E[1 / (a + X)], X the first of h hits among m tied items: (Q,) float64.
+
+    .. math:: P(X > x) = \prod_{i=1}^{x} \frac{m - h - i + 1}{m - i + 1}
+
+    Example:
+        >>> expected_reciprocal(torch.tensor([0]), torch.tensor([2]), torch.tensor([1])).tolist()  # ranks 1, 2
+        [0.75]
+    """
+    cases, case = torch.stack([above, tied, hits]).unique(dim=1, return_inverse=True)
+    values = [_expected_reciprocal(*column) for column in cases.T.tolist()]
+    return torch.tensor(values, dtype=torch.float64, device=above.device)[case]
+
+
+def _expected_reciprocal(above: int, tied: int, hits: int) -> float:
+    x = torch.arange(1, tied - hits + 2, dtype=torch.float64)  # the ranks that the first hit may have
+    later = ((tied - hits - x + 1) / (tied - x + 1)).cumprod(0)  # P(X > x)
+    probability = torch.cat([later.new_ones(1), later[:-1]]) - later
+    return float((probability / (above + x)).sum())
+
+
+class NdcgConfig(MetricConfig, frozen=True):
+    r"""nDCG@k with binary gains (Saeki et al. 2022, eq. 10-11).
+
+    .. math:: \frac{\sum_{i=1}^{k} \mathrm{rel}_i / \log_2(i + 1)}{\sum_{i=1}^{\min(R, k)} 1 / \log_2(i + 1)}
+    """
+
+    name: Literal["ndcg"] = "ndcg"
+    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
+    """Cut-offs, each a figure."""
+    key: ClassVar[str] = "ndcg@k"
+    definition: ClassVar[str] = "ndcg@k: sum over i <= k of hit(i) / log2(i + 1), over that of min(R, k) hits in front"
+
+    def cutoffs(self) -> tuple[int, ...]:
+        return self.k
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {name: _ndcg(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+
+
+def _ndcg(ranking: Ranking, k: Tensor) -> Tensor:
+    ideal = ranking.ideal_gains(int(k.max()))[ranking.positives.minimum(k)]
+    return ranking.discounted_gain(k) / ideal
+
+
+class CmcConfig(MetricConfig, frozen=True):
+    """CMC@k of re-identification and In-Shop: recall@k under the name and at the ranks used there."""
+
+    name: Literal["cmc"] = "cmc"
+    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 10, 20, 30, 40, 50)
+    """Cut-offs, each a figure."""
+    key: ClassVar[str] = "cmc@k"
+    definition: ClassVar[str] = "cmc@k: any hit in the k nearest of the gallery; equals recall@k"
+    first_only: ClassVar[bool] = True
+
+    def cutoffs(self) -> tuple[int, ...]:
+        return self.k
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {name: ranking.any_within(ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}

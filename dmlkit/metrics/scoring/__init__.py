@@ -1,1 +1,0 @@
-"""All metrics of a set of embeddings or of hit lists."""
