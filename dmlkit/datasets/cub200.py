@@ -7,10 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.archives import Archive, Published
+from dmlkit.datasets.files.archives import Archive, Published, locate, missing, whole_number
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
-from dmlkit.datasets.files.locate import locate, missing
-from dmlkit.datasets.files.numbers import whole_number
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import class_folders, image_files, is_split, split_folders
 

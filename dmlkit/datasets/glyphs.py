@@ -1,19 +1,20 @@
 """Glyphs dataset: letters, digits and symbols rendered from fonts that every installation has."""
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.characters import FACES, VERSION, character_classes, font
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.relabelled import Relabelled, long_tail, wrong_labels
+from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.errors import UserError
 
 
@@ -148,3 +149,155 @@ def clutter(canvas: Image.Image, difficulty: float, generator: np.random.Generat
     for _ in range(round(5 * difficulty * generator.uniform(0.4, 1))):
         ends = generator.uniform(0, side, 4).tolist()
         draw.line(ends, fill=int(generator.integers(80, 256)), width=max(1, round(0.03 * side)))
+
+
+FACES = tuple(
+    f"DejaVu{family}{style}.ttf"
+    for family, styles in {
+        "Sans": ("", "-Bold", "-Oblique", "-BoldOblique"),
+        "SansMono": ("", "-Bold", "-Oblique", "-BoldOblique"),
+        "Serif": ("", "-Bold", "-Italic", "-BoldItalic"),
+    }.items()
+    for style in styles
+)
+VERSION = 1  # version of the rendering; the images of a pair (seed, version) never change
+
+
+@cache
+def font(face: str, points: int) -> ImageFont.FreeTypeFont:
+    """Load a face of matplotlib's DejaVu fonts, without the shaping library, which not every build has."""
+    return ImageFont.truetype(str(font_folder() / face), points, layout_engine=ImageFont.Layout.BASIC)
+
+
+def font_folder() -> Path:
+    """Return the folder of matplotlib's fonts."""
+    import matplotlib
+
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+def character_classes(classes: int, shapes: int) -> list[str]:
+    """Return the characters of each class, in a fixed order; every class has ``shapes`` characters.
+
+    A class has every n-th of n x ``shapes`` characters sorted by their Unicode names, which begin with the script. So a
+    class never has two characters of a script with at most n characters, and characters that differ only by an accent
+    are in different classes.
+
+    Raises:
+        UserError: the fonts have too few characters.
+
+    Example:
+        >>> [len(characters) for characters in character_classes(200, 3)[:4]]
+        [3, 3, 3, 3]
+        >>> "".join(character_classes(200, 1)) == "".join(distinct_characters()[:200])
+        True
+    """
+    import unicodedata
+
+    count, characters = classes * shapes, distinct_characters()
+    if len(characters) < count:
+        raise UserError(
+            f"dataset.classes: got {classes} classes of {shapes} characters, but the fonts have only "
+            f"{len(characters)} characters; use fewer classes or shapes_per_class"
+        )
+    ranked = sorted(range(count), key=lambda rank: unicodedata.name(characters[rank]))
+    ranks = sorted((ranked[first::classes] for first in range(classes)), key=min)
+    return ["".join(characters[rank] for rank in own) for own in ranks]
+
+
+@cache
+def distinct_characters() -> tuple[str, ...]:
+    """Return the letters, numbers and symbols that all faces have and that look different, in a fixed random order.
+
+    Blank characters and those that look exactly like an earlier one (A and Greek Α) are excluded.
+    """
+    import unicodedata
+
+    from matplotlib.ft2font import FT2Font
+
+    shared = set.intersection(*(set(FT2Font(str(font_folder() / face)).get_charmap()) for face in FACES))
+    seen: set[bytes] = set()
+    kept: list[str] = []
+    for code in sorted(shared):
+        character = chr(code)
+        if unicodedata.category(character)[0] not in "LNS":
+            continue
+        canvas = Image.new("L", (64, 64), 0)
+        ImageDraw.Draw(canvas).text((32, 32), character, fill=255, font=font(FACES[0], 32), anchor="mm")
+        looks = canvas.tobytes()
+        if looks not in seen and canvas.getbbox():
+            seen.add(looks)
+            kept.append(character)
+    order = np.random.default_rng(VERSION).permutation(len(kept))
+    return tuple(kept[index] for index in order)
+
+
+class Relabelled(Dataset):
+    """Selected samples of a dataset with new labels; the classes are the same.
+
+    Args:
+        dataset: full dataset, without query and gallery.
+        rows: (n,) int64, samples to keep.
+        labels: (n,) int64, new labels of these samples.
+    """
+
+    def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor) -> None:
+        super().__init__(
+            labels,
+            dataset.class_names,
+            PickedPaths(dataset.paths, rows.numpy()),
+            super_classes=dataset.super_classes,
+            groups=None if dataset.groups is None else dataset.groups[rows],
+        )
+        self.dataset, self.rows = dataset, rows
+        self.num_features, self.in_memory = dataset.num_features, dataset.in_memory
+
+    def key(self, index: int) -> str:
+        return self.dataset.key(int(self.rows[index]))
+
+    def sample(self, index: int) -> Tensor:
+        return self.dataset.sample(int(self.rows[index]))
+
+
+def long_tail(labels: Tensor, ratio: float) -> Tensor:
+    """Return the rows (n,) to keep so that class sizes decrease geometrically: the first images of each class.
+
+    Class c of C classes with n images each keeps round(n ratio^(-c / (C - 1))) images, so the last keeps n / ratio.
+
+    Args:
+        labels: (N,) int64 in 0..C-1.
+        ratio: number of images of the first class divided by that of the last, >= 1.
+
+    Example:
+        >>> labels = torch.arange(3).repeat_interleave(16)
+        >>> labels[long_tail(labels, 4)].bincount().tolist()
+        [16, 8, 4]
+    """
+    classes = int(labels.max()) + 1
+    kept = [
+        own[: round(len(own) * ratio ** (-label / max(1, classes - 1)))]
+        for label in range(classes)
+        for own in [(labels == label).nonzero()[:, 0]]
+    ]
+    return torch.cat(kept).sort().values
+
+
+def wrong_labels(labels: Tensor, share: float, *, seed: int) -> Tensor:
+    """Replace exactly ``round(share N)`` labels by wrong ones, drawn uniformly from the other classes.
+
+    Args:
+        labels: (N,) int64 in 0..C-1, C at least 2.
+        share: share of wrong labels, in [0, 1].
+        seed: seed of the choice of labels and of their replacements.
+
+    Example:
+        >>> labels = torch.arange(4).repeat_interleave(5)
+        >>> int((wrong_labels(labels, 0.2, seed=0) != labels).sum())
+        4
+    """
+    generator = torch.Generator().manual_seed(seed)
+    classes, count = int(labels.max()) + 1, round(share * len(labels))
+    rows = torch.randperm(len(labels), generator=generator)[:count]
+    changed = labels.clone()
+    changed[rows] = (labels[rows] + torch.randint(1, classes, (count,), generator=generator)) % classes
+    return changed

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
-from dmlkit.datasets.files.tar.index_file import INDEX
-from dmlkit.datasets.files.tar.member import SUFFIX
+from dmlkit.datasets.files.tar import INDEX, SUFFIX
 from dmlkit.datasets.folder import class_folders, is_split
 from dmlkit.errors import UserError
 
@@ -37,7 +36,7 @@ class ShardsConfig(DatasetConfig, frozen=True):
     """Index file with the places of the images, written at the first use; null is ROOT/shards.parquet."""
 
     def listing(self) -> Listing:
-        from dmlkit.datasets.files.shards.listing import list_shards
+        from dmlkit.datasets.files.shard_listing import list_shards
 
         root = Path(self.root)
         if not root.is_dir():

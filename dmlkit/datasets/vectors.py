@@ -8,8 +8,7 @@ from pydantic import Field
 from dmlkit.component import Requirement
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.vector_file import VectorFile
-from dmlkit.datasets.files.vector_rows import list_vectors
+from dmlkit.datasets.files.vectors import VectorFile, list_vectors
 from dmlkit.errors import UserError
 
 

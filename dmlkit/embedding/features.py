@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from pydantic import NonNegativeInt, PositiveInt
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.vector_file import VectorFile
+from dmlkit.datasets.files.vectors import VectorFile
 from dmlkit.embedding.engine import embed_job
 from dmlkit.embedding.in_memory import Bar
 from dmlkit.embedding.job import EmbedJob, PartEmbedder

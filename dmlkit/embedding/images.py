@@ -9,8 +9,7 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
-from dmlkit.datasets.files.vector_file import VectorFile
-from dmlkit.datasets.files.vector_rows import VectorList
+from dmlkit.datasets.files.vectors import VectorFile, VectorList
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.paths import PickedPaths
-from dmlkit.datasets.files.vector_file import VectorFile
+from dmlkit.datasets.files.vectors import VectorFile
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
 from dmlkit.transforms.base import TransformConfig
 

@@ -15,8 +15,7 @@ from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import MAX_PIXELS
 from dmlkit.datasets.files.paths import raise_faults
-from dmlkit.datasets.files.tar.member import shard_and_name
-from dmlkit.datasets.files.tar.reading import stamp_of
+from dmlkit.datasets.files.tar import shard_and_name, stamp_of
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 

@@ -15,9 +15,8 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import EXTENSIONS
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.datasets.files.paths import raise_faults
-from dmlkit.datasets.files.shards.manifest import MANIFEST, ShardManifest
-from dmlkit.datasets.files.tar.index_file import BOX
-from dmlkit.datasets.files.tar.member import file_content
+from dmlkit.datasets.files.shard_listing import MANIFEST, ShardManifest
+from dmlkit.datasets.files.tar import BOX, file_content
 from dmlkit.datasets.shards import ShardsConfig
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial

@@ -9,7 +9,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import decoding, opened
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
-from dmlkit.datasets.files.tar.member import content_in_shard
+from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.errors import UserError
 
 SAMPLE = 200  # images whose headers are read; their median side is within a few percent of that of all images

@@ -11,9 +11,8 @@ from PIL import Image, ImageDraw
 
 from dmlkit.datasets import GlyphsConfig
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.characters import FACES, character_classes, distinct_characters, font
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.glyphs import Glyphs, render
+from dmlkit.datasets.glyphs import FACES, Glyphs, character_classes, distinct_characters, font, render
 from dmlkit.errors import UserError
 
 

@@ -17,10 +17,11 @@ from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig, InShopConfig, ShardsConfig, SopConfig, TableConfig
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files import shard_listing as indexing
+from dmlkit.datasets.files import tar as member
+from dmlkit.datasets.files import tar as reading
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.shards import indexing
-from dmlkit.datasets.files.tar import member, reading
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.shard_writer import ShardWriter

@@ -1,10 +1,11 @@
 """Published facts of a benchmark: archives, checksums, and numbers of images and classes."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dmlkit.errors import UserError
 from dmlkit.files.regular import check_regular
 
 
@@ -54,3 +55,31 @@ def md5(path: Path) -> str:
     check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path | None:
+    """Return the first folder below a root that contains one of the markers; ``"."`` is the root itself."""
+    return next(
+        (root / folder for folder in folders for marker in markers if (root / folder / marker).exists()),
+        None,
+    )
+
+
+def missing(root: Path, published: Published, layouts: str) -> UserError:
+    """Return the error for a root without the benchmark, with download instructions."""
+    moved = "no such folder; if it has moved, use --set dataset.root=PATH"
+    what = moved if not root.exists() else f"no {published.title} in this folder; expected {layouts}"
+    return UserError("\n".join([f"dataset.root: {root}: {what}", *published.instructions(root)]))
+
+
+MAX_DIGITS = 18  # a number with so many digits always fits into 64 bits
+
+
+def whole_number(text: str) -> int | None:
+    """Return the non-negative whole number that a text represents; None for any other text.
+
+    Example:
+        >>> whole_number("042"), whole_number("²"), whole_number("-1"), whole_number("9" * 19)
+        (42, None, None, None)
+    """
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None

@@ -7,8 +7,15 @@ import numpy as np
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
-from dmlkit.datasets.files.table_columns import ArrowNames, arrow_compute, group_numbers, rows_where, text_column
-from dmlkit.datasets.files.table_file import BOX, is_csv
+from dmlkit.datasets.files.table_file import (
+    BOX,
+    ArrowNames,
+    arrow_compute,
+    group_numbers,
+    is_csv,
+    rows_where,
+    text_column,
+)
 
 MAX_DIGITS = 4000  # longer labels are not sorted as numbers; Python converts at most 4300 digits
 TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}

@@ -13,7 +13,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import Box, decoding, read_image
 from dmlkit.datasets.files.listing import ListedImages
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
-from dmlkit.datasets.files.tar.member import file_content
+from dmlkit.datasets.files.tar import file_content
 from dmlkit.errors import UserError
 
 UNKNOWN = "unknown"

@@ -8,7 +8,7 @@ from typing import IO, Any
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from dmlkit.datasets.files.thumbnail import thumbnail
+from dmlkit.datasets.files.image import thumbnail
 from dmlkit.embedding.gallery.damage import CHECKED, CHECKSUM, row_checksums
 from dmlkit.embedding.gallery.images import LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.manifest import GalleryManifest

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
-from dmlkit.datasets.files.thumbnail import SIDE, small_picture, thumbnail
+from dmlkit.datasets.files.image import SIDE, small_picture, thumbnail
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.in_memory import Bar, no_bar

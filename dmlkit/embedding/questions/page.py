@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.datasets.files.thumbnail import thumbnail
+from dmlkit.datasets.files.image import thumbnail
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import html
 from dmlkit.files.outputs import check_output, head_of, writing

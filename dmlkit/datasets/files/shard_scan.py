@@ -12,8 +12,7 @@ from typing import IO, Any
 
 from dmlkit.datasets.files.image import EXTENSIONS
 from dmlkit.datasets.files.paths import readable_name
-from dmlkit.datasets.files.tar.index_file import BOX, TEXTS, arrow_table
-from dmlkit.datasets.files.tar.member import plain_name
+from dmlkit.datasets.files.tar import BOX, TEXTS, arrow_table, plain_name
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular

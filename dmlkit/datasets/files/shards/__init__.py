@@ -1,1 +1,0 @@
-"""Shards, which are tar files in WebDataset's layout: their index, and listings of images and labels."""

@@ -1,1 +1,0 @@
-"""Images in tar files: the place of each, and its bytes without unpacking."""
