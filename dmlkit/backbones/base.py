@@ -6,10 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
-from dmlkit.backbones.pretrained.published import PublishedInput
-from dmlkit.backbones.tuning.base import TuningConfig
-from dmlkit.backbones.tuning.full import FullTuningConfig
-from dmlkit.backbones.tuning.lora import merge
+from dmlkit.backbones.pretrained.weights import PublishedInput
+from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge
 from dmlkit.component import ComponentConfig, one_of
 from dmlkit.errors import UserError
 

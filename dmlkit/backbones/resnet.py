@@ -6,8 +6,12 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
-from dmlkit.backbones.pretrained.published import PublishedInput, torchvision_input
-from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
+from dmlkit.backbones.pretrained.weights import (
+    PublishedInput,
+    build_torchvision,
+    torchvision_input,
+    torchvision_requirements,
+)
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling import Avg, AvgConfig, Pooling, PoolingConfig
 

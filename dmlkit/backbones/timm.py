@@ -9,10 +9,18 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained import efficientnet_lite
-from dmlkit.backbones.pretrained.model_folder import SOURCES, Arguments, read_model, weights_file
-from dmlkit.backbones.pretrained.published import PublishedInput, timm_input
-from dmlkit.backbones.pretrained.timm_models import adapt, built_size, check_registered, create, registered_settings
-from dmlkit.backbones.pretrained.weights import input_requirements, is_file, load_weights
+from dmlkit.backbones.pretrained.timm_models import (
+    SOURCES,
+    Arguments,
+    adapt,
+    built_size,
+    check_registered,
+    create,
+    read_model,
+    registered_settings,
+    weights_file,
+)
+from dmlkit.backbones.pretrained.weights import PublishedInput, input_requirements, is_file, load_weights, timm_input
 from dmlkit.component import Requirement, from_weights, one_of
 from dmlkit.errors import UserError
 from dmlkit.pooling import Cls, Pooling, PoolingConfig

@@ -8,8 +8,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
-from dmlkit.backbones.pretrained.published import PublishedInput, torchvision_input
-from dmlkit.backbones.pretrained.weights import build_torchvision, torchvision_requirements
+from dmlkit.backbones.pretrained.weights import (
+    PublishedInput,
+    build_torchvision,
+    torchvision_input,
+    torchvision_requirements,
+)
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling import Cls, ClsConfig, Pooling, PoolingConfig
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from dmlkit.backbones.tuning.full import FullTuningConfig
+from dmlkit.backbones.tuning import FullTuningConfig
 from dmlkit.errors import UserError
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.file import dump_recipe, parse_override, parse_recipe

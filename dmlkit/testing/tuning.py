@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.backbones.tuning.base import TuningConfig
+from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.testing.backbones import samples
 from dmlkit.testing.promise import Promise, changed, expect, hold
 

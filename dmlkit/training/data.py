@@ -9,7 +9,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from dmlkit.backbones.identity import Identity
-from dmlkit.backbones.tuning.none import NoTuningConfig
+from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.features import cached_features, is_complete
 from dmlkit.embedding.views import CachedFeatures, DrawnViews

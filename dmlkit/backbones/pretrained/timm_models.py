@@ -1,13 +1,188 @@
 """Networks built by timm: their registered settings, weights and errors."""
 
+import json
+import logging
 import sys
-from typing import Any
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from dmlkit.backbones.pretrained import efficientnet_lite
-from dmlkit.backbones.pretrained.model_folder import SOURCES, ModelFolder
 from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
+from dmlkit.files.regular import read_start
+
+HUB, FOLDER = "hf-hub:", "local-dir:"
+SOURCES = (HUB, FOLDER)
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # names that timm writes, the first preferred
+MAX_BYTES = 10_000_000  # size of config.json; the names of ImageNet-22k's classes take 2 MB
+MAX_ARGUMENT = 16_384  # wider and deeper than any published network
+OWN = ("num_classes", "in_chans", "img_size")  # arguments that dmlkit passes itself
+FORBIDDEN = ("checkpoint_path", "cache_dir", "features_only")  # arguments of timm.create_model, not of a network
+
+
+def check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an architecture if all are plain values and none of them opens a file.
+
+    Raises:
+        ValueError: an argument is not allowed or has no plain value.
+
+    Example:
+        >>> check_arguments({"reg_tokens": 4, "global_pool": "token"})
+        {'reg_tokens': 4, 'global_pool': 'token'}
+    """
+    for name, value in arguments.items():
+        if name in (*OWN, *FORBIDDEN) or name.startswith("pretrained"):
+            raise ValueError(f"{excerpt(name)}: dmlkit does not pass this argument to the network; remove it")
+        for item in value if isinstance(value, list | tuple) else [value]:
+            is_plain = (
+                item is None or isinstance(item, str | float) or (isinstance(item, int) and abs(item) <= MAX_ARGUMENT)
+            )
+            if not is_plain:
+                raise ValueError(
+                    f"{excerpt(name)}: got {excerpt(repr(value))}, expected text, true or false, a number of at most "
+                    f"{MAX_ARGUMENT:,}, or a list of such values"
+                )
+    return arguments
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(check_arguments)]
+Triple = tuple[float, float, float]
+
+
+class InputSettings(BaseModel, frozen=True):
+    """``pretrained_cfg`` of a config.json, with timm's names and defaults; other keys are ignored."""
+
+    input_size: tuple[int, Annotated[int, Field(ge=8, le=MAX_ARGUMENT)], int] = (3, 224, 224)
+    fixed_input_size: bool | None = None
+    interpolation: str = "bicubic"
+    crop_pct: Annotated[float, Field(gt=0, le=1)] = 0.875
+    crop_mode: str = "center"
+    mean: Triple = (0.485, 0.456, 0.406)
+    std: Triple = (0.229, 0.224, 0.225)
+
+
+class ModelFolder(BaseModel, frozen=True):
+    """Contents of a model's config.json.
+
+    Args:
+        architecture: name in timm.
+        arguments: arguments of the architecture, without the image size.
+        image_size: side of the images that the network was built for, in pixels; None if it is not given.
+        settings: preprocessing of images.
+    """
+
+    architecture: Annotated[str, Field(min_length=1, max_length=200)]
+    arguments: Arguments
+    image_size: Annotated[int, Field(ge=8, le=MAX_ARGUMENT)] | None
+    settings: InputSettings
+
+
+def read_model(model: str) -> ModelFolder:
+    """Read the config.json of a model whose name begins with one of `SOURCES`.
+
+    Raises:
+        UserError: the file is missing, cannot be downloaded, or does not describe a timm model.
+    """
+    path = find(model, CONFIG)
+    where = f"backbone.model: {path}"
+    try:
+        content = read_start(path, MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UserError(f"{where} is larger than {MAX_BYTES:,} bytes; expected the config.json of a timm model")
+        return _parse(json.loads(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise UserError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}: cannot read this file as the config.json of a timm model: {error}") from None
+
+
+def _parse(data: Any) -> ModelFolder:
+    if not isinstance(data, Mapping) or "architecture" not in data:
+        raise ValueError("the key architecture is missing")
+    settings: Any = data.get("pretrained_cfg", data)  # timm before 0.9 wrote one level
+    arguments: Any = data.get("model_args") or {}
+    size = None
+    if isinstance(arguments, Mapping):
+        size = arguments.get("img_size")
+        if isinstance(size, list) and size == size[:1] * 2:  # height and width
+            size = size[0]
+        if arguments.get("in_chans", 3) != 3:
+            raise ValueError(f"in_chans is {excerpt(repr(arguments['in_chans']))}, expected 3 (color images)")
+        arguments = {name: value for name, value in arguments.items() if name not in OWN}
+    plain = {"architecture": data["architecture"], "arguments": arguments, "image_size": size, "settings": settings}
+    return ModelFolder.model_validate_json(json.dumps(plain), strict=True)
+
+
+def weights_file(model: str) -> Path:
+    """Return the weights file of a model whose name begins with one of `SOURCES`; download it if needed.
+
+    Raises:
+        UserError: the file is missing or cannot be downloaded.
+    """
+    return find(model, *WEIGHTS)
+
+
+def find(model: str, *names: str) -> Path:
+    """Return the first of the named files that a model has; files of the Hub are downloaded and cached.
+
+    Raises:
+        UserError: the model has none of the files, or there is no network.
+    """
+    if model.startswith(FOLDER):
+        folder = Path(model.removeprefix(FOLDER))
+        for name in names:
+            if (folder / name).exists():
+                return folder / name
+        raise UserError(
+            f"backbone.model: {folder}: no {' or '.join(names)} in this folder; expected a folder with {CONFIG} and "
+            f"{WEIGHTS[0]}, as timm.models.save_for_hf writes it"
+        )
+    repository, _, revision = model.removeprefix(HUB).partition("@")
+    return _download(repository, revision or None, names)
+
+
+def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    failure: Exception | None = None
+    for name in names:
+        try:
+            with _without_warnings("huggingface_hub"):  # it logs twelve lines of retries before our one error
+                return Path(hf_hub_download(repository, name, revision=revision))
+        except LocalEntryNotFoundError as error:  # no network; a subclass of EntryNotFoundError
+            failure = error
+            break
+        except EntryNotFoundError as error:
+            failure = error
+        except Exception as error:  # many kinds: no such repository, license not accepted, disk full
+            failure = error
+            break
+    reason = str(failure).strip().splitlines()[0] if failure and str(failure).strip() else type(failure).__name__
+    raise UserError(
+        f"backbone.model: cannot download {' or '.join(names)} of {repository} ({reason}); download {CONFIG} and "
+        f"{WEIGHTS[0]} (or {WEIGHTS[1]}) from https://huggingface.co/{repository} on a machine with network access, "
+        f"put both into a folder and set backbone.model to {FOLDER}FOLDER"
+    ) from failure
+
+
+@contextmanager
+def _without_warnings(library: str) -> Generator[None]:
+    logger = logging.getLogger(library)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def registered_settings(model: str) -> Any:

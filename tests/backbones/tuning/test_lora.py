@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from dmlkit.backbones.base import Backbone
-from dmlkit.backbones.tuning.lora import LoRAConfig, LowRankUpdate
+from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.errors import UserError
 from tests.contracts.test_backbones import config
 

@@ -1,0 +1,232 @@
+"""Tuning: which weights of a pretrained backbone are trained."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from dmlkit.component import ComponentConfig, Requirement, missing_attribute
+from dmlkit.errors import UserError
+from dmlkit.pooling import Pooling
+
+__all__ = [
+    "FullTuningConfig",
+    "LastBlocksConfig",
+    "LoRAConfig",
+    "NoTuningConfig",
+    "TuningConfig",
+]
+
+
+Blocks = Callable[[], list[nn.Module]]
+"""Function that returns the blocks of a backbone from input to output, or raises UserError if it has none."""
+
+
+class TuningConfig(ComponentConfig, frozen=True):
+    """Root of the tuning family. With every tuning, all weights of the head and the loss train."""
+
+    def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
+        """Return the modules that train, with their submodules; the rest of the backbone is frozen.
+
+        Args:
+            backbone: backbone with its initial weights.
+            blocks: function that returns the backbone's blocks.
+
+        Raises:
+            UserError: the backbone does not support this tuning.
+        """
+        raise NotImplementedError
+
+    def adapt(self, backbone: nn.Module) -> None:
+        """Add trainable parameters to the frozen modules; the default adds none.
+
+        Raises:
+            UserError: the backbone has no module to add them to.
+        """
+
+
+def poolings(backbone: nn.Module) -> list[nn.Module]:
+    """Return the pooling modules of a backbone, which follow its blocks and train if they have parameters."""
+    return [module for module in backbone.modules() if isinstance(module, Pooling)]
+
+
+class FullTuningConfig(TuningConfig, frozen=True):
+    """All weights of the backbone train."""
+
+    name: Literal["full"] = "full"
+
+    def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
+        return [backbone]
+
+
+class NoTuningConfig(TuningConfig, frozen=True):
+    """The backbone is frozen, with its batch norms and dropout; head and loss train on its features.
+
+    The features are computed once, before the first step, so that an epoch takes seconds.
+    """
+
+    name: Literal["none"] = "none"
+    features: Literal["cached", "live"] = "cached"
+    """``cached`` computes features once; ``live`` augments the images and computes their features in every step."""
+    feature_views: NonNegativeInt = 0
+    """Number of augmented views to cache per image; each step uses one of them. 0 caches one view without
+    augmentation, as in evaluation."""
+    cache: Annotated[str, Field(min_length=1)] | None = None
+    """Folder for cached features, which several runs may share; null keeps them in the run folder."""
+
+    @model_validator(mode="after")
+    def check_cache(self) -> "NoTuningConfig":
+        """Reject keys that live features would ignore."""
+        if self.features == "live" and (self.feature_views or self.cache is not None):
+            raise ValueError("feature_views and cache need features: cached; remove them, or remove features: live")
+        return self
+
+    def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
+        return []
+
+    def requirements(self) -> Iterable[Requirement]:
+        frozen = "no weight of the backbone trains"
+        yield Requirement("backbone.freeze_epochs", (0,), frozen)
+        yield Requirement("training.gradient_checkpointing", (False,), frozen)
+        if self.features == "cached":
+            yield Requirement("dataset.on_bad_image", ("error",), "features are cached for all images (or use live)")
+            yield Requirement(
+                "training.augment_on", ("loader",), "cached features are augmented when they are computed"
+            )
+            yield Requirement("training.compile", (False,), "with cached features the backbone runs only once")
+        if self.feature_views:
+            yield Requirement("transform.augments", (True,), "without augmentation all views of an image are equal")
+        yield Requirement("optimizer.lr_multipliers.backbone", (1.0,), frozen)
+
+
+class LastBlocksConfig(TuningConfig, frozen=True):
+    """The last blocks and the layers after them train; earlier layers are frozen and need no backward pass."""
+
+    name: Literal["last_blocks"] = "last_blocks"
+    blocks: PositiveInt = 1
+    """Number of blocks. A block is a residual, transformer or inception block; in timm's ConvNeXt, Swin and
+    EfficientNet it is a stage."""
+
+    def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
+        found = blocks()
+        if self.blocks > len(found):
+            raise UserError(
+                f"backbone.tuning.blocks: got {self.blocks}, expected at most {len(found)}, the number of blocks of "
+                "this backbone; to train all weights use tuning: {name: full}"
+            )
+        return [*found[-self.blocks :], *poolings(backbone)]
+
+
+Targets = Literal["attention", "all"]
+Weight = tuple[nn.Module, str]
+"""A module and the name of its parameter."""
+
+
+class LoRAConfig(TuningConfig, frozen=True):
+    """Low-rank adaptation (Hu et al. 2022): all weights are frozen, and small low-rank updates of them train."""
+
+    name: Literal["lora"] = "lora"
+    rank: PositiveInt = 8
+    """Rank r of each update. A weight gets no update if the update would have as many numbers as the weight."""
+    alpha: PositiveFloat = 16.0
+    """Updates are multiplied by alpha / rank, so that the learning rate need not change with the rank."""
+    targets: Targets = "attention"
+    """``attention``: update the weights of attention layers; ``all``: of every linear layer and convolution."""
+
+    def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
+        return poolings(backbone)
+
+    def adapt(self, backbone: nn.Module) -> None:
+        found = list(dict.fromkeys(attention_weights(backbone) if self.targets == "attention" else weights(backbone)))
+        if not found:
+            raise UserError(
+                f"backbone.tuning.targets: got {self.targets}, but this backbone has no attention layers; use all"
+            )
+        fitting = [place for place in found if is_smaller(self.rank, getattr(*place))]
+        if not fitting:
+            raise UserError(
+                f"backbone.tuning.rank: got {self.rank}, with which no update is smaller than its weight; use a "
+                "smaller rank"
+            )
+        for module, name in fitting:
+            update = LowRankUpdate(getattr(module, name), rank=self.rank, alpha=self.alpha)
+            parametrize.register_parametrization(module, name, update)
+
+
+class LowRankUpdate(nn.Module):
+    r"""Low-rank update of a weight matrix, Hu et al., ICLR 2022 (arXiv:2106.09685), eq. 3.
+
+    .. math:: W' = W + \frac{\alpha}{r} B A
+
+    A is initialized from a normal distribution, B with 0. The update is a torch parametrization, so that it fits any
+    layer: torch's attention reads ``in_proj_weight`` and ``out_proj.weight`` directly, without a layer to wrap, and
+    peft has to merge and unmerge the update at each call.
+
+    Args:
+        weight: W (m, n), or the weight (m, ...) of a convolution with n numbers per output.
+        rank: r.
+        alpha: factor of the update, times r.
+
+    Example:
+        >>> layer = nn.Linear(6, 4)
+        >>> _ = parametrize.register_parametrization(layer, "weight", LowRankUpdate(layer.weight, rank=1, alpha=2.0))
+        >>> [tuple(parameter.shape) for parameter in layer.parametrizations.weight[0].parameters()]
+        [(1, 6), (4, 1)]
+    """
+
+    def __init__(self, weight: Tensor, *, rank: int, alpha: float) -> None:
+        super().__init__()
+        rows, columns = weight.flatten(1).shape
+        # with this standard deviation A x is as large as x
+        self.down = nn.Parameter(columns**-0.5 * torch.randn(rank, columns, dtype=weight.dtype))  # A
+        self.up = nn.Parameter(torch.zeros(rows, rank, dtype=weight.dtype))  # B
+        self.scale = alpha / rank
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Compute W' from W."""
+        with torch.autocast(weight.device.type, enabled=False):  # a product in bfloat16 would be off by 4e-3
+            return weight + self.scale * (self.up @ self.down).view(weight.shape)
+
+
+def is_smaller(rank: int, weight: Tensor) -> bool:
+    """Return whether an update of this rank has fewer numbers than the weight.
+
+    Example:
+        >>> [is_smaller(8, torch.empty(*shape)) for shape in ((384, 384), (16, 16), (64, 3, 7, 7))]
+        [True, False, True]
+    """
+    rows, columns = weight.flatten(1).shape
+    return rank * (rows + columns) < rows * columns
+
+
+def weights(backbone: nn.Module) -> Iterator[Weight]:
+    """Yield the weights of linear layers and convolutions, and the input projection of torch's attention."""
+    for module in backbone.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            yield module, "weight"
+        elif isinstance(module, nn.MultiheadAttention):
+            yield module, "in_proj_weight"
+
+
+def attention_weights(backbone: nn.Module) -> Iterator[Weight]:
+    """Yield the weights of attention layers, of torch or timm, which all have "Attention" in their class name."""
+    for module in backbone.modules():
+        if "Attention" in type(module).__name__:
+            yield from weights(module)
+
+
+def merge(backbone: nn.Module) -> None:
+    """Replace W by W' and remove the updates; outputs stay the same within rounding."""
+    for module in list(backbone.modules()):
+        for name, parametrizations in dict(getattr(module, "parametrizations", {})).items():
+            if isinstance(parametrizations[0], LowRankUpdate):
+                parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+
+
+if not TYPE_CHECKING:  # else every name would pass the type checker
+
+    def __getattr__(name: str) -> object:
+        raise missing_attribute(__name__, name)
