@@ -124,7 +124,7 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     from rich.text import Text
 
     from dmlkit.cli.console import cells, say, show_table
-    from dmlkit.files.differences import differences
+    from dmlkit.files.document import differences
     from dmlkit.recipe.file import plain
     from dmlkit.study.definition.checks import study_notes
     from dmlkit.study.runs.assembly import check_components

@@ -19,8 +19,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.embedding.views import AugmentedViews, CachedFeatures, Views
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
-from dmlkit.files.differences import differences
-from dmlkit.files.document import Document
+from dmlkit.files.document import Document, differences
 from dmlkit.loading.cache import sha256, stamp
 from dmlkit.loading.inputs import Inputs
 from dmlkit.manifolds.euclidean import EuclideanConfig

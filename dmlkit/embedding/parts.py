@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial, write_json
-from dmlkit.files.differences import differences
+from dmlkit.files.document import differences
 from dmlkit.files.regular import check_regular
 from dmlkit.loading.inputs import Draw
 

@@ -8,7 +8,7 @@ from dmlkit.embedding.manifest import Description, describe
 from dmlkit.embedding.searchable import Searchable
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
-from dmlkit.files.differences import differences
+from dmlkit.files.document import differences
 from dmlkit.run_folder.folder import RunFolder
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial
-from dmlkit.files.differences import differences
+from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
 from dmlkit.recipe.provenance import changed_plugins, open_plugins

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
-from dmlkit.files.differences import differences
-from dmlkit.files.document import Document
+from dmlkit.files.document import Document, differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
