@@ -47,7 +47,7 @@ def check(
 
     from dmlkit.cli.progress import bars, image_progress
     from dmlkit.loading.check import check_files, check_images
-    from dmlkit.loading.target import dataset_at
+    from dmlkit.loading.survey import dataset_at
 
     config = dataset_at(target, dataset, overrides or [])
     console = Console()
@@ -140,7 +140,7 @@ def shards(
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import image_progress
     from dmlkit.loading.shard_writer import ShardWriter
-    from dmlkit.loading.target import dataset_at
+    from dmlkit.loading.survey import dataset_at
 
     writer = ShardWriter(dataset_at(target, dataset, overrides or []), images_per_shard)
     console = Console()

@@ -35,8 +35,7 @@ def start(
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.files.atomic import atomic_write
     from dmlkit.files.outputs import check_output
-    from dmlkit.loading.survey import SAMPLE, survey
-    from dmlkit.loading.target import dataset_at
+    from dmlkit.loading.survey import SAMPLE, dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
     from dmlkit.recipe.start import Photos, is_starting_recipe, starting_recipe
 

@@ -20,7 +20,7 @@ from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.regular import read_start
 from dmlkit.loading.cache import COLUMNS, INDEX, MANIFEST, PIXELS, CacheManifest, read_index, sha256, stamp
 from dmlkit.loading.faults import refuse_faults
-from dmlkit.loading.sizes import check_resized
+from dmlkit.loading.inputs import check_resized
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import Resizing
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.image import MAX_PIXELS
 from dmlkit.errors import UserError
-from dmlkit.loading.sizes import check_resized
-from dmlkit.transforms.base import TransformConfig
+from dmlkit.transforms.base import Resizing, TransformConfig
 from dmlkit.transforms.cropping import Cut, WindowTransform, draw_cut, show_cuts
 
 Draw = tuple[int, int]
@@ -140,3 +140,20 @@ def seeded(seed: int) -> Generator[None]:
         yield
     finally:
         generator.set_state(state)
+
+
+def check_resized(image: Tensor, resizing: Resizing, path: str) -> None:
+    """Check that an image (3, H, W) does not exceed the limit of decoding after resizing.
+
+    Resized to a shorter side of 256 pixels, an image of 60 000 x 2, a PNG of 196 bytes, would take 6 GB.
+
+    Raises:
+        BadImageError: the resized image would be too large.
+    """
+    height, width = image.shape[1:]
+    rows, columns = resizing.size_of(height, width)
+    if rows * columns > MAX_PIXELS:
+        raise BadImageError(
+            f"{path}: the image of {width} x {height} pixels would have {columns} x {rows} when resized to "
+            f"{resizing.text}; expected at most {MAX_PIXELS:,} pixels"
+        )

@@ -9,8 +9,7 @@ from PIL import Image
 
 from dmlkit.embedding.images import ImageList
 from dmlkit.loading.cache_writer import ResizedImages
-from dmlkit.loading.inputs import TransformedImages
-from dmlkit.loading.sizes import check_resized
+from dmlkit.loading.inputs import TransformedImages, check_resized
 from dmlkit.transforms.base import Resizing, TransformConfig
 
 IMAGENET = TransformConfig.variants["imagenet"]
