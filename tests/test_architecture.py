@@ -15,8 +15,7 @@ from pydantic import BaseModel
 
 from dmlkit.losses.proxies.transport_weights import TransportWeightsConfig
 from dmlkit.recipe.key_meanings import meanings_of
-from dmlkit.recipe.schema import FAMILIES, Recipe
-from dmlkit.recipe.training import TrainingConfig
+from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
 from dmlkit.study.definition.config import Expectation, StudyConfig, VariantConfig
 
 PACKAGE = Path(__file__).parent.parent / "dmlkit"

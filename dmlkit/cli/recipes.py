@@ -92,8 +92,7 @@ def print_recipes(root: Path | None, console: "Console") -> None:
 
     from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.escape import printable
-    from dmlkit.recipe.headers import find_recipes
-    from dmlkit.recipe.shipped import shipped_recipes
+    from dmlkit.recipe.shipped import find_recipes, shipped_recipes
 
     for paper, headers in find_recipes(root or shipped_recipes()).items():
         title = str(paper) if root else paper.name

@@ -11,8 +11,7 @@ from dmlkit.recipe.file import schema
 from dmlkit.recipe.key_meanings import meanings_of
 from dmlkit.recipe.plugin import plugin_of
 from dmlkit.recipe.reference import KeyReference, MemberReference, Reference
-from dmlkit.recipe.schema import FAMILIES, Recipe
-from dmlkit.recipe.training import TrainingConfig
+from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
 
 
 def describe() -> Reference:

@@ -6,23 +6,25 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
-from dmlkit.component import ComponentConfig
+from dmlkit.backbones.base import BackboneConfig
+from dmlkit.component import ComponentConfig, from_weights, one_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
+from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.extends import EXTENDS, read_tree
 from dmlkit.recipe.faults import describe_faults, shown
 from dmlkit.recipe.key_meanings import meanings_of
-from dmlkit.recipe.metrics import names_of, spell_out
-from dmlkit.recipe.published import write_out
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml
+from dmlkit.transforms.presets import PretrainedConfig
 
 INDEX = re.compile("[0-9]{1,9}")  # index of a list item, counted from 0
 
@@ -197,3 +199,108 @@ def _any_member(schema: Any) -> Any:
 def first_line(component: type[ComponentConfig]) -> str:
     """Return the first line of a component's docstring."""
     return (component.__doc__ or "").strip().splitlines()[0]
+
+
+BACKBONE: TypeAdapter[BackboneConfig] = TypeAdapter(Annotated[BackboneConfig, one_of])
+KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weights in info.metadata}
+
+
+def write_out(tree: Tree) -> None:
+    """Add the keys that a backbone's weights determine and the tree does not have.
+
+    Raises:
+        UserError: the values cannot be determined; the message has file and line.
+    """
+    data: Any = tree.data
+    if not isinstance(data, dict):
+        return
+    try:
+        named = "backbone" in data
+        backbone = BACKBONE.validate_json(json.dumps(data["backbone"])) if named else _default_backbone()
+    except ValidationError:  # validation of the recipe will report it
+        return
+    try:
+        if named:
+            data["backbone"] |= backbone.resolved_keys()
+        transform = data.get("transform")
+        if isinstance(transform, dict) and transform.get("name") == "pretrained" and not transform.keys() >= KEYS:
+            size = transform.get("size")
+            keys = backbone.published_input().keys(size if isinstance(size, int) else None)
+            data["transform"] = keys | transform
+    except UserError as error:
+        key = str(error).partition(": ")[0]
+        raise UserError(f"{tree.origin(tuple(key.split('.')))}: {error}") from error
+
+
+def _default_backbone() -> BackboneConfig:
+    return Recipe.model_fields["backbone"].default
+
+
+def spell_out(tree: Tree) -> None:
+    """Replace the names under ``metrics`` of a recipe's tree by mappings; unknown names stay and are reported later.
+
+    Consecutive names of the same metric become one metric with several cut-offs: ``recall@1, recall@2`` becomes
+    ``{name: recall, k: [1, 2]}``. A recipe may also contain such a mapping, for options that a name cannot express.
+
+    Example:
+        >>> from dmlkit.recipe.yaml_tree import parse_yaml
+        >>> tree = parse_yaml("metrics: [recall@1, recall@2, map@r]", "r.yaml")
+        >>> spell_out(tree)
+        >>> tree.data
+        {'metrics': [{'name': 'recall', 'k': [1, 2]}, {'name': 'map_at_r'}]}
+    """
+    items = tree.data.get("metrics") if isinstance(tree.data, dict) else None
+    if not isinstance(items, list):
+        return
+    spelled: list[Any] = []
+    origins: dict[Key, str] = {}
+    for index, item in enumerate(items):
+        entry = _mapping(item)
+        if entry is not None and spelled and _is_more_of(spelled[-1], entry, items[index - 1]):
+            option = MetricConfig.variants[entry["name"]].listed()
+            spelled[-1][option] += entry[option]
+            continue
+        for key, origin in tree.origins.items():
+            if key[:2] == ("metrics", index):
+                origins["metrics", len(spelled), *key[2:]] = origin
+        spelled.append(item if entry is None else entry)
+    tree.data["metrics"] = spelled
+    kept = {key: origin for key, origin in tree.origins.items() if key[:1] != ("metrics",) or len(key) == 1}
+    tree.origins = kept | origins
+
+
+def _mapping(item: Any) -> dict[str, Any] | None:
+    if not isinstance(item, str):
+        return None
+    try:
+        (config,) = metric_configs([item])
+    except ValueError:
+        return None
+    return {"name": config.name} | config.model_dump(mode="json", exclude_unset=True)
+
+
+def _is_more_of(last: Any, entry: dict[str, Any], item: Any) -> bool:
+    """Return whether a name belongs to the same metric as the name before it."""
+    option = MetricConfig.variants[entry["name"]].listed()
+    if not (isinstance(item, str) and isinstance(last, dict) and option in entry):
+        return False
+    return {**last, option: None} == {**entry, option: None}
+
+
+def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
+    """Return metrics as names where names express all options, else as mappings; this reverses `spell_out`.
+
+    Example:
+        >>> from dmlkit.metrics import NmiConfig, RecallConfig
+        >>> names_of((RecallConfig(k=(1, 8)), NmiConfig(restarts=3)))
+        ['recall@1', 'recall@8', {'name': 'nmi', 'iterations': 20, 'restarts': 3, 'seed': 0}]
+    """
+    found: list[Any] = []
+    for config in metrics:
+        option = config.listed()
+        options = {option: getattr(config, option)} if option else {}
+        compat = getattr(config, "compat", None)
+        plain = type(config)(**options, **({"compat": compat} if compat else {}))
+        names = [f"{name}:{compat}" if compat else name for name in config.asked()]
+        found += names if plain == config else [config.model_dump(mode="json")]
+    return found

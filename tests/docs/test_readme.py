@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.recipe.file import read_recipe
-from dmlkit.recipe.headers import find_recipes
+from dmlkit.recipe.shipped import find_recipes
 from tests.conftest import ROOT
 
 COMMAND = re.compile(r"^\s*(?:#\s*Run:\s*|@|\$\(BIN\)/|\.venv/bin/)?(dmlkit (?:[^\n\\]|\\\n)*)", re.MULTILINE)

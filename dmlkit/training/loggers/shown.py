@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from lightning_fabric import Fabric
 
 from dmlkit.recipe.file import plain
-from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.training import LoggerName
+from dmlkit.recipe.schema import LoggerName, Recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.loggers.base import Figures, Logger
