@@ -29,13 +29,11 @@ from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.approximate import AT_ONCE, ApproximateGallery
-from dmlkit.embedding.gallery.change import add_images
-from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.index import index_gallery
+from dmlkit.embedding.gallery.incoming import schema_of
+from dmlkit.embedding.gallery.index import AT_ONCE, ApproximateGallery, index_gallery
 from dmlkit.embedding.gallery.manifest import TABLE
-from dmlkit.embedding.gallery.rows import schema_of
 from dmlkit.embedding.manifest import Manifest, describe
 from dmlkit.embedding.search import MARGIN, StoredGallery
 from dmlkit.embedding.trained import load_model

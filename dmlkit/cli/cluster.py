@@ -47,8 +47,8 @@ def cluster(
     from dmlkit.embedding.groups.clusters import CLUSTER_COLUMNS
     from dmlkit.embedding.groups.clusters import cluster as find_clusters
     from dmlkit.embedding.groups.collection import collection_at
+    from dmlkit.embedding.questions.answers import check_table
     from dmlkit.embedding.questions.page import check_page
-    from dmlkit.embedding.questions.table import check_table
 
     if csv is not None:
         check_table(csv, CLUSTER_COLUMNS, option="--csv")

@@ -55,7 +55,7 @@ def check(
     with image_progress(console, "checking images", len(listing.labels)) as advance:
         check_images(listing, findings, is_published=config.published is not None, advance=advance)
     if model is not None and threshold is not None:
-        from dmlkit.embedding.groups.leaks import check_leaks
+        from dmlkit.embedding.groups.duplicates import check_leaks
 
         check_leaks(
             listing,

@@ -43,7 +43,7 @@ def create(
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.gallery.create import create_gallery
+    from dmlkit.embedding.gallery.change import create_gallery
 
     console = Console()
     incoming = create_gallery(

@@ -49,10 +49,10 @@ def identify(
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.images import UNKNOWN
+    from dmlkit.embedding.questions.answers import check_table
     from dmlkit.embedding.questions.identify import ANSWER_COLUMNS
     from dmlkit.embedding.questions.identify import identify as identify_images
     from dmlkit.embedding.questions.page import check_page
-    from dmlkit.embedding.questions.table import check_table
 
     check_table(output, ANSWER_COLUMNS, option="--output")
     if html is not None:

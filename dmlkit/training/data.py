@@ -11,8 +11,7 @@ from torch import nn
 from dmlkit.backbones.identity import Identity
 from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.features import cached_features, is_complete
-from dmlkit.embedding.views import CachedFeatures, DrawnViews
+from dmlkit.embedding.features import CachedFeatures, DrawnViews, cached_features, is_complete
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place

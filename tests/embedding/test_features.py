@@ -13,7 +13,7 @@ from PIL import Image
 
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.embedding import parts
-from dmlkit.embedding.views import AugmentedViews, Views
+from dmlkit.embedding.features import AugmentedViews, Views
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.transforms.presets import ImageNetConfig

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dmlkit.embedding.proxies import class_proxies, proxies_of
-from dmlkit.embedding.split import embed_split
+from dmlkit.embedding.split import class_proxies, embed_split, proxies_of
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder

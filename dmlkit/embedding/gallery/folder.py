@@ -9,22 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.gallery.damage import (
+from dmlkit.embedding.gallery.manifest import (
     BLOCK,
     CHECKED,
     CHECKSUM,
-    check_content,
-    check_files,
-    check_rows,
-    reading,
-    way_back,
-)
-from dmlkit.embedding.gallery.manifest import (
     TABLE,
     ApproximateIndex,
     GalleryVersion,
+    check_content,
+    check_files,
+    check_rows,
     lancedb,
     read_gallery_manifest,
+    reading,
+    way_back,
 )
 from dmlkit.embedding.searchable import GalleryItem
 from dmlkit.errors import UserError

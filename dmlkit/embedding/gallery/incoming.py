@@ -1,21 +1,143 @@
 """What comes into a gallery: which images are new to it, and their rows."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO, Any
 
 from lightning_fabric import Fabric
+from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.embedding.gallery.images import LabelledImage
-from dmlkit.embedding.gallery.manifest import GalleryManifest
-from dmlkit.embedding.gallery.rows import EmbeddedRows
-from dmlkit.embedding.in_memory import EMBEDDING, Bar
+from dmlkit.datasets.files.image import thumbnail
+from dmlkit.embedding.gallery.images import LabelledImage, LabelledImages
+from dmlkit.embedding.gallery.manifest import CHECKED, CHECKSUM, GalleryManifest, row_checksums
+from dmlkit.embedding.in_memory import EMBEDDING, UNSOUND, Advance, Bar, embed_dataset
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.files.outputs import writing
 from dmlkit.loading.faults import refuse_nothing_read
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.manifolds.numerics.check_points import check_points
+
+CHUNK = 4096  # images embedded between two writes: 8 MB of points at 512 dimensions
+FEW = 128  # images: the start of loader processes would take longer than they do
+
+
+def schema_of(manifest: GalleryManifest) -> Any:
+    """The columns of a gallery's table."""
+    import pyarrow as pa
+
+    lifted = manifest.manifold.build(manifest.features).index_vectors(_origin(manifest), "gallery").shape[1]
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("label", pa.string()),
+            pa.field("path", pa.string(), nullable=False),
+            pa.field("thumbnail", pa.binary()),
+            pa.field("point", pa.list_(pa.float32(), manifest.dim), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), lifted), nullable=False),
+            pa.field("added", pa.timestamp("us", "UTC"), nullable=False),
+            pa.field(CHECKSUM, pa.list_(pa.uint32(), len(CHECKED)), nullable=False),
+        ]
+    )
+
+
+class EmbeddedRows:
+    """Rows in a file without a name, which is gone when the process ends, however that ends.
+
+    Args:
+        manifest: of the gallery.
+        file: empty, for reading and writing.
+    """
+
+    def __init__(self, manifest: GalleryManifest, file: IO[bytes]) -> None:
+        import pyarrow as pa
+
+        self.manifest, self.file = manifest, file
+        self.schema = schema_of(manifest)
+        self.manifold = manifest.manifold.build(manifest.features)
+        self.writer = pa.ipc.new_stream(file, self.schema)
+
+    def embed(
+        self, images: Mapping[str, LabelledImage], trained: TrainedModel, fabric: Fabric, advance: Advance | None
+    ) -> dict[str, str]:
+        """Embed images by their ids and write their rows.
+
+        Returns:
+            By id, what is wrong with an image that could not be read.
+
+        Raises:
+            UserError: see `embed_dataset`.
+        """
+        broken: dict[str, str] = {}
+        workers = 0 if len(images) <= FEW else trained.recipe.training.workers
+        pairs = iter(images.items())
+        while chunk := list(islice(pairs, CHUNK)):
+            dataset = LabelledImages([image for _, image in chunk])
+            transform = trained.recipe.transform
+            found = embed_dataset(fabric, trained.model, dataset, transform, workers=workers, advance=advance)
+            read = [chunk[int(index)] for index in found.indices]
+            missing = [id for id, _ in chunk if id not in dict(read)]  # noqa: A001
+            broken |= zip(missing, found.faults, strict=True)
+            self._write(read, found.points)
+        self.writer.close()
+        return broken
+
+    def reader(self, ids: Container[str], schema: Any = None) -> Any:
+        """Return the rows of some ids as a stream of Arrow's.
+
+        Args:
+            ids: which rows.
+            schema: of a table that was created before rows had checksums; by default all columns.
+        """
+        import pyarrow as pa
+
+        self.file.seek(0)
+        stored, names = pa.ipc.open_stream(self.file), (schema or self.schema).names
+        kept = (
+            batch.filter(pa.array([id in ids for id in batch.column("id").to_pylist()])).select(names)  # noqa: A001
+            for batch in stored
+        )
+        return pa.RecordBatchReader.from_batches(pa.schema([self.schema.field(name) for name in names]), kept)
+
+    def _write(self, images: list[tuple[str, LabelledImage]], points: Tensor) -> None:
+        import pyarrow as pa
+
+        vectors = self.manifold.index_vectors(points.double(), "gallery").float()
+        # numbers near 1e38 may be points of flat space, while their squares are none
+        check_points(Euclidean(vectors.shape[1]), vectors, lambda row: images[row][1].path, UNSOUND)
+        now = datetime.now(UTC)
+        columns = [
+            pa.array([id for id, _ in images], pa.string()),  # noqa: A001
+            pa.array([image.label for _, image in images], pa.string()),
+            pa.array([image.path for _, image in images], pa.string()),
+            pa.array([self._thumbnail(image) for _, image in images], pa.binary()),
+            _lists(points),
+            _lists(vectors),
+        ]
+        columns += [pa.array([now] * len(images), pa.timestamp("us", "UTC")), row_checksums(columns)]
+        self.writer.write_batch(pa.record_batch(columns, schema=self.schema))
+
+    def _thumbnail(self, image: LabelledImage) -> bytes | None:
+        return thumbnail(image.path, image.box) if self.manifest.thumbnails else None
+
+
+def _lists(values: Tensor) -> Any:
+    import pyarrow as pa
+
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.contiguous().numpy().ravel()), values.shape[1])
+
+
+def _origin(manifest: GalleryManifest) -> Tensor:
+    import torch
+
+    manifold: Manifold = manifest.manifold.build(manifest.features)
+    return manifold.from_features(torch.zeros(1, manifest.features))
 
 
 @dataclass

@@ -1,14 +1,19 @@
-"""What stands in the folder of a gallery beside its table."""
+"""What a gallery is on the disk: its manifest, its files, and the checksums that show damage."""
 
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from zlib import crc32
 
+import numpy as np
 from pydantic import BaseModel, Field, FiniteFloat, PositiveInt
 
-from dmlkit.embedding.manifest import Description
+from dmlkit.embedding.manifest import Description, file_checksum
 from dmlkit.errors import UserError
+from dmlkit.files.arrays import Values
 
 MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
@@ -115,3 +120,173 @@ def lancedb() -> Any:
     except ImportError:
         raise UserError("this needs LanceDB; install it with: pip install 'dmlkit[gallery]'") from None
     return package
+
+
+CHECKED = ("id", "label", "path", "thumbnail", "point", "vector")
+"""Columns that have a checksum, in the order of the checksums."""
+CHECKSUM = "checksum"
+FAULTS = (OSError, RuntimeError, ValueError, LookupError, ArithmeticError)
+"""What LanceDB and Arrow raise for damaged files."""
+BLOCK = 65_536  # rows whose checksums are added at once
+
+
+def way_back(path: Path) -> str:
+    """Return what to do about a damaged gallery that can be opened."""
+    return (
+        f"restore the files of this folder from a backup, or an earlier version: dmlkit gallery history {path} lists "
+        f"them, dmlkit gallery restore {path} VERSION brings one back"
+    )
+
+
+@contextmanager
+def reading(path: Path, doing: str = "read", advice: str | None = None) -> Generator[None]:
+    """Turn whatever LanceDB raises into one error that names the gallery.
+
+    A panic of its Rust code may be a BaseException, and no Exception. The line that Rust prints of it stays: holding
+    that back would redirect stderr for all threads of the process.
+
+    Args:
+        path: the gallery.
+        doing: what the block does with it.
+        advice: what to do about it; by default to restore its files or an earlier version.
+
+    Raises:
+        UserError: the block fails.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_panic = type(error).__name__ in ("PanicException", "RustPanic")
+        if not is_panic and (isinstance(error, UserError) or not isinstance(error, FAULTS)):
+            raise
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise UserError(f"{path}: cannot {doing} this gallery: {reason}; {advice or way_back(path)}") from error
+
+
+def small_files(path: Path, *, all_versions: bool = True) -> list[Path]:
+    """Return the files of a gallery that list its rows: LanceDB's manifests, or the newest alone, and its deletions."""
+    table = path / TABLE_FOLDER
+    manifests = sorted((table / "_versions").glob("*.manifest"), key=_version_of)
+    return (manifests if all_versions else manifests[-1:]) + sorted((table / "_deletions").glob("*"))
+
+
+def recorded_files(path: Path, known: dict[str, int]) -> dict[str, int]:
+    """Return the checksums of small files; those that are known already are not read, as none is ever changed."""
+    names = {file.relative_to(path).as_posix(): file for file in small_files(path)}
+    return known | {name: file_checksum(file) for name, file in names.items() if name not in known}
+
+
+def _version_of(manifest: Path) -> int:
+    """Return the version in a manifest's name: LanceDB counts from above, so that the newest is listed first."""
+    number = int(manifest.stem) if manifest.stem.isdecimal() else 0
+    return 2**64 - 1 - number if number >= 2**63 else number
+
+
+def check_files(path: Path, manifest: GalleryManifest, *, all_versions: bool = False) -> None:
+    """Make sure that manifests and deletions are what was written, before LanceDB reads them.
+
+    Of some that are damaged its process is aborted, as memory of an absurd size is asked for: no error to catch.
+
+    Raises:
+        UserError: a file has another checksum.
+    """
+    for file in small_files(path, all_versions=all_versions):
+        name = file.relative_to(path).as_posix()
+        if name in manifest.files and file_checksum(file) != manifest.files[name]:
+            raise UserError(
+                f"{path}: this gallery is damaged: {name} is not what was written; restore this file from a backup, or "
+                "create the gallery again"
+            )
+
+
+def column_checksums(column: Any) -> Values:
+    """Return the CRC-32 (n,) of each value of an Arrow column; 0 for a null.
+
+    Of 100 000 points of 512 dimensions it takes 0.11 s, where LanceDB 0.40 reads them in 0.4 to 1.6 s.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(column.type):
+        values: Any = np.ascontiguousarray(column.flatten().to_numpy()).reshape(-1, column.type.list_size)
+    else:
+        values = column.cast(pa.binary()).to_pylist()
+    return np.array([0 if value is None else crc32(value, 1) for value in values], np.uint32)
+
+
+def row_checksums(columns: Iterable[Any]) -> Any:
+    """Return the Arrow column of checksums of rows whose `CHECKED` columns are given."""
+    import pyarrow as pa
+
+    values = np.stack([column_checksums(column) for column in columns], axis=1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), len(CHECKED))
+
+
+def check_rows(path: Path, batch: Any, columns: Sequence[str], numbers: Sequence[int]) -> None:
+    """Make sure that columns of some rows are what was written.
+
+    Args:
+        path: the gallery.
+        batch: Arrow arrays with the columns and the checksums.
+        columns: which to look at.
+        numbers: of the rows, for the error.
+
+    Raises:
+        UserError: a value has another checksum.
+    """
+    stored = _checksums(batch.column(CHECKSUM))
+    for name in columns:
+        differ = column_checksums(batch.column(name)) != stored[:, CHECKED.index(name)]
+        if differ.any():
+            raise UserError(
+                f"{path}: this gallery is damaged: the {name} of {differ.sum()} row(s) is not what was written, first "
+                f"of row {numbers[int(differ.argmax())]}; {way_back(path)}"
+            )
+
+
+def content_of(table: Any) -> Content:
+    """Return how many rows a table has at its version, and the sum of their checksums; to be called while `reading`."""
+    rows = total = 0
+    for batch in table.search().select([CHECKSUM]).to_batches(BLOCK):
+        rows += batch.num_rows
+        total += int(_checksums(batch.column(0)).sum(dtype=np.uint64))
+    return Content(rows, total)
+
+
+def check_content(path: Path, manifest: GalleryManifest, table: Any, *, is_newest: bool = True) -> bool:
+    """Make sure that a version of a gallery has the rows that it had when it was written.
+
+    Args:
+        path: the gallery.
+        manifest: read before the table was opened.
+        table: at the version.
+        is_newest: the version is what LanceDB takes for the newest one.
+
+    Returns:
+        Whether its rows have checksums; those of older galleries have none.
+
+    Raises:
+        UserError: rows are lost, or came back, or it cannot be read.
+    """
+    with reading(path):
+        version, has_checksums = table.version, CHECKSUM in table.schema.names
+        if not manifest.contents and not has_checksums:
+            return False
+        found = content_of(table)
+    newest = max(manifest.contents, default=0)
+    if is_newest and version < newest:
+        raise UserError(
+            f"{path}: this gallery is damaged: its newest version is {newest}, but the newest in images.lance is "
+            f"{version}; {way_back(path)}"
+        )
+    expected = manifest.contents.get(version, found)
+    if found != expected:
+        what = "the checksums of its rows are" if found.images == expected.images else f"{found.images} rows are there"
+        raise UserError(
+            f"{path}: this gallery is damaged: {what} not what version {version} was written with "
+            f"({expected.images} rows); {way_back(path)}"
+        )
+    return True
+
+
+def _checksums(column: Any) -> Values:
+    return column.flatten().to_numpy().reshape(-1, len(CHECKED))

@@ -9,15 +9,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from dmlkit.embedding.gallery.approximate import ApproximateGallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
+from dmlkit.embedding.gallery.index import ApproximateGallery
 from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.in_memory import Bar, no_bar
-from dmlkit.embedding.questions.answers import Answers, Neighbor
+from dmlkit.embedding.questions.answers import Answers, Neighbor, write_table
 from dmlkit.embedding.questions.queries import Queries, queries_of
 from dmlkit.embedding.questions.search import nearest, searcher_of
-from dmlkit.embedding.questions.table import write_table
 from dmlkit.embedding.search import Gallery, StoredGallery
 from dmlkit.errors import UserError
 from dmlkit.manifolds.numerics.frechet import frechet_mean

@@ -13,8 +13,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.images import ImageList, dataset_of
 from dmlkit.embedding.in_memory import EMBEDDING, Bar, Embeddings, embed_dataset, no_bar
-from dmlkit.embedding.same_model import check_same_model, load_same_model
-from dmlkit.embedding.searchable import Searchable
+from dmlkit.embedding.searchable import Searchable, check_same_model, load_same_model
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.faults import refuse_nothing_read

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.approximate import ApproximateGallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.index import ApproximateGallery
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers

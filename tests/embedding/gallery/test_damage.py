@@ -13,8 +13,7 @@ import torch
 from pyarrow import parquet
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images, restore_version
-from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
 from dmlkit.embedding.gallery.folder import GalleryFolder, history
 from dmlkit.embedding.gallery.index import index_gallery
 from dmlkit.embedding.gallery.manifest import GalleryManifest

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images
-from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.errors import UserError

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images, restore_version
-from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.manifest import GalleryManifest

@@ -20,14 +20,11 @@ from torch import Tensor
 
 from dmlkit.embedding.gallery import folder
 from dmlkit.embedding.gallery import index as building
-from dmlkit.embedding.gallery.approximate import ApproximateGallery
-from dmlkit.embedding.gallery.change import compact_gallery, remove_images, restore_version
-from dmlkit.embedding.gallery.create import create_gallery
-from dmlkit.embedding.gallery.damage import content_of, row_checksums
+from dmlkit.embedding.gallery.change import compact_gallery, create_gallery, remove_images, restore_version
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.index import index_gallery
-from dmlkit.embedding.gallery.manifest import GalleryManifest
-from dmlkit.embedding.gallery.rows import schema_of
+from dmlkit.embedding.gallery.incoming import schema_of
+from dmlkit.embedding.gallery.index import ApproximateGallery, index_gallery
+from dmlkit.embedding.gallery.manifest import GalleryManifest, content_of, row_checksums
 from dmlkit.embedding.manifest import index_of
 from dmlkit.embedding.questions.identify import FIRST
 from dmlkit.embedding.questions.search import searcher_of

@@ -9,10 +9,8 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from dmlkit.embedding.groups.clusters import NOISE, Clusters, cluster
+from dmlkit.embedding.groups.clusters import NOISE, Clusters, cluster, frechet_kmeans, similarity_sums
 from dmlkit.embedding.groups.collection import Collection, stored_collection
-from dmlkit.embedding.groups.frechet_kmeans import frechet_kmeans
-from dmlkit.embedding.groups.medoid import similarity_sums
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean

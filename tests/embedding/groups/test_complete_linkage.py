@@ -4,8 +4,7 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from dmlkit.embedding.groups.complete_linkage import complete_groups
-from dmlkit.embedding.groups.near_pairs import near_pairs
+from dmlkit.embedding.groups.near_pairs import complete_groups, near_pairs
 from dmlkit.manifolds import Euclidean, Sphere
 
 

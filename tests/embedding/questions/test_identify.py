@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.embedding.gallery.change import add_images
-from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.questions import identify as identify_module
 from dmlkit.embedding.questions.identify import identify

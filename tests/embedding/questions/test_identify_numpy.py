@@ -11,7 +11,7 @@ import torch
 from pyarrow import parquet
 from scipy.optimize import minimize
 
-from dmlkit.embedding.gallery.create import create_gallery
+from dmlkit.embedding.gallery.change import create_gallery
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.manifest import Description, Manifest, index_of
