@@ -31,7 +31,7 @@ from dmlkit.embedding.groups.collection import collection_at
 from dmlkit.embedding.groups.neighbors import neighbors_of
 from dmlkit.embedding.manifest import Manifest, describe
 from dmlkit.embedding.trained import load_model
-from dmlkit.evaluation.mistakes.suspects import NEIGHBORS, planted_precision
+from dmlkit.evaluation.mistakes import NEIGHBORS, planted_precision
 from dmlkit.run_folder.folder import RunFolder
 
 CLUSTERS, BLOCK, ROUNDS = 600, 50_000, 3

@@ -34,8 +34,8 @@ def calibrate(
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
-    from dmlkit.evaluation.resampling import LEAST_CLASSES
-    from dmlkit.evaluation.threshold import calibrate_run
+    from dmlkit.evaluation.calibration import calibrate_run
+    from dmlkit.evaluation.statistics import LEAST_CLASSES
 
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)

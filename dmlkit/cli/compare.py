@@ -40,8 +40,7 @@ def compare(
 
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.distributed.launch import start_fabric
-    from dmlkit.evaluation.compare import compare_runs, lines_of
-    from dmlkit.evaluation.run_names import short_names
+    from dmlkit.evaluation.compare import compare_runs, lines_of, short_names
     from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows, narrow_rows
 
     fabric = start_fabric(device)

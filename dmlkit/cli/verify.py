@@ -57,8 +57,7 @@ def verify(
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
-    from dmlkit.evaluation.pairs_file import ImagePair, read_pairs
-    from dmlkit.evaluation.verification import is_pairs_table
+    from dmlkit.evaluation.verification import ImagePair, is_pairs_table, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
     from dmlkit.files.outputs import check_output
 

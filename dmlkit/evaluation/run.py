@@ -14,9 +14,8 @@ from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.evaluation.report import Report
+from dmlkit.evaluation.report import Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.evaluation.stored import store, stored_answer
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring import metric_configs

@@ -57,7 +57,7 @@ class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid"):
 
 
 class PairedDifference(BaseModel, frozen=True, extra="forbid"):
-    """Difference between the metrics of two models on the same queries, see `dmlkit.evaluation.resampling`."""
+    """Difference between the metrics of two models on the same queries, see `dmlkit.evaluation.statistics`."""
 
     difference: float
     """Mean of this model's values minus mean of the other's."""

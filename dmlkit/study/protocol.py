@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from dmlkit.datasets.base import FOLDS
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
-from dmlkit.evaluation.significance import t_interval
+from dmlkit.evaluation.statistics import t_interval
 from dmlkit.files.document import Document
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.faults import refuse_faults

@@ -9,8 +9,8 @@ from dmlkit.datasets.base import Split
 from dmlkit.distributed.gather import gather_lists
 from dmlkit.embedding.trained import take_weights
 from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.report import Figures
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.evaluation.stored import Figures
 from dmlkit.files.atomic import atomic_write
 from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder

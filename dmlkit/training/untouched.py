@@ -12,11 +12,10 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.in_memory import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
-from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.resampling import paired_differences
+from dmlkit.evaluation.report import Figures, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import asked_otherwise
-from dmlkit.evaluation.stored import Figures, store, stored_answer
+from dmlkit.evaluation.statistics import paired_differences
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties

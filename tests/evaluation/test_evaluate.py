@@ -11,8 +11,7 @@ import torch
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from dmlkit.evaluation.resampling import bootstrap_intervals, paired_comparison
-from dmlkit.evaluation.significance import holm
+from dmlkit.evaluation.statistics import bootstrap_intervals, holm, paired_comparison
 from dmlkit.metrics import retrieval_metrics
 from tests.conftest import TINY_RECIPE
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.evaluation.pairs_file import ImagePair, read_pairs
+from dmlkit.evaluation.verification import ImagePair, read_pairs
 
 
 def test_tables_with_and_without_answers(tmp_path: Path):

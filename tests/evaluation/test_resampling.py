@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.evaluation.resampling import bootstrap_intervals, effective_number, paired_comparison, told_few
+from dmlkit.evaluation.statistics import bootstrap_intervals, effective_number, paired_comparison, told_few
 
 
 def test_bootstrap_of_a_share_is_the_normal_interval():

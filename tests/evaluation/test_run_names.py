@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmlkit.evaluation.run_names import cut_names, short_names
+from dmlkit.evaluation.compare import cut_names, short_names
 
 
 @pytest.mark.parametrize(

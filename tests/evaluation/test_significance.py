@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.evaluation.breakdown import class_scores, confusions
-from dmlkit.evaluation.significance import holm, paired_runs, runs_to_separate, t_interval
+from dmlkit.evaluation.result import class_scores, confusions
+from dmlkit.evaluation.statistics import holm, paired_runs, runs_to_separate, t_interval
 
 
 def test_t_interval_against_scipy():

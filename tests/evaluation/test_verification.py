@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmlkit.evaluation.threshold import calibrate_run
+from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.evaluation.verification import JudgedPair, correctness
 
 

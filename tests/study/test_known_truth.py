@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.evaluation.resampling import paired_differences
-from dmlkit.evaluation.significance import holm
+from dmlkit.evaluation.statistics import holm, paired_differences
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.variant_results import VariantResults
 from dmlkit.study.findings.verdicts import JudgedStatement, judge

@@ -13,7 +13,7 @@ import timm
 import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.evaluation.resampling import paired_comparison
+from dmlkit.evaluation.statistics import paired_comparison
 from dmlkit.evaluation.untouched import told_gain
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary

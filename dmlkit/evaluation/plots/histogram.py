@@ -8,7 +8,7 @@ import torch
 from dmlkit.embedding.in_memory import EMBEDDING, Bar, embed_dataset, no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
-from dmlkit.evaluation.mistakes.histograms import ScoreHistograms, score_histograms
+from dmlkit.evaluation.mistakes import ScoreHistograms, score_histograms
 from dmlkit.evaluation.untouched import has_pretrained_weights, untouched_model
 from dmlkit.files.pictures import COLORS, picture
 from dmlkit.metrics.base import Points

@@ -10,7 +10,7 @@ from dmlkit.embedding.in_memory import Bar, Embeddings, no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import score_dataset
-from dmlkit.evaluation.mistakes.alike import worst_queries
+from dmlkit.evaluation.mistakes import worst_queries
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
 from dmlkit.metrics.retrieval import MapAtRConfig
 

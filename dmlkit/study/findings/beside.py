@@ -8,8 +8,7 @@ from statistics import fmean
 from lightning_fabric import Fabric
 
 from dmlkit.errors import UserError
-from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.stored import store, stored_answer
+from dmlkit.evaluation.report import Report, store, stored_answer
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe

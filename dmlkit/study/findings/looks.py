@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlkit.evaluation.significance import Comparison, paired_runs
+from dmlkit.evaluation.statistics import Comparison, paired_runs
 from dmlkit.run_folder.documents import Metrics
 
 LEVEL = 0.05  # of verdicts, over all looks at a statement

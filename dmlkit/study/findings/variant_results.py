@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from dmlkit.evaluation.significance import paired_runs
+from dmlkit.evaluation.statistics import paired_runs
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.definition.config import Candidate
 from dmlkit.study.definition.edge import beyond_edge, grid_of, values_beside

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from dmlkit.evaluation.significance import Comparison, holm, runs_to_separate
+from dmlkit.evaluation.statistics import Comparison, holm, runs_to_separate
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.looks import compare_at_looks, is_within, paired_figures
@@ -88,7 +88,7 @@ def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
     it makes no difference where the interval is within a negligible one, and cannot be told apart where it is not.
 
     Example:
-        >>> from dmlkit.evaluation.significance import paired_runs
+        >>> from dmlkit.evaluation.statistics import paired_runs
         >>> verdict(paired_runs([0.5, 0.6, 0.7], [0.53, 0.64, 0.75]))
         'holds'
         >>> verdict(paired_runs([0.5], [0.9]))

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.in_memory import Bar, no_bar
-from dmlkit.evaluation.breakdown import confusions
-from dmlkit.evaluation.result import Evaluation
+from dmlkit.evaluation.result import Evaluation, confusions
 from dmlkit.files.escape import printable
 from dmlkit.training.inspection.findings import ModelInspection
 

@@ -17,8 +17,7 @@ from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.arrays import evaluate_folder
 from dmlkit.evaluation.evaluate import score_dataset
-from dmlkit.evaluation.mistakes.histograms import ScoreHistograms, score_histograms
-from dmlkit.evaluation.mistakes.suspects import NEIGHBORS
+from dmlkit.evaluation.mistakes import NEIGHBORS, ScoreHistograms, score_histograms
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.geometry.disk import to_unit_disk

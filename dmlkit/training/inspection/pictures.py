@@ -5,9 +5,15 @@ from torch import Tensor
 
 from dmlkit.embedding.groups.collection import Collection
 from dmlkit.embedding.questions.page import Page, Picture, Shelf
-from dmlkit.evaluation.breakdown import Confusion, confusions
-from dmlkit.evaluation.mistakes.alike import alike_across_labels, worst_queries
-from dmlkit.evaluation.mistakes.suspects import NEIGHBORS, PLANTED, planted_precision, suspects
+from dmlkit.evaluation.mistakes import (
+    NEIGHBORS,
+    PLANTED,
+    alike_across_labels,
+    planted_precision,
+    suspects,
+    worst_queries,
+)
+from dmlkit.evaluation.result import Confusion, confusions
 from dmlkit.files.escape import html
 from dmlkit.training.inspection.findings import ModelInspection
 

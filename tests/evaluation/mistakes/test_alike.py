@@ -3,7 +3,7 @@
 import torch
 
 from dmlkit.embedding.groups.neighbors import neighbors_of
-from dmlkit.evaluation.mistakes.alike import alike_across_labels, worst_queries
+from dmlkit.evaluation.mistakes import alike_across_labels, worst_queries
 from dmlkit.manifolds import Sphere
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.evaluation.mistakes import histograms as module
-from dmlkit.evaluation.mistakes.histograms import BINS, score_histograms
+from dmlkit.evaluation import mistakes as module
+from dmlkit.evaluation.mistakes import BINS, score_histograms
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Points

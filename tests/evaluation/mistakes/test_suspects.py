@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dmlkit.embedding.groups.neighbors import neighbors_of
-from dmlkit.evaluation.mistakes.suspects import NEIGHBORS, planted_precision, suspects
+from dmlkit.evaluation.mistakes import NEIGHBORS, planted_precision, suspects
 from dmlkit.manifolds import Sphere
 
 
