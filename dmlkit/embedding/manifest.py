@@ -21,7 +21,7 @@ class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True):
     order: str = "the largest inner products of the vectors of a query and of the gallery are the most similar"
     """What the index does."""
     form: Literal["as_is", "unit", "unit_space", "euclidean_lift", "poincare_lift", "lorentz_lift"]
-    """How an embedding becomes the vector of a query or of the gallery: see `dmlkit.embedding.index_vectors`."""
+    """How an embedding becomes the vector of a query or of the gallery: see `dmlkit.export.store`."""
     curvature: FiniteFloat | None = None
     """K, of the last two."""
 

@@ -1,8 +1,10 @@
 """Export a trained model to formats that other programs load, each checked against the run before it is kept."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, FiniteFloat, PositiveInt
@@ -10,15 +12,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dmlkit.embedding.manifest import Description, describe
-from dmlkit.embedding.trained import TrainedModel
+from dmlkit.embedding.trained import TrainedModel, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
-from dmlkit.export.onnx import write_onnx
-from dmlkit.export.safetensors import write_safetensors
-from dmlkit.export.torch_export import write_program
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, writing
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.cache import images_of_split
+from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.run_folder.threshold import Threshold
 
 ModelFormat = Literal["safetensors", "onnx", "torch-export"]
@@ -159,3 +159,58 @@ def parity_inputs(trained: TrainedModel) -> Tensor:
     if not len(batch.labels):
         raise UserError(f"cannot check the export against real images: {batch.faults[0]}")
     return batch.inputs
+
+
+def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+    """An ONNX graph with a free batch size; its input is named ``images``, or ``vectors``.
+
+    Raises:
+        UserError: onnxruntime or onnxscript is not installed.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
+    except ImportError as error:
+        raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+    name = "images" if trained.model.num_features is None else "vectors"
+    program: Any = torch.onnx.export(
+        program_of(trained, inputs), input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False
+    )
+    program.save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(batch: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["embeddings"], {name: batch.numpy()})[0])
+
+    return run
+
+
+def write_program(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+    """A program for ``torch.export.load``, with a free batch size."""
+    program, buffer = program_of(trained, inputs), BytesIO()
+    torch.export.save(program, buffer)  # on a full disk torch itself would end the process
+    path.write_bytes(buffer.getbuffer())
+    with path.open("rb") as file:
+        return torch.export.load(file).module()
+
+
+def program_of(trained: TrainedModel, inputs: Tensor) -> torch.export.ExportedProgram:
+    """The model traced on images, or vectors, with a free batch size."""
+    batch = torch.export.Dim("batch", min=1)
+    example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a single one would fix the batch size at 1
+    return torch.export.export(trained.model, (example,), dynamic_shapes={"inputs": {0: batch}})
+
+
+def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+    """Weights and, in the file's metadata, all that is needed to rebuild the model."""
+    from safetensors.torch import load_file, save_file
+
+    description = describe(trained)
+    document = description.stamped()
+    recipe = merged_recipe(trained.recipe)
+    metadata = {"dmlkit": json.dumps(document), "recipe": recipe.model_dump_json()}
+    tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
+    save_file(tensors, path, metadata)
+    again: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.model.num_features)
+    again.load_state_dict(load_file(path))
+    return again.eval()

@@ -9,8 +9,7 @@ import numpy as np
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
-from dmlkit.export.address import shown_address
-from dmlkit.export.store import Destination, StoreIndex, StoreRows, rows_of, store_manifest
+from dmlkit.export.store import Destination, StoreIndex, StoreRows, rows_of, shown_address, store_manifest
 
 SCHEMES = ("postgresql://", "postgres://")
 LONGEST_NAME = 63  # bytes; PostgreSQL would cut a longer one without an error

@@ -12,8 +12,7 @@ from uuid import uuid4
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.in_memory import Bar
 from dmlkit.errors import UserError
-from dmlkit.export.address import is_address
-from dmlkit.export.store import Destination, StoreManifest, rows_of, store_manifest
+from dmlkit.export.store import Destination, StoreManifest, is_address, rows_of, store_manifest
 
 MARK = "dmlkit"  # of a collection's metadata, where the manifest stands
 SENT = 256  # points of one request: 3 MB of JSON at 512 dimensions, of the 32 MB that a server takes

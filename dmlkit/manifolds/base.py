@@ -167,7 +167,7 @@ class Manifold(nn.Module, ABC):
 
     @abstractmethod
     def index_form(self) -> dict[str, Any]:
-        """Return how to compute `index_vectors`, by name and parameters; `dmlkit.embedding.index_vectors` reads it."""
+        """Return how to compute `index_vectors`, by name and parameters; `dmlkit.export.store` reads it."""
 
     def learned_options(self) -> dict[str, float]:
         """Return the options of the config that training changes, with their current values."""

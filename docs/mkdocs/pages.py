@@ -38,7 +38,7 @@ ROOMS = {
     "python": ("Python API", ["dmlkit", "dmlkit.errors"]),
     "embeddings": (
         "Embeddings, search and stores",
-        ["dmlkit.embedding", "dmlkit.embedding.folder", "dmlkit.embedding.search", "dmlkit.embedding.index_vectors"],
+        ["dmlkit.embedding", "dmlkit.embedding.folder", "dmlkit.embedding.search", "dmlkit.export.store"],
     ),
     "recipe": ("Recipes", ["dmlkit.recipe.schema", "dmlkit.recipe.file", "dmlkit.recipe.plugin"]),
     "testing": ("Contracts", ["dmlkit.testing"]),

@@ -11,8 +11,7 @@ from pyarrow import parquet
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
-from dmlkit.export.embeddings import FILE_NAMES, EmbeddingFormat, export_embeddings
-from dmlkit.export.faiss import FaissManifest
+from dmlkit.export.embeddings import FILE_NAMES, EmbeddingFormat, FaissManifest, export_embeddings
 from tests.embedding.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
