@@ -10,9 +10,7 @@ from torch import Tensor
 from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
-from dmlkit.geometry.disk import draw_disk, to_unit_disk
-from dmlkit.geometry.neighbor_plane import neighbor_plane
-from dmlkit.geometry.principal_plane import principal_plane
+from dmlkit.geometry.planes import draw_disk, neighbor_plane, principal_plane, to_unit_disk
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare

@@ -2,8 +2,7 @@ import pytest
 import torch
 from sklearn.manifold import TSNE, trustworthiness
 
-from dmlkit.geometry.neighbor_plane import neighbor_plane
-from dmlkit.geometry.principal_plane import principal_plane
+from dmlkit.geometry.planes import neighbor_plane, principal_plane
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare
 
 

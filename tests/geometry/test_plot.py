@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from dmlkit.errors import UserError
-from dmlkit.geometry.disk import centroid, geodesics, to_unit_disk
+from dmlkit.geometry.planes import centroid, geodesics, principal_plane, to_unit_disk
 from dmlkit.geometry.plot import (
     MapKind,
     Mapped,
@@ -19,7 +19,6 @@ from dmlkit.geometry.plot import (
     plot_embeddings,
     with_room,
 )
-from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
 
 

@@ -20,10 +20,8 @@ from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.mistakes import NEIGHBORS, ScoreHistograms, score_histograms
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.geometry.disk import to_unit_disk
-from dmlkit.geometry.neighbor_plane import neighbor_plane
+from dmlkit.geometry.planes import neighbor_plane, principal_plane, to_unit_disk
 from dmlkit.geometry.plot import default_kind
-from dmlkit.geometry.principal_plane import principal_plane
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
 from dmlkit.recipe.file import dump_recipe

@@ -1,0 +1,161 @@
+"""Planes to draw embeddings on: the disk, neighbors kept together, principal axes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.lorentz import Lorentz
+from dmlkit.manifolds.poincare import Poincare
+
+ARC_POINTS = 30  # of a drawn geodesic
+
+
+def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
+    """Points (N, 2) of the unit disk, an isometry up to the scale of the curvature.
+
+    Raises:
+        UserError: the manifold is another, or the points are not 2-d.
+    """
+    if not isinstance(manifold, Poincare | Lorentz) or manifold.dim != 2:
+        raise UserError(
+            f"plot: the disk shows 2-d embeddings on poincare or lorentz, got {manifold.dim}-d on "
+            f"{type(manifold).__name__.lower()}; use --kind pca or --kind tsne"
+        )
+    root = (-manifold.curvature.detach()).sqrt()
+    if isinstance(manifold, Poincare):
+        return root * points
+    return root * points[:, 1:] / (1 + root * points[:, :1])
+
+
+def draw_disk(axes: Any, place: Tensor, labels: Tensor, colors: dict[int, Any]) -> None:
+    """The boundary, and a geodesic from the centroid of each class to each of its points, in the class's colour."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import Circle
+
+    axes.add_patch(Circle((0, 0), 1, fill=False, color="0.3"))
+    axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
+    axes.axis("off")
+    for label, color in colors.items():
+        chosen = place[labels == label]
+        arcs = list(geodesics(centroid(chosen), chosen).numpy())
+        axes.add_collection(LineCollection(arcs, colors=[color], linewidths=0.5, alpha=0.5))
+
+
+def lift(place: Tensor) -> Tensor:
+    """Points (..., 3) of the hyperboloid with K = -1 above points (..., 2) of the unit disk."""
+    squared = place.double().square().sum(-1, keepdim=True)
+    return torch.cat([1 + squared, 2 * place], dim=-1) / (1 - squared)
+
+
+def lower(space: Tensor) -> Tensor:
+    """Points (..., 2) of the unit disk under the rays through timelike vectors (..., 3)."""
+    length = (space[..., :1].square() - space[..., 1:].square().sum(-1, keepdim=True)).clamp(min=1e-12).sqrt()
+    return space[..., 1:] / (length + space[..., :1])
+
+
+def centroid(place: Tensor) -> Tensor:
+    """The hyperbolic centroid (2,) of points (N, 2): the ray through the mean on the hyperboloid."""
+    return lower(lift(place).mean(0))
+
+
+def geodesics(start: Tensor, ends: Tensor) -> Tensor:
+    """Arcs (N, 30, 2) from one point (2,) to points (N, 2): straight lines on the rays of the hyperboloid.
+
+    Example:
+        >>> arc = geodesics(torch.tensor([0.5, 0.0]), torch.tensor([[0.0, 0.5]]))[0]
+        >>> [round(x, 6) for x in arc[0].tolist()], bool(arc.norm(dim=1).min() < 0.354)  # it bends towards the origin
+        ([0.5, 0.0], True)
+    """
+    share = torch.linspace(0, 1, ARC_POINTS, dtype=torch.float64)[:, None]
+    return lower((1 - share) * lift(start) + share * lift(ends)[:, None])
+
+
+PERPLEXITY = 30.0  # lowered for few points
+EXAGGERATION = 12.0  # of the attraction, in the first of two phases
+PHASES = ((125, EXAGGERATION, 0.8), (250, 1.0, 0.8))
+"""Iterations, exaggeration, momentum. Half of openTSNE's iterations: of 2 400 points 2 s instead of 4, and a divergence
+of 0.31 instead of 0.28 (0.46 and 0.43 of 3 000 points in 600 clusters)."""
+STEPS = sum(steps for steps, _, _ in PHASES)
+STEPS_TOLD = 25
+START = 1e-4  # standard deviation of the first coordinates
+NEIGHBOR_ROWS = 512  # whose distances to all points are in memory at once: 20 MB of 10 000 points
+
+
+@torch.no_grad()
+def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int], None] = lambda _: None) -> Tensor:
+    """t-SNE (van der Maaten & Hinton 2008) of the manifold's distances, which starts at the main directions.
+
+    Args:
+        manifold: whose distance tells who is near.
+        points: (N, D), N at least 3.
+        advance: told N in all, little by little.
+
+    Returns:
+        (N, 2) float64, the same each time.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = torch.cat([torch.linspace(0, 1, 20), torch.linspace(9, 10, 20)])[:, None]
+        >>> place = neighbor_plane(Euclidean(1), line)
+        >>> sides = place[:20, 0], place[20:, 0]
+        >>> bool(sides[0].max() < sides[1].min() or sides[1].max() < sides[0].min())
+        True
+    """
+    from openTSNE import TSNEEmbedding
+    from openTSNE.affinity import PerplexityBasedNN
+    from openTSNE.nearest_neighbors import PrecomputedNeighbors
+
+    count = len(points)
+    perplexity = min(PERPLEXITY, (count - 1) / 3)
+    distances, indices = _nearest(manifold, points, max(1, int(3 * perplexity)))
+    # one thread: two wait for each other 30 times as long as they work, where another process has one of two cores
+    options: dict[str, Any] = {"perplexity": perplexity, "n_jobs": 1}
+    affinities = PerplexityBasedNN(knn_index=PrecomputedNeighbors(indices.numpy(), distances.numpy()), **options)
+    start = principal_plane(manifold, points)
+    start = START * start / start[:, 0].std().clamp(min=torch.finfo(start.dtype).tiny)
+    place: Any = TSNEEmbedding(start.numpy(), affinities, negative_gradient_method="bh", n_jobs=1, random_state=0)
+    done, told = 0, 0
+
+    def tell(*_: Any) -> None:
+        nonlocal done, told
+        done += STEPS_TOLD
+        advance(done * count // STEPS - told)
+        told = done * count // STEPS
+
+    for steps, exaggeration, momentum in PHASES:
+        options = {"exaggeration": exaggeration, "momentum": momentum, "inplace": True}
+        place.optimize(steps, callbacks=[tell], callbacks_every_iters=STEPS_TOLD, **options)
+    return torch.from_numpy(place.view(type(start.numpy())).copy())
+
+
+def _nearest(manifold: Manifold, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distances (N, k) to the nearest others, nearest first, and which they are."""
+    blocks: list[tuple[Tensor, Tensor]] = []
+    for own in torch.arange(len(points)).split(NEIGHBOR_ROWS):
+        distances = manifold.distance(points[own], points)
+        distances[torch.arange(len(own)), own] = torch.inf
+        blocks.append(distances.topk(k, largest=False))
+    distances, indices = (torch.cat(columns) for columns in zip(*blocks, strict=True))
+    return distances.double(), indices
+
+
+PRINCIPAL_ROWS = 8192  # in float64 at once: all of 60 000 x 512 and an SVD would take 1.5 GB more
+
+
+@torch.no_grad()
+def principal_plane(manifold: Manifold, points: Tensor) -> Tensor:
+    """The first two principal components (N, 2), in float64, of the features of points (N, D)."""
+    features = [manifold.to_features(block) for block in points.split(PRINCIPAL_ROWS)]
+    mean = torch.stack([block.double().sum(0) for block in features]).sum(0) / len(points)
+    scatter = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+    for block in features:
+        centered = block.double() - mean
+        scatter += centered.T @ centered
+    _, directions = torch.linalg.eigh(scatter)
+    main = directions[:, -2:].flip(1)
+    plane = torch.cat([(block.double() - mean) @ main for block in features])
+    return torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
