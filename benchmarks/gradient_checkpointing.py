@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from dmlkit.backbones import ResNet, Timm, ViT
 from dmlkit.backbones.base import Backbone
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.training.cost import forget_peak_memory, peak_memory
 from dmlkit.training.gradient_checkpointing import recompute_blocks
+from dmlkit.training.summary import forget_peak_memory, peak_memory
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH = 256 if DEVICE.type == "cuda" else 32

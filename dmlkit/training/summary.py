@@ -1,8 +1,13 @@
 """The end of a run: its checkpoints scored on the test classes."""
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from math import nan
+from pathlib import Path
 from statistics import median
 
+import torch
 from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
@@ -12,10 +17,9 @@ from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Figures
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.atomic import atomic_write
-from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
+from dmlkit.run_folder.documents import EpochRow, Metrics, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
-from dmlkit.training.curves import plot_curves
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment
 from dmlkit.training.untouched import held_against
@@ -84,3 +88,76 @@ def seconds_per_epoch(rows: Sequence[EpochRow]) -> float | None:
     """The median of the epochs that were not stopped in between."""
     seconds = [row.training_seconds for row in rows if row.training_seconds is not None]
     return round(median(seconds), 3) if seconds else None
+
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None
+
+LINUX = Path("/proc/self")
+
+
+def forget_peak_memory(device: torch.device) -> None:
+    """Count the peak from now on: of a CUDA device, or of this process on Linux; elsewhere it cannot be forgotten."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        (LINUX / "clear_refs").write_text("5")
+    except OSError:  # another system, or one that forbids it
+        return
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes, see `dmlkit.run_folder.documents.Summary.peak_memory_bytes`.
+
+    Example:
+        >>> peak_memory(torch.device("cpu")) > 10_000_000  # torch alone takes more
+        True
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if (LINUX / "status").exists():
+        told = re.search(r"VmHWM:\s+(\d+) kB", (LINUX / "status").read_text())
+        return 1024 * int(told[1]) if told else None
+    if resource is None:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | None = None) -> None:
+    """Draw the loss and the validation metrics over the epochs as a PNG.
+
+    Args:
+        rows: of ``metrics.jsonl``.
+        path: where to write.
+        untouched: metrics of the backbone on validation classes before training: dashed lines.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"text.parse_math": False}):  # a $ in a name is a $
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        left.plot([row.epoch for row in rows], [row.loss for row in rows], marker=".")
+        left.set(xlabel="epoch", ylabel="loss", title="Training loss")
+        validated = [(row.epoch, row.validation) for row in rows if row.validation]
+        names = list(validated[0][1]) if validated else []
+        for name in names:
+            (line,) = right.plot(
+                [epoch for epoch, _ in validated],
+                [metrics.get(name, nan) for _, metrics in validated],
+                marker=".",
+                label=name,
+            )
+            if untouched and name in untouched:
+                right.axhline(untouched[name], linestyle="--", color=line.get_color(), label=f"{name}, untouched")
+        right.set(xlabel="epoch", title="Validation classes" if names else "No validation classes", ylim=(0, 1.02))
+        if names:
+            right.legend(loc="lower right", fontsize="small")
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        figure.savefig(path, dpi=120, format="png")

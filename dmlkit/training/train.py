@@ -21,16 +21,13 @@ from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.checkpoint import State, restore, save, save_best
-from dmlkit.training.checkpoint_writer import CheckpointWriter
-from dmlkit.training.cost import forget_peak_memory, peak_memory
+from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
 from dmlkit.training.data import TrainingData, check_places, training_data
-from dmlkit.training.divergence import check_losses, check_weights, compute_loss
 from dmlkit.training.experiment import Experiment, assemble
-from dmlkit.training.gradients import take_step
-from dmlkit.training.loggers.shown import shown
+from dmlkit.training.gradients import check_losses, check_weights, compute_loss, take_step
+from dmlkit.training.loggers import shown
 from dmlkit.training.progress import Pace, Progress, Silent
-from dmlkit.training.summary import summarize
+from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
 from dmlkit.training.untouched import score_untouched
 
 CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step

@@ -12,7 +12,7 @@ import torch
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import CHECKPOINTS, RunFolder
-from dmlkit.training.checkpoint_writer import CheckpointWriter, copy_to_cpu
+from dmlkit.training.checkpoint import CheckpointWriter, copy_to_cpu
 from dmlkit.training.progress import Silent
 from tests.training.test_train import assert_equal_weights, weights
 from tests.training.test_tuning import Stopper, trained

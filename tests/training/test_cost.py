@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from dmlkit.training.cost import forget_peak_memory, peak_memory
+from dmlkit.training.summary import forget_peak_memory, peak_memory
 
 CPU = torch.device("cpu")
 MEGABYTE = 2**20

@@ -1,5 +1,5 @@
 from dmlkit.run_folder.documents import EpochRow
-from dmlkit.training.curves import plot_curves
+from dmlkit.training.summary import plot_curves
 
 
 def test_curves_read_no_mathematics_and_bear_a_metric_that_an_epoch_lacks_t10(tmp_path):

@@ -18,9 +18,8 @@ from dmlkit.evaluation.untouched import told_gain
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.curves import plot_curves
 from dmlkit.training.progress import Silent
-from dmlkit.training.summary import seconds_per_epoch
+from dmlkit.training.summary import plot_curves, seconds_per_epoch
 from dmlkit.training.train import train
 from tests.conftest import TINY_RECIPE
 from tests.metrics import naive

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.training.inspection import embedding_map, findings
+from dmlkit.training.inspection import findings
+from dmlkit.training.inspection import pictures as embedding_map
 from dmlkit.training.inspection.findings import inspect
 from dmlkit.training.inspection.page import write_inspection
 from tests.conftest import TINY_RECIPE, Result

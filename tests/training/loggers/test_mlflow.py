@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.loggers import shown
-from dmlkit.training.loggers.mlflow import allowed
+from dmlkit.training import loggers as shown
+from dmlkit.training.loggers import allowed
 from tests.conftest import TINY_RECIPE
 
 tracking = pytest.importorskip("mlflow.tracking", reason="the extra dmlkit[mlflow] is not installed")

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.loggers import shown
-from dmlkit.training.loggers.base import Figures, Logger
-from dmlkit.training.loggers.tensorboard import TensorBoardLogger
+from dmlkit.training import loggers as shown
+from dmlkit.training.loggers import Figures, Logger, TensorBoardLogger
 from tests.conftest import TINY_RECIPE
 
 RECIPE = TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [tensorboard]")
@@ -41,7 +40,7 @@ class Kept(Logger):
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
-    monkeypatch.setattr("dmlkit.training.loggers.tensorboard.TensorBoardLogger", Kept)
+    monkeypatch.setattr("dmlkit.training.loggers.TensorBoardLogger", Kept)
     for name in ("shown", "faults", "ended"):
         monkeypatch.setattr(Kept, name, [])
     return Kept

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.loggers import shown
+from dmlkit.training import loggers as shown
 from tests.conftest import TINY_RECIPE
 
 accumulator = pytest.importorskip(

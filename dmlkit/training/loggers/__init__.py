@@ -1,1 +1,0 @@
-"""Loggers that a run is shown in besides its own folder, which stays the truth: one module each."""
