@@ -47,7 +47,7 @@ def status(
 
 def rows_of(found: "StudyStatus") -> list[list[str]]:
     """One row a variant, or one a value that is tried of it."""
-    from dmlkit.study.reports.duration import spoken_time
+    from dmlkit.study.reports.tables import spoken_time
 
     rows = [["variant", "seeds", "validation", "spent"]]
     for (variant, choice), group in groupby(found.runs, key=lambda run: (run.variant, run.choice)):
@@ -75,7 +75,7 @@ def seeds_of(runs: "Iterable[RunStatus]") -> str:
 
 def totals(found: "StudyStatus") -> str:
     """Counts and times in one line."""
-    from dmlkit.study.reports.duration import spoken_time
+    from dmlkit.study.reports.tables import spoken_time
 
     counts = [f"{found.count('done')} of {len(found.runs)} runs done"]
     counts += [f"{found.count(state)} {state}" for state in ("running", "stopped", "failed") if found.count(state)]

@@ -57,7 +57,7 @@ def study(
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
-    from dmlkit.study.reports.duration import seconds_of
+    from dmlkit.study.reports.tables import seconds_of
     from dmlkit.study.runs.run import BudgetUsedError, run_study
 
     console, output = Console(), output or Path("runs") / "study" / study.stem
@@ -126,8 +126,8 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.document import differences
     from dmlkit.recipe.file import plain
-    from dmlkit.study.definition.checks import study_notes
-    from dmlkit.study.runs.assembly import check_components
+    from dmlkit.study.definition.file import study_notes
+    from dmlkit.study.runs.plan import check_components
 
     notes = study_notes(study, check_components(study, output))
     first = plain(study.variants[0].candidates[0].recipe)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.study.reports.page import BEGINNING, END
+from dmlkit.study.reports.overview import BEGINNING, END
 from tests.conftest import ROOT
 
 PLAIN = ("heads", "manifolds", "miners", "pooling", "regularizers", "schedules", "transport")

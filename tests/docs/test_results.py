@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.reports.overview import report
-from dmlkit.study.reports.page import BEGINNING, END
+from dmlkit.study.reports.overview import BEGINNING, END, report
 from tests.conftest import ROOT
 
 FIRST = f"{BEGINNING} docs/studies/"  # of a block whose studies lie here

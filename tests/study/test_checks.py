@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from dmlkit.study.definition.checks import study_notes
-from dmlkit.study.definition.file import read_study
+from dmlkit.study.definition.file import read_study, study_notes
 from tests.study.fakes import STUDY, write_study
 from tests.study.test_plan import TUNED
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.study.reports.duration import seconds_of
+from dmlkit.study.reports.tables import seconds_of
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import torch
 
 from dmlkit.evaluation.statistics import holm, paired_differences
 from dmlkit.study.definition.config import Expectation
-from dmlkit.study.findings.variant_results import VariantResults
-from dmlkit.study.findings.verdicts import JudgedStatement, judge
+from dmlkit.study.findings.verdicts import JudgedStatement, VariantResults, judge
 from dmlkit.study.protocol import MeanInterval
 
 CLASSES, QUERIES = 41, 20  # a class

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.study.reports.page import BEGINNING, END, ReportPage
+from dmlkit.study.reports.overview import BEGINNING, END, ReportPage
 
 BLOCK = f"{BEGINNING} a -o b.md -->\n\nold\n\n{END}"
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.reports.page import END
+from dmlkit.study.reports.overview import END
 from tests.study.fakes import STUDY, margin_of, train_by, write_study
 
 STATEMENTS = """\

@@ -28,9 +28,8 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import StudyConfig
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.findings.cost import Cost
-from dmlkit.study.findings.results import StudyResults, SweptAxis
-from dmlkit.study.findings.variant_results import VariantResults
+from dmlkit.study.findings.results import Cost, StudyResults, SweptAxis
+from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.plot import plot_study

@@ -10,9 +10,16 @@ from scipy import stats
 
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.findings.looks import compare_at_looks
-from dmlkit.study.findings.variant_results import End, Tuned, VariantResults, edges_of
-from dmlkit.study.findings.verdicts import JudgedStatement, are_equal, judge
+from dmlkit.study.findings.verdicts import (
+    End,
+    JudgedStatement,
+    Tuned,
+    VariantResults,
+    are_equal,
+    compare_at_looks,
+    edges_of,
+    judge,
+)
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.reports.tables import verdict_text
 from tests.conftest import TINY_RECIPE

@@ -15,8 +15,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.question import Question
 from dmlkit.study.definition.config import Study
-from dmlkit.study.findings.choice import Choice
-from dmlkit.study.findings.results import Beside
+from dmlkit.study.findings.results import Beside, Choice
 from dmlkit.study.protocol import ProtocolName, RealityCheckFigures, fold_recipe
 from dmlkit.training.untouched import untrained_model
 

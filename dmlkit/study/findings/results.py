@@ -2,18 +2,57 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
 from dmlkit.files.document import Document
-from dmlkit.run_folder.documents import Metrics
-from dmlkit.study.definition.config import Study, Variant
-from dmlkit.study.findings.choice import Choice
-from dmlkit.study.findings.cost import Cost
-from dmlkit.study.findings.variant_results import Tuned, VariantResults, edges_of, over_seeds
-from dmlkit.study.findings.verdicts import JudgedStatement, judge
+from dmlkit.run_folder.documents import Environment, Metrics, Summary
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study.definition.config import Candidate, Study, Variant
+from dmlkit.study.findings.verdicts import JudgedStatement, Tuned, VariantResults, edges_of, judge, over_seeds
 from dmlkit.study.protocol import ProtocolName
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A variant's candidate that was chosen on validation classes, and its runs.
+
+    Args:
+        candidate: the one chosen.
+        scores: on validation classes, the mean over the seeds that choose, one a candidate of the variant.
+        figures: on test classes, by seed.
+    """
+
+    candidate: Candidate
+    scores: tuple[float, ...]
+    figures: dict[int, Metrics]
+
+    def values(self, metric: str) -> list[float]:
+        """One figure a seed."""
+        return [figures[metric] for figures in self.figures.values()]
+
+
+class Cost(BaseModel, frozen=True, extra="forbid"):
+    """What a study took."""
+
+    models: int
+    """That were trained."""
+    seconds: float
+    """Of training and validation, over all models."""
+    on: tuple[str, ...]
+    """What computed, with its versions."""
+
+    @classmethod
+    def of(cls, runs: Sequence[Path]) -> "Cost":
+        """That of finished runs."""
+        folders = [RunFolder(path) for path in runs]
+        return cls(
+            models=len(folders),
+            seconds=round(sum(Summary.read(folder.summary_path).seconds for folder in folders), 1),
+            on=tuple(sorted({Environment.read(folder.environment_path).device for folder in folders})),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,114 @@
-"""Verdicts: whether what a study's claim states holds for the runs."""
+"""Verdicts: what the seeds of two variants say about a claim, looked at as they come in."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from statistics import fmean
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dmlkit.evaluation.statistics import Comparison, holm, runs_to_separate
+from dmlkit.evaluation.statistics import Comparison, holm, paired_runs, runs_to_separate
 from dmlkit.run_folder.documents import Metrics
-from dmlkit.study.definition.config import Expectation
-from dmlkit.study.findings.looks import compare_at_looks, is_within, paired_figures
-from dmlkit.study.findings.variant_results import VariantResults
+from dmlkit.study.definition.config import Candidate, Expectation
+from dmlkit.study.definition.methods import beyond_edge, grid_of, values_beside
+from dmlkit.study.protocol import MeanInterval
+
+End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
+"""Of the values tried with the chosen ones of the other keys. The only one of these may be the lowest or highest of all
+values of the key."""
+
+
+class Difference(BaseModel, frozen=True, extra="forbid"):
+    """How runs of a variant differ from those of another with the same seeds, by Student's paired t-test."""
+
+    difference: float
+    """Mean of this variant's minus the other's."""
+    low: float | None
+    """Of the 95 % interval; null where a single pair has none."""
+    high: float | None
+    """As ``low``."""
+    p_value: float
+    """How probable a difference this far from 0 is where there is none."""
+
+
+class Tuned(BaseModel, frozen=True, extra="forbid"):
+    """What a variant was tuned by."""
+
+    chosen: str
+    """The label of the choice."""
+    validation: dict[str, float]
+    """Scores on validation classes, by label; the mean over the seeds that choose."""
+    edge: dict[str, End] = {}
+    """Keys of which the chosen value has no tried one beyond it: a better one may lie there."""
+
+
+class VariantResults(BaseModel, frozen=True, extra="forbid"):
+    """The figures of a variant."""
+
+    tuned: Tuned | None
+    """Null where there was nothing to choose."""
+    runs: dict[int, Metrics]
+    """Figures on test classes, by seed, of the checkpoint that was best on validation classes."""
+    last: dict[int, Metrics] = {}
+    """Those after all epochs; without what the best checkpoints alone were scored for."""
+    untrained: Metrics | None = None
+    """Those of the variant's backbone before training, without its head; null where they are not known."""
+    summary: dict[str, MeanInterval]
+    """Over seeds, by metric, of ``runs``."""
+    difference: dict[str, Difference] | None
+    """From the reference, by metric; null for the reference itself, and where they share no seed."""
+
+    def is_below_untrained(self, metric: str) -> bool:
+        """Whether training did not get to what its backbone could do before; not where that is unknown."""
+        floor = None if self.untrained is None else self.untrained.get(metric)
+        return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
+
+
+def over_seeds(
+    runs: Mapping[int, Metrics], reference: Mapping[int, Metrics] | None, metrics: Sequence[str]
+) -> tuple[dict[str, MeanInterval], dict[str, Difference] | None]:
+    """By metric, a variant's mean over seeds, and its difference to another reference of which it shares seeds.
+
+    Args:
+        runs: figures by seed.
+        reference: likewise, of the variant that the others are compared with; None for itself.
+        metrics: which.
+    """
+    summary = {name: MeanInterval.of([run[name] for run in runs.values()]) for name in metrics}
+    if reference is None:
+        return summary, None
+    pairs = {name: paired_figures(reference, runs, name) for name in metrics}
+    changes = {name: paired_runs(*figures).as_dict() for name, figures in pairs.items() if figures[0]}
+    return summary, {name: Difference.model_validate(one) for name, one in changes.items()} or None
+
+
+def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
+    """Return the tuned keys of which the chosen value is at an edge: in one direction, or in both where it is the only
+    one, nothing was tried with the chosen values of the other keys.
+
+    Only numbers have an order, and nothing lies beyond 1 where the key takes whole numbers alone.
+
+    Args:
+        candidates: of a variant, all that were tried.
+        chosen: one of them.
+    """
+    edges: dict[str, End] = {}
+    steps = beyond_edge(candidates, candidates, chosen)
+    for key, value in chosen.values.items():
+        known = grid_of([one.values[key] for one in candidates])
+        is_alone = len(grid_of(values_beside(candidates, chosen, key))) == 1
+        for step in (one[key] for one in steps if one[key] != value):
+            if not is_alone:
+                edges[key] = "lowest" if step < value else "highest"
+            elif step not in known:
+                edges[key] = "only, lowest" if step < value else "only, highest"
+        if known and is_alone:
+            edges.setdefault(key, "only")
+    return edges
+
 
 Verdict = Literal[
     "holds",
@@ -145,3 +244,93 @@ def _judged(
 
 def _more(one: Expectation, variants: Mapping[str, VariantResults]) -> int | None:
     return runs_to_separate(*paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric))
+
+
+LOOKS_LEVEL = 0.05  # of verdicts, over all looks at a statement
+REPETITIONS = 100_000  # of the simulation: the bound is known to 1.5 %
+LOOKS_SAME = 1e-6  # figures that differ by less are equal: more seeds would show nothing
+
+
+def paired_figures(
+    first: Mapping[int, Metrics], second: Mapping[int, Metrics], metric: str
+) -> tuple[list[float], list[float]]:
+    """A figure of two variants, of the seeds that both have.
+
+    Args:
+        first, second: figures by seed.
+        metric: which.
+
+    Example:
+        >>> paired_figures({0: {"mrr": 0.1}, 1: {"mrr": 0.2}}, {1: {"mrr": 0.3}, 2: {"mrr": 0.4}}, "mrr")
+        ([0.2], [0.3])
+    """
+    both = [seed for seed in first if seed in second]
+    return [first[seed][metric] for seed in both], [second[seed][metric] for seed in both]
+
+
+def compare_at_looks(base: list[float], method: list[float], first: int, last: int) -> Comparison:
+    """`paired_runs`, where one looks after ``first`` pairs and after each further one up to ``last`` of them.
+
+    Pocock's bound (Biometrika 1977): every look has the same level, such that over all of them no difference is called
+    one in 5 %. His table is for a known spread, and here it is unknown: the bound is the 5 % quantile of the least p of
+    Student's test over the looks, in a simulation without a difference. The p-value is how often the least one there
+    is as small.
+
+    Args:
+        base, method: one figure a run, of the same seeds in the same order.
+        first, last: pairs at the first and at the last look.
+
+    Example:
+        >>> once = compare_at_looks([0.5, 0.6, 0.7], [0.53, 0.64, 0.75], 3, 3)
+        >>> often = compare_at_looks([0.5, 0.6, 0.7], [0.53, 0.64, 0.75], 3, 8)
+        >>> round(once.p_value, 4), round(once.low, 4), often.p_value > 0.05, often.low < 0
+        (0.0202, 0.0152, True, True)
+    """
+    from scipy.stats import t
+
+    once = paired_runs(base, method)
+    if last <= first or len(base) < 2:
+        return once
+    least = least_p_values(first, last)
+    bound = float(least[int(LOOKS_LEVEL * len(least))])
+    freedom = len(base) - 1
+    margin = (once.high - once.difference) * float(t.ppf(1 - bound / 2, freedom) / t.ppf(1 - LOOKS_LEVEL / 2, freedom))
+    p_value = (1 + int(np.searchsorted(least, once.p_value, side="right"))) / (1 + len(least))
+    return replace(once, low=once.difference - margin, high=once.difference + margin, p_value=p_value)
+
+
+def is_decided(base: list[float], method: list[float], first: int, last: int, negligible: float | None = None) -> bool:
+    """Whether more seeds are not needed: the interval of the difference excludes 0 or is within what is negligible, or
+    there is none at all."""
+    if len(base) < 2:
+        return False
+    comparison = compare_at_looks(base, method, first, last)
+    are_same = max(abs(after - before) for before, after in zip(base, method, strict=True)) < LOOKS_SAME
+    return are_same or comparison.low > 0 or comparison.high < 0 or is_within(comparison, negligible)
+
+
+def is_within(comparison: Comparison, negligible: float | None) -> bool:
+    """Whether the 95 % interval lies within a difference that does not matter, to either side.
+
+    It is the test of equivalence by two one-sided ones (Schuirmann, J. Pharmacokinet. Biopharm. 1987), with the wider
+    interval of the verdicts: no difference by mistake in at most 2.5 %.
+
+    Example:
+        >>> change = compare_at_looks([0.5, 0.6, 0.7], [0.501, 0.601, 0.7], 3, 3)
+        >>> is_within(change, 0.005), is_within(change, 0.001), is_within(change, None)
+        (True, False, False)
+    """
+    return negligible is not None and max(-comparison.low, comparison.high) <= negligible
+
+
+@cache
+def least_p_values(first: int, last: int) -> NDArray[np.float64]:
+    """The least p over the looks, ascending, in many repetitions without a difference (R,)."""
+    from scipy.stats import t
+
+    changes = np.random.default_rng(0).standard_normal((REPETITIONS, last))  # a t statistic knows no unit
+    counts = np.arange(max(2, first), last + 1)
+    means = changes.cumsum(1)[:, counts - 1] / counts
+    variances = ((changes**2).cumsum(1)[:, counts - 1] - counts * means**2) / (counts - 1)
+    p_values = 2 * t.sf(np.abs(means) * np.sqrt(counts / variances), counts - 1)
+    return np.sort(p_values.min(1))

@@ -1,22 +1,27 @@
 """The results of several studies as one document, such as docs/results.md. Nothing is typed by hand."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import check_output, is_our_picture, writing
-from dmlkit.study.findings.derived import check_derived
+from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.results import StudyResults
+from dmlkit.study.findings.verdicts import Difference, judge, over_seeds
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.reports.duration import spoken_time
-from dmlkit.study.reports.page import ReportPage
-from dmlkit.study.reports.papers import of_paper, paper_paragraphs
 from dmlkit.study.reports.plot import plot_study
-from dmlkit.study.reports.report import EXPLANATION, counted_verdicts, study_section
-from dmlkit.study.reports.tables import shared_rows, verdict_rows
+from dmlkit.study.reports.report import EXPLANATION, counted_verdicts, of_paper, paper_paragraphs, study_section
+from dmlkit.study.reports.tables import shared_rows, spoken_time, verdict_rows
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:
@@ -110,3 +115,126 @@ def _counts(studies: Sequence[StudyResults]) -> str:
     named = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
     worked = f"{named}, {models} models, {spoken_time(seconds)} of training and validation."
     return f"{worked}\n{counted_verdicts(studies)}"
+
+
+BEGINNING = "<!-- Written by: dmlkit report"  # of the block's first line, which goes on with what was asked
+END = "<!-- End of what dmlkit report wrote -->"
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """A Markdown file, in three.
+
+    Args:
+        path: of the file; need not exist.
+        before: the text above the block.
+        block: from the line of `BEGINNING` to that of `END`; empty where there is no page yet.
+        after: the text below.
+    """
+
+    path: Path
+    before: str = ""
+    block: str = ""
+    after: str = "\n"
+
+    @classmethod
+    def at(cls, path: Path) -> "ReportPage":
+        """The page of a file. One that begins with a block without an end is of an older dmlkit, and all block.
+
+        Raises:
+            UserError: the file is somebody else's, or has not one beginning and below it one end.
+        """
+        check_output(path, lambda path: BEGINNING.encode() in path.read_bytes())
+        if not path.exists():
+            return cls(path)
+        try:
+            text = path.read_bytes().decode("utf-8")  # as bytes: ends of lines around the block stay what they are
+        except UnicodeDecodeError as error:
+            raise UserError(f"--output {path}: cannot read this page: {error}") from None
+        begins, ends = (
+            [found.span() for found in re.finditer(f"^{re.escape(mark)}", text, re.MULTILINE)]
+            for mark in (BEGINNING, END)
+        )
+        if not ends and [begin for begin, _ in begins] == [0]:
+            return cls(path, block=text)
+        if len(begins) != 1 or len(ends) != 1 or begins > ends:
+            raise UserError(
+                f"--output {path}: expected one line that begins with '{BEGINNING}' and below it one '{END}', between "
+                f"which the report is written; got {len(begins)} and {len(ends)} of them"
+            )
+        (begin, _), (_, end) = *begins, *ends
+        return cls(path, text[:begin], text[begin:end], text[end:])
+
+    @property
+    def text(self) -> str:
+        """All of the file."""
+        return self.before + self.block + self.after
+
+    def write(self, asked: str, title: str, paragraphs: Sequence[str]) -> None:
+        """Replace the block, all or nothing.
+
+        Args:
+            asked: the words of the command that writes it.
+            title: of the page; below text it is left out, which has a title of its own.
+            paragraphs: of Markdown.
+        """
+        head = [f"{BEGINNING} {printable(asked).replace('>', '&gt;')} -->"]
+        if not self.before.strip():
+            head.append(f"# {markdown(title)}")
+        block = "\n\n".join([*head, *paragraphs, END])
+        with writing(self.path), atomic_write(self.path) as partial:
+            partial.write_bytes(f"{self.before}{block}{self.after}".encode())
+
+
+ROUNDING = 1e-6  # of figures derived again, perhaps by another SciPy
+STATED = set(Expectation.model_fields)  # of a judged statement, what the study's file says
+
+
+def check_derived(results: StudyResults, path: Path) -> None:
+    """Make sure that means, differences and verdicts are those of the runs' figures, to `ROUNDING`.
+
+    Args:
+        results: as read, whole.
+        path: of the file, for the error.
+
+    Raises:
+        UserError: they are not: somebody has edited the file.
+    """
+    reference = results.variants.get(results.reference)
+    for name, variant in results.variants.items():
+        others = None if name == results.reference or reference is None else reference.runs
+        summary, difference = over_seeds(variant.runs, others, results.metrics)
+        if not _is_close(_plain(variant.summary), _plain(summary)):
+            raise _edited(path, f"variants.{name}.summary", results)
+        if not _is_close(_plain(variant.difference), _plain(difference)):
+            raise _edited(path, f"variants.{name}.difference", results)
+    expectations = [Expectation.model_validate(one.model_dump(include=STATED)) for one in results.verdicts]
+    derived_verdicts = judge(expectations, results.variants, len(results.seeds), results.more_seeds, results.negligible)
+    if len(derived_verdicts) < len(expectations):
+        raise _edited(path, "verdicts", results)
+    for stored, derived in zip(results.verdicts, derived_verdicts, strict=True):
+        told = stored.model_dump()
+        if stored.corrected_p_value is None:  # of dmlkit 0.1.0, which told less, and told no other verdicts
+            told = {name: told[name] for name in Difference.model_fields}
+        if not _is_close(told, {name: value for name, value in derived.model_dump().items() if name in told}):
+            raise _edited(path, f"the verdict on {stored.better!r} and {stored.than!r}", results)
+
+
+def _edited(path: Path, what: str, results: StudyResults) -> UserError:
+    return UserError(
+        f"{path}: {what} does not follow from the figures of its runs: the file was edited; the runs are as they were, "
+        f"and this writes it again: {results.command}"
+    )
+
+
+def _plain(documents: Mapping[str, BaseModel] | None) -> Any:
+    return documents and {name: one.model_dump() for name, one in documents.items()}
+
+
+def _is_close(stored: Any, derived: Any) -> bool:
+    """Whether plain data are the same, numbers to `ROUNDING`: SciPy's quantiles differ in the last digit."""
+    if isinstance(stored, dict) and isinstance(derived, dict):
+        return stored.keys() == derived.keys() and all(_is_close(stored[key], derived[key]) for key in stored)
+    if isinstance(stored, float) and isinstance(derived, float):
+        return isclose(stored, derived, rel_tol=ROUNDING, abs_tol=ROUNDING)
+    return stored == derived

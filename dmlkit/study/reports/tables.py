@@ -1,11 +1,12 @@
 """The tables of a study's results, for Markdown and for a terminal."""
 
+import re
 from collections.abc import Mapping
 
+from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import Rows
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.variant_results import Difference, End, VariantResults
-from dmlkit.study.findings.verdicts import JudgedStatement
+from dmlkit.study.findings.verdicts import Difference, End, JudgedStatement, VariantResults
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 
 END_TEXTS: dict[End, str] = {
@@ -193,3 +194,39 @@ def _interval(change: Difference | JudgedStatement) -> str:
 
 def _p(change: Difference | JudgedStatement) -> str:
     return f"{change.p_value:.4f}"
+
+
+WRITTEN = re.compile(r"(?=.)(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
+
+
+def spoken_time(seconds: float) -> str:
+    """A duration as people say it.
+
+    Example:
+        >>> spoken_time(41.2), spoken_time(750), spoken_time(12000)
+        ('41 s', '12 min 30 s', '3 h 20 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def seconds_of(text: str, option: str) -> int:
+    """A duration in hours, minutes and seconds, as an option takes it.
+
+    Raises:
+        UserError: it is no duration, or none at all.
+
+    Example:
+        >>> seconds_of("1h30m", "--budget"), seconds_of("90m", "--budget"), seconds_of("45s", "--budget")
+        (5400, 5400, 45)
+    """
+    found = WRITTEN.fullmatch(text)
+    hours, minutes, seconds = (int(number or 0) for number in found.groups()) if found else (0, 0, 0)
+    total = 3600 * hours + 60 * minutes + seconds
+    if not total:
+        raise UserError(f"{option} {text!r}: expected hours, minutes and seconds, above 0, e.g. 90m, 2h or 1h30m")
+    return total

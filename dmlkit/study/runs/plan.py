@@ -9,13 +9,15 @@ from statistics import fmean
 
 from dmlkit.datasets.base import FOLDS
 from dmlkit.errors import UserError
+from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.definition.config import Candidate, Study, Variant
-from dmlkit.study.definition.edge import beyond_edge, with_values
-from dmlkit.study.findings.choice import Choice
-from dmlkit.study.findings.looks import is_decided, paired_figures
-from dmlkit.study.runs.assembly import check_recipe
+from dmlkit.study.definition.methods import beyond_edge, with_values
+from dmlkit.study.findings.results import Choice
+from dmlkit.study.findings.verdicts import is_decided, paired_figures
+from dmlkit.study.protocol import ProtocolName, fold_recipe
 from dmlkit.study.runs.workers import Run
+from dmlkit.training.experiment import Experiment, assemble
 
 
 class Plan:
@@ -161,3 +163,33 @@ class Plan:
                 if not is_decided(*pairs, *looks, config.negligible):
                     names |= {one.better, one.than}
         return names
+
+
+def check_components(study: Study, folder: Path) -> dict[str, int]:
+    """Build the components of every variant that has no run yet: what does not fit is told before anything trains.
+
+    Returns:
+        How many validation classes each of them has, by the name of the variant.
+
+    Raises:
+        UserError: with the name of the variant.
+    """
+    classes: dict[str, int] = {}
+    for variant in study.variants:
+        if (folder / "runs" / variant.name).exists():
+            continue
+        try:
+            validation = check_recipe(study.config.protocol, variant.candidates[0].recipe).validation
+        except UserError as error:
+            raise UserError(f"{variant.name}: {error}") from error
+        classes[variant.name] = len(validation.class_names) if validation else 0
+    return classes
+
+
+def check_recipe(protocol: ProtocolName, recipe: Recipe) -> Experiment:
+    """Build the components of a recipe, of the Reality Check those of its first model.
+
+    Raises:
+        UserError: they do not fit together, or the data is missing.
+    """
+    return assemble(fold_recipe(recipe, 0) if protocol == "reality_check" else recipe)

@@ -1,5 +1,6 @@
 """Several runs of a study at once on a Ray cluster: each a task with a GPU, or a processor, of its own."""
 
+import json
 import platform
 import signal
 import sys
@@ -16,9 +17,9 @@ from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.recipe.plugin import refuse_plugin_files
+from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.protocol import ProtocolName, is_complete, run_once
-from dmlkit.study.runs.ray_board import packed, start_board, unpacked
-from dmlkit.study.runs.workers import Run, Tell, Told
+from dmlkit.study.runs.workers import Event, Run, Tell, Told
 
 RETRIES = 10  # of a run whose worker dies
 LOOK = 0.5  # seconds between two looks at the runs
@@ -199,3 +200,36 @@ def _stoppable() -> Generator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def start_board() -> Any:
+    """An actor beside the driver that keeps what the runs tell, as text: it imports neither dmlkit nor torch."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    class Board:
+        def __init__(self) -> None:
+            self.events: list[str] = []
+
+        def put(self, *events: str) -> None:
+            self.events += events
+
+        def take(self) -> list[str]:
+            events, self.events = self.events, []
+            return events
+
+    actor: Any = ray.remote(Board)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return actor.options(num_cpus=0, scheduling_strategy=here).remote()  # elsewhere it could die before the driver
+
+
+def packed(event: Event) -> str:
+    """What a run tells, as text."""
+    name, what, told = event
+    return json.dumps((name, what, {"row": told["row"].model_dump(mode="json")} if what == "epoch" else told))
+
+
+def unpacked(text: str) -> Event:
+    """What was packed."""
+    name, what, told = json.loads(text)
+    return name, what, {"row": EpochRow.model_validate(told["row"])} if what == "epoch" else told

@@ -4,28 +4,54 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_place
-from dmlkit.study.definition.checks import study_notes
+from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
+from dmlkit.study.definition.file import study_notes
 from dmlkit.study.findings.beside import beside_figures
-from dmlkit.study.findings.cost import Cost
-from dmlkit.study.findings.results import StudyResults, summarize_study
-from dmlkit.study.protocol import is_complete, run_once
+from dmlkit.study.findings.results import Cost, StudyResults, summarize_study
+from dmlkit.study.protocol import Figures, is_complete, run_once
 from dmlkit.study.record import FAILURES, StudyFailures, open_study
-from dmlkit.study.runs.assembly import check_components
-from dmlkit.study.runs.plan import Plan
-from dmlkit.study.runs.progress import RunProgress, StudyProgress
+from dmlkit.study.runs.plan import Plan, check_components
 from dmlkit.study.runs.ray import train_on_ray
-from dmlkit.study.runs.scores import flat_figures, summaries, validation_score
 from dmlkit.study.runs.workers import Run, train_at_once
 from dmlkit.training.progress import Progress
+
+
+class RunProgress(Progress, Protocol):
+    """What is told of one run, beside what a training tells."""
+
+    def start_model(self) -> None:
+        """Before a model of the run is trained or continued."""
+
+    def finish(self, figures: dict[str, float]) -> None:
+        """After it, with the figures that the study reports."""
+
+    def fail(self, reason: str) -> None:
+        """After one that cannot be trained."""
+
+
+class StudyProgress(Protocol):
+    """What a study tells while it runs."""
+
+    def note(self, line: str) -> None:
+        """Before the first run: what is known of the study that a reader should know."""
+
+    def expect(self, runs: int, epochs: int) -> None:
+        """Before the first run, and whenever more are known: how many there are in all."""
+
+    def start_run(self, name: str, epochs: int) -> RunProgress:
+        """Before a run of so many epochs, also before one that is complete."""
+        ...
+
 
 Engine = Literal["local", "ray"]  # where runs are trained: by this machine, or on a Ray cluster
 
@@ -209,3 +235,38 @@ class _Runs:
         self.failures[run.name] = reason
         StudyFailures(failed=self.failures).write(self.plan.folder / FAILURES)
         progress.fail(reason)
+
+
+def flat_figures(figures: Figures) -> Metrics:
+    """Figures by one name: ``map@r`` of a run, ``separated map@r`` of a Reality Check.
+
+    Example:
+        >>> flat_figures({"test": {"map@r": 0.5}}), flat_figures({"separated": {"map@r": 0.4}})
+        ({'map@r': 0.5}, {'separated map@r': 0.4})
+    """
+    return {
+        name if kind == "test" else f"{kind} {name}": value
+        for kind, metrics in figures.items()
+        for name, value in metrics.items()
+    }
+
+
+def validation_score(folder: Path) -> float:
+    """What chose the checkpoint of a run; of a Reality Check the mean of its 4 models.
+
+    Raises:
+        UserError: a summary tells of no best checkpoint.
+    """
+    return fmean(_best_score(path) for path in summaries(folder))
+
+
+def summaries(folder: Path) -> list[Path]:
+    """The summaries of all finished trainings in a folder."""
+    return sorted(folder.rglob("summary.json"))
+
+
+def _best_score(path: Path) -> float:
+    score = Summary.read(path).best_score
+    if score is None:  # a study has validation classes
+        raise UserError(f"{path}: tells of no best checkpoint; remove it, and the run is scored again")
+    return score
