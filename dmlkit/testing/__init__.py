@@ -9,21 +9,19 @@
         check_loss(MyLossConfig(scale=8.0))
 """
 
-from dmlkit.testing.backbones import check_backbone
+from dmlkit.testing.backbones import check_backbone, check_tuning
 from dmlkit.testing.datasets import check_dataset
 from dmlkit.testing.heads import check_head
 from dmlkit.testing.losses import check_loss
 from dmlkit.testing.manifolds import check_manifold
 from dmlkit.testing.metrics import check_metric
 from dmlkit.testing.miners import check_miner
-from dmlkit.testing.optimizers import check_optimizer
+from dmlkit.testing.optimizers import check_optimizer, check_schedule
 from dmlkit.testing.pooling import check_pooling
 from dmlkit.testing.regularizers import check_regularizer
 from dmlkit.testing.samplers import check_sampler
-from dmlkit.testing.schedules import check_schedule
 from dmlkit.testing.transforms import check_transform
 from dmlkit.testing.transport import check_transport
-from dmlkit.testing.tuning import check_tuning
 
 __all__ = [
     "check_backbone",

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.regularizers import Regularizer, RegularizerConfig
-from dmlkit.testing.loss_cases import degenerate_batches, draw
+from dmlkit.testing.loss_values import degenerate_batches, draw
 from dmlkit.testing.promise import DIM, Promise, a_line_of_help_says_what_it_is, expect, fitting_manifolds, hold, title
 
 

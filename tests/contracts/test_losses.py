@@ -13,9 +13,8 @@ from dmlkit.component import ComponentConfig
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds import LorentzConfig, PoincareConfig, SphereConfig
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.testing.loss_cases import build, draw
-from dmlkit.testing.loss_training import TRAINING, other_manifolds_are_refused
-from dmlkit.testing.loss_values import VALUES
+from dmlkit.testing.loss_values import VALUES, build, draw
+from dmlkit.testing.losses import TRAINING, other_manifolds_are_refused
 from dmlkit.testing.promise import Promise, all_manifolds, fits, fitting_manifolds, hold, title
 
 pytestmark = pytest.mark.filterwarnings("ignore:ProxyGML")  # k < N at a few classes

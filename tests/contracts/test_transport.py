@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmlkit.testing.promise import Promise, hold
-from dmlkit.testing.transport import TRANSPORT, UNMOVED, expect_plan
-from dmlkit.testing.transport_problems import random_problem, with_gaps
+from dmlkit.testing.transport import TRANSPORT, UNMOVED, expect_plan, random_problem, with_gaps
 from dmlkit.transport import NoTransportConfig
 from dmlkit.transport.base import TransportConfig
 
