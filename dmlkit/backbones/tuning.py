@@ -16,6 +16,7 @@ __all__ = [
     "FullTuningConfig",
     "LastBlocksConfig",
     "LoRAConfig",
+    "LowRankUpdate",
     "NoTuningConfig",
     "TuningConfig",
 ]

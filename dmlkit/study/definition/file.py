@@ -196,11 +196,11 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
     precision = study.variants[0].candidates[0].recipe.training.precision
     for variant, method in zip(study.variants, methods, strict=True):
         labels = [candidate.label for candidate in variant.candidates]
-        for label in labels:
-            if len(label.encode()) > NAME_BYTES:
+        for name in labels:
+            if len(name.encode()) > NAME_BYTES:
                 yield (
                     (*method.place, "tune"),
-                    f"{label[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name",
+                    f"{name[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name",
                 )
         if len(set(labels)) < len(labels):
             yield (*method.place, "tune"), f"two values are called the same: {', '.join(labels)}"
