@@ -10,8 +10,8 @@ import pytest
 from dmlkit.study.reports.overview import BEGINNING, END
 from tests.conftest import ROOT
 
-PLAIN = ("heads", "manifolds", "miners", "pooling", "regularizers", "schedules", "transport")
-"""Packages of dmlkit whose docstrings are held to the list; add a package once it is rewritten."""
+LATER = ("cli", "embedding", "evaluation", "export", "files", "geometry", "metrics", "run_folder", "study", "training")
+"""Packages of dmlkit whose docstrings are not rewritten yet; all others are checked against the list."""
 
 INSTEAD = {
     r"told|tells": "report, print, say",
@@ -58,11 +58,9 @@ def test_pages_are_in_plain_english(page: Path):
     assert avoided(prose_of(page.read_text(encoding="utf-8"))) == [], f"write instead: {INSTEAD}"
 
 
-@pytest.mark.parametrize("package", PLAIN)
-def test_docstrings_are_in_plain_english(package: str):
-    paths = sorted((ROOT / "dmlkit" / package).rglob("*.py"))
-    assert paths
-    for path in paths:
+@pytest.mark.parametrize("entry", sorted(path.stem for path in (ROOT / "dmlkit").iterdir() if path.stem not in LATER))
+def test_docstrings_are_in_plain_english(entry: str):
+    for path in sorted([*(ROOT / "dmlkit").glob(f"{entry}.py"), *(ROOT / "dmlkit" / entry).rglob("*.py")]):
         assert [words for text in docstrings_of(path) for words in avoided(text)] == [], (
             f"{path.relative_to(ROOT)}; write instead: {INSTEAD}"
         )
