@@ -1,6 +1,6 @@
 """A table of embeddings in somebody's store: its manifest, its vectors, and the distance that orders them."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -11,6 +11,7 @@ from pydantic import PositiveInt
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.manifest import Manifest, SearchIndex
 from dmlkit.errors import UserError
 
@@ -199,73 +200,3 @@ def _unclear(address: str) -> UserError:
         f"--output {scheme}://...: cannot read this address; expected {scheme}://USER:PASSWORD@HOST:PORT/NAME, where a "
         "password has %40 for @, %3A for :, %2F for /, %3F for ? and %23 for #"
     )
-
-
-SHORTEST = 1e-6  # a direction is taken of vectors at least this long, as the manifolds do
-
-Vectors = np.ndarray[Any, np.dtype[np.float64]]
-
-
-def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", "gallery"]) -> Vectors:
-    """Vectors whose inner product <query, gallery> orders a gallery as the model's similarity does.
-
-    Args:
-        points: (N, D) embeddings.
-        index: ``manifest["index"]``: the ``form`` of the vectors, and the ``curvature`` where it has one.
-        side: ``"query"`` or ``"gallery"``; the two may be lifted differently.
-
-    Returns:
-        (N, D') float64, the same D' on both sides.
-
-    Raises:
-        ValueError: the points are no matrix, or the side or the form is unknown.
-
-    Example:
-        >>> flat = {"form": "euclidean_lift", "curvature": None}
-        >>> query, gallery = np.array([[1.0, 0.0]]), np.array([[0.0, 0.0], [1.0, 0.5]])
-        >>> products = index_vectors(query, flat, "query") @ index_vectors(gallery, flat, "gallery").T
-        >>> int(products.argmax())
-        1
-    """
-    x: Vectors = np.asarray(points, dtype=np.float64)
-    if x.ndim != 2:
-        raise ValueError(f"index_vectors: expected points of shape (N, D), got {x.shape}")
-    if side not in ("query", "gallery"):
-        raise ValueError(f"index_vectors: side is {side!r}; expected 'query' or 'gallery'")
-    match index["form"]:
-        case "as_is":
-            return x
-        case "unit":
-            return _unit(x)
-        case "unit_space":
-            return _unit(x[:, 1:])
-        case "euclidean_lift":
-            if side == "query":
-                return np.hstack([2 * x, np.full((len(x), 1), -1.0)])
-            return np.hstack([x, _squares(x)])
-        case "poincare_lift":
-            return _lift_ball(x, -float(index["curvature"]), side)
-        case "lorentz_lift":
-            return _lift_sheet(x[:, 1:], -float(index["curvature"]), side)
-        case other:
-            raise ValueError(f"index_vectors: the form {other!r} is unknown; this manifest is of another dmlkit")
-
-
-def _squares(x: Vectors) -> Vectors:
-    return (x * x).sum(axis=1, keepdims=True)
-
-
-def _unit(x: Vectors) -> Vectors:
-    return x / np.maximum(np.sqrt(_squares(x)), SHORTEST)
-
-
-def _lift_ball(x: Vectors, c: float, side: str) -> Vectors:
-    squares = _squares(x)
-    time = -(1 + c * squares) / c**0.5 if side == "query" else 2 * c**0.5 * squares
-    return np.hstack([time, 2 * x]) / (1 - c * squares)
-
-
-def _lift_sheet(space: Vectors, c: float, side: str) -> Vectors:
-    squares, radius = _squares(space), c**-0.5
-    height = squares / (np.sqrt(1 / c + squares) + radius)  # of the point above the origin, without cancellation
-    return np.hstack([-height - radius if side == "query" else height, space])

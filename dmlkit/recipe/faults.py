@@ -39,7 +39,7 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
         case "union_tag_invalid":
             family, name = _model_at(location, model), fault["input"]["name"]
             what = family.__name__.removesuffix("Config").lower()
-            text = f"unknown {what} {shown(name)}; {suggest(name, list(family.variants))}"
+            text = f"unknown {what} {shown(name)}; {suggest(name, sorted(family.variants))}"
             return [fault_line(tree, (*key, "name"), text)]
         case "union_tag_not_found":
             family = _model_at(location, model)
@@ -48,7 +48,7 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
                 return [
                     fault_line(tree, key, f"unknown name {shown(fault['input'])}; {suggest(fault['input'], known)}")
                 ]
-            known = ", ".join(family.variants)
+            known = ", ".join(sorted(family.variants))
             got = "a mapping without a name" if isinstance(fault["input"], dict) else shown(fault["input"])
             text = f"got {got}; expected a mapping such as {{name: NAME}}, with NAME one of {known}"
             return [fault_line(tree, key, text)]

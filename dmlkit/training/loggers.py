@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lightning_fabric import Fabric
-from lightning_fabric.loggers.tensorboard import TensorBoardLogger as EventFiles
 from pydantic import BaseModel
 
 from dmlkit.files.document import Document
@@ -73,9 +72,6 @@ class ShownRuns(Document, frozen=True):
 
     loggers: dict[str, ShownRun]
     """By the name of the logger."""
-
-
-CLASSES: dict[LoggerName, str] = {"tensorboard": "TensorBoardLogger", "mlflow": "MlflowLogger", "wandb": "WandbLogger"}
 
 
 def check_loggers(names: Sequence[LoggerName]) -> None:
@@ -143,9 +139,8 @@ class ShownProgress:
     def _logger(self, name: LoggerName) -> tuple[Logger, ShownRun]:
         known = self._record().loggers.get(name)
         if name not in self._open:
-            module = import_module(f"dmlkit.training.loggers.{name}")
             earlier = (known.known_as, known.epochs) if known else (None, 0)
-            self._open[name] = getattr(module, CLASSES[name])(self._run.path, plain(self._recipe), *earlier)
+            self._open[name] = LOGGERS[name](self._run.path, plain(self._recipe), *earlier)
         return self._open[name], known or ShownRun(known_as=self._open[name].known_as, epochs=0, tested=False)
 
     def _record(self) -> ShownRuns:
@@ -182,6 +177,8 @@ class TensorBoardLogger(Logger):
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
         self.known_as = known_as or "tensorboard"
         # an epoch that a kill came after, before it was noted as shown, is shown again: the earlier one is left out
+        from lightning_fabric.loggers.tensorboard import TensorBoardLogger as EventFiles
+
         self._files = EventFiles(folder, name=self.known_as, version="", purge_step=epochs + 1)
 
     def log(self, figures: Figures, epoch: int) -> None:
@@ -276,3 +273,10 @@ class WandbLogger(Logger):
 
     def close(self, *, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)
+
+
+LOGGERS: dict[LoggerName, type[Logger]] = {
+    "tensorboard": TensorBoardLogger,
+    "mlflow": MlflowLogger,
+    "wandb": WandbLogger,
+}

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.manifest import index_of
-from dmlkit.export.store import index_vectors
 from dmlkit.manifolds.base import ManifoldConfig, Side
 from dmlkit.testing.manifolds import DIM, MANIFOLD, expect_metric, features
 from dmlkit.testing.promise import Promise, all_manifolds, changed, hold, title

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from dmlkit.embedding import embed, load_model
-from dmlkit.export.store import index_vectors
+from dmlkit.embedding.index_vectors import index_vectors
 
 
 def test_they_need_numpy_alone():
     code = (
-        "import sys, dmlkit.export.store\n"
+        "import sys, dmlkit.embedding.index_vectors\n"
         "print([name for name in sys.modules if name in ('torch', 'pydantic', 'pyarrow', 'faiss')"
         " or name.startswith('dmlkit.') and not name.startswith(('dmlkit.embedding', 'dmlkit.errors'))])"
     )

@@ -25,11 +25,12 @@ from pyarrow import parquet
 from qdrant_client import QdrantClient, models
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.search import Gallery
 from dmlkit.errors import UserError
 from dmlkit.export.run import export_to_store
-from dmlkit.export.store import StoreManifest, index_vectors
+from dmlkit.export.store import StoreManifest
 from tests.conftest import Result
 from tests.embedding.stored import EUCLIDEAN, INDEX, POINTS, embeddings_at, manifest
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.errors import UserError
-from dmlkit.export.store import index_vectors
 from dmlkit.geometry.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.manifolds import Euclidean, Poincare
 from tests.conftest import TINY_RECIPE

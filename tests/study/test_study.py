@@ -267,7 +267,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
             "study",
             f"{RUN}/summary.json",
             lambda path: edited(path, lambda it: it.update(selected_by="x")),
-            "do not bel",
+            "must have the metric selected_by",
         ),
         (
             "study",

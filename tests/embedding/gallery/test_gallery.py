@@ -17,9 +17,9 @@ from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.manifest import GalleryManifest
+from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.search import Gallery
 from dmlkit.errors import UserError
-from dmlkit.export.store import index_vectors
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
