@@ -57,9 +57,10 @@ papers: setup  ## Regenerate the results in docs/papers from docs/studies
 fuzz: setup  ## Test thousands of mutated recipes, damaged files and random command lines: about 20 minutes on 2 cores
 	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz --numprocesses auto --maxprocesses 8
 
-lint: setup  ## Check style and types
+lint: setup  ## Check style, types and declared dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/deptry --no-ansi .
 	$(BIN)/pyright
 
 audit: setup  ## List the licenses of installed packages and known vulnerabilities of the pinned versions

@@ -12,7 +12,7 @@ from dmlkit.errors import UserError
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-    from dmlkit.embedding.in_memory import Bar
+    from dmlkit.embedding.progress_bar import Bar
     from dmlkit.run_folder.folder import CheckpointName
 
 app = typer.Typer()

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dmlkit.cli.console import say
-from dmlkit.embedding.in_memory import Advance, Bar
-from dmlkit.embedding.progress_bar import image_progress
+from dmlkit.embedding.progress_bar import Advance, Bar, image_progress
 from dmlkit.run_folder.documents import EpochRow
 
 WAITING = 0.2  # of an epoch without a batch to train on is told

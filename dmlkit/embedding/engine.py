@@ -13,10 +13,10 @@ from numpy.lib import format as npy
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import count_ranks
-from dmlkit.embedding.in_memory import Advance
 from dmlkit.embedding.job import Compute, EmbedJob
 from dmlkit.embedding.manifest import Checksums, Description, Manifest, describe, file_checksum
 from dmlkit.embedding.parts import PartFolder
+from dmlkit.embedding.progress_bar import Advance
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write

@@ -16,8 +16,8 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.vectors import VectorFile
 from dmlkit.embedding.engine import embed_job
-from dmlkit.embedding.in_memory import Bar
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.progress_bar import Bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array

@@ -1,7 +1,5 @@
 """Embeddings in memory. Into files: `dmlkit.embedding.run`."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -10,26 +8,14 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists, gather_rows
+from dmlkit.embedding.progress_bar import Advance
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 
-Advance = Callable[[int], None]
-"""Told how many more images are done."""
-Bar = Callable[[str, int], AbstractContextManager[Advance]]
-"""Shows what goes on, of how many images, and gives what is told of those that are done."""
-
-
-EMBEDDING = "embedding"
-"""The step of `Bar` that most take, in which images are read."""
 UNSOUND = "the weights are of a training that diverged, or not made for such inputs: use another --checkpoint or run"
 """What to do where a model's output is no point of its manifold."""
-
-
-def no_bar(_what: str, _total: int) -> AbstractContextManager[Advance]:
-    """A `Bar` that shows nothing."""
-    return nullcontext(lambda _: None)
 
 
 class Embeddings(NamedTuple):

@@ -12,9 +12,10 @@ from lightning_fabric import Fabric
 
 from dmlkit import __version__
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import UNSOUND, Advance
+from dmlkit.embedding.in_memory import UNSOUND
 from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.parts import Part, PartFolder
+from dmlkit.embedding.progress_bar import Advance
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import make_loader

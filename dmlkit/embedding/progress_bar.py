@@ -1,7 +1,7 @@
 """A bar over images, in a terminal; elsewhere a line now and then."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 
 from rich.console import Console
@@ -16,9 +16,18 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from dmlkit.embedding.in_memory import Advance
-
+Advance = Callable[[int], None]
+"""Takes how many more images are done."""
+Bar = Callable[[str, int], AbstractContextManager[Advance]]
+"""Takes the name of a step and its number of images, and gives what is called with those that are done."""
+EMBEDDING = "embedding"
+"""The step of `Bar` that most take, in which images are read."""
 LINE_EVERY = 10.0  # seconds, where there is no terminal
+
+
+def no_bar(_what: str, _total: int) -> AbstractContextManager[Advance]:
+    """Return a `Bar` that shows nothing."""
+    return nullcontext(lambda _: None)
 
 
 class _Speed(ProgressColumn):

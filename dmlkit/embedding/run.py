@@ -11,9 +11,9 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.embedding.engine import Engine, choose_engine, embed_job
 from dmlkit.embedding.images import dataset_of
-from dmlkit.embedding.in_memory import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
 from dmlkit.embedding.manifest import Manifest
+from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_place

@@ -13,7 +13,7 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.groups.collection import embedded_collection
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split

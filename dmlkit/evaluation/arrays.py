@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation

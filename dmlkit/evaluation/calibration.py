@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.in_memory import Bar, embed_dataset, no_bar
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.statistics import LEAST_CLASSES, effective_number, tail_of

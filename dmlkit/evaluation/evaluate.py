@@ -7,7 +7,8 @@ import torch
 from lightning_fabric import Fabric
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import EMBEDDING, Advance, Bar, Embeddings, embed_dataset, no_bar
+from dmlkit.embedding.in_memory import Embeddings, embed_dataset
+from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read

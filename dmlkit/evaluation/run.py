@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate

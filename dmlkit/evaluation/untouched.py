@@ -5,7 +5,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation

@@ -11,7 +11,8 @@ from pydantic import BaseModel, FiniteFloat
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.images import ImageList
-from dmlkit.embedding.in_memory import EMBEDDING, Bar, Embeddings, embed_dataset, no_bar
+from dmlkit.embedding.in_memory import Embeddings, embed_dataset
+from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Bar
+from dmlkit.embedding.progress_bar import Bar
 from dmlkit.errors import UserError
 from dmlkit.export.store import Destination, StoreManifest, is_address, rows_of, store_manifest
 

@@ -8,7 +8,7 @@ from typing import Literal, cast, get_args
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.export.embeddings import FILE_NAMES as EMBEDDING_FILES

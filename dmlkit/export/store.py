@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import PositiveInt
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.manifest import Manifest, SearchIndex
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.errors import UserError
 
 ROWS = 4096  # sent at once: 8 MB at 512 dimensions

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
 from dmlkit.geometry.planes import draw_disk, neighbor_plane, principal_plane, to_unit_disk

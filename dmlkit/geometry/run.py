@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError

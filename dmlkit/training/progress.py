@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
-from dmlkit.embedding.in_memory import Advance
+from dmlkit.embedding.progress_bar import Advance
 from dmlkit.run_folder.documents import EpochRow
 
 

@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import EMBEDDING, Bar, no_bar
+from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation

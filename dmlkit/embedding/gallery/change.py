@@ -28,8 +28,8 @@ from dmlkit.embedding.gallery.manifest import (
     reading,
     recorded_files,
 )
-from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.manifest import describe
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.searchable import load_same_model
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError

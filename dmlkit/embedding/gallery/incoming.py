@@ -16,7 +16,8 @@ from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.embedding.gallery.images import LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.manifest import CHECKED, CHECKSUM, GalleryManifest, row_checksums
-from dmlkit.embedding.in_memory import EMBEDDING, UNSOUND, Advance, Bar, embed_dataset
+from dmlkit.embedding.in_memory import UNSOUND, embed_dataset
+from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.files.outputs import writing
 from dmlkit.loading.faults import refuse_nothing_read

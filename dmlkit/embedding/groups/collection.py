@@ -15,8 +15,8 @@ from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import SIDE, small_picture, thumbnail
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Bar, no_bar
 from dmlkit.embedding.manifest import Description, describe
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.queries import embed_images
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError

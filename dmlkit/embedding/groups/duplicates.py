@@ -13,7 +13,7 @@ from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.groups.collection import Collection, embedded_collection
 from dmlkit.embedding.groups.near_pairs import NearPairs, complete_groups, near_pairs
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import write_table
 from dmlkit.embedding.questions.page import Picture, Shelf
 from dmlkit.embedding.searchable import check_same_model

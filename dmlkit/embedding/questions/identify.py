@@ -13,7 +13,7 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.index import ApproximateGallery
 from dmlkit.embedding.gallery.manifest import check_threshold
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor, write_table
 from dmlkit.embedding.questions.queries import Queries, queries_of
 from dmlkit.embedding.questions.search import nearest, searcher_of

@@ -12,7 +12,8 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.images import ImageList, dataset_of
-from dmlkit.embedding.in_memory import EMBEDDING, Bar, Embeddings, embed_dataset, no_bar
+from dmlkit.embedding.in_memory import Embeddings, embed_dataset
+from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.searchable import Searchable, check_same_model, load_same_model
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError

@@ -8,7 +8,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
 from dmlkit.embedding.gallery.manifest import holds_gallery
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.queries import Queries, queries_of
 from dmlkit.embedding.search import Neighbors, StoredGallery

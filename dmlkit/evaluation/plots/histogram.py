@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from dmlkit.embedding.in_memory import EMBEDDING, Bar, embed_dataset, no_bar
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.evaluation.mistakes import ScoreHistograms, score_histograms

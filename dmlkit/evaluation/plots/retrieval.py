@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.in_memory import Bar, Embeddings, no_bar
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import score_dataset

@@ -11,7 +11,8 @@ from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.groups.collection import Collection, embedded_collection, stored_collection
 from dmlkit.embedding.groups.neighbors import neighbors_of
-from dmlkit.embedding.in_memory import Bar, Embeddings, no_bar
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.search import Gallery, Neighbors
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError

@@ -5,7 +5,7 @@ from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from typing import NamedTuple
 
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Page, open_page
 from dmlkit.files.escape import html
 from dmlkit.training.inspection.findings import ModelInspection

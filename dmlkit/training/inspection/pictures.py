@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.groups.collection import Collection
-from dmlkit.embedding.in_memory import Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Page, Picture, Shelf
 from dmlkit.evaluation.mistakes import (
     NEIGHBORS,

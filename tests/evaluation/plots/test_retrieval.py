@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
-from dmlkit.embedding.in_memory import no_bar
+from dmlkit.embedding.progress_bar import no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.evaluation.plots.retrieval import choose_queries, name_lines, nearest_of, plot_retrieval, retrieval_panel
