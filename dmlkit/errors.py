@@ -1,10 +1,10 @@
-"""Errors that a user can mend: printed as one line, without a traceback, with exit code 2."""
+"""The error for mistakes that a user can fix: printed as one line, without a traceback, with exit code 2."""
 
 
 class UserError(Exception):
-    """Something in the user's recipe, files or arguments is wrong.
+    """Error in the user's recipe, files or arguments.
 
-    The message names where, what came, what was expected and what to do.
+    The message says what is wrong (file, line, key, the value found), what was expected and what to do.
 
     Example:
         >>> raise UserError("data/birds: no images found; expected one folder per class")

@@ -1,4 +1,4 @@
-"""The embedding model: plain pixels or vectors in, points on a manifold out."""
+"""The embedding model, which maps images or vectors to points on a manifold."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,12 +18,14 @@ from dmlkit.transforms.base import Channels
 
 
 class Normalization(nn.Module):
-    """uint8 pixels to floats of mean 0 and standard deviation 1, on the device: a quarter of the bytes to copy.
+    """Normalization of uint8 pixels to mean 0 and standard deviation 1.
+
+    It runs on the device, because uint8 pixels are a quarter of the bytes to copy there.
 
     Args:
-        mean: per channel, in the order of ``channels``, of pixels in 0..``pixel_max``.
-        std: likewise.
-        channels: the order in which the backbone takes the colours; the images are RGB.
+        mean: mean per channel, in the order of ``channels``, of pixels in 0..``pixel_max``.
+        std: standard deviation per channel, in the same order and range.
+        channels: the order in which the backbone takes the colors; the images are RGB.
         pixel_max: the value of white before mean and std apply.
 
     Example:
@@ -49,12 +51,12 @@ class Normalization(nn.Module):
         self.register_buffer("scale", to_bytes * torch.tensor(std).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """RGB (B, 3, H, W) uint8 -> float32."""
+        """Normalize RGB images (B, 3, H, W) uint8 to float32."""
         ordered = images.flip(1) if self.channels == "bgr" else images
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return (ordered.float() - self.shift) / self.scale
-        # Row by row, in place: with three colours as the last dimension it takes 1.5 times as long on a CPU, and
-        # subtracting from bytes five times.
+        # Row by row, in place: with three colors as the last dimension it takes 1.5 times as long on a CPU, and
+        # subtracting from bytes takes five times as long.
         width = ordered.shape[3]
         rows = ordered.permute(0, 2, 3, 1).flatten(2).float()
         rows.sub_(self.shift.flatten().repeat(width)).div_(self.scale.flatten().repeat(width))
@@ -62,12 +64,12 @@ class Normalization(nn.Module):
 
 
 class EmbeddingModel(nn.Module):
-    """Normalization, backbone and head.
+    """Model of normalization, backbone and head.
 
     Args:
-        normalization: of the recipe's transform; `torch.nn.Identity` where the model takes vectors.
-        backbone: images, or vectors, to features (B, F).
-        head: features to points (B, D); it holds the manifold.
+        normalization: the recipe's pixel normalization; `torch.nn.Identity` if the model takes vectors.
+        backbone: maps images or vectors to features (B, F).
+        head: maps features to points (B, D); it holds the manifold.
     """
 
     def __init__(self, normalization: Normalization | nn.Identity, backbone: Backbone, head: Head) -> None:
@@ -78,66 +80,68 @@ class EmbeddingModel(nn.Module):
 
     @property
     def manifold(self) -> Manifold:
-        """The geometry of the points."""
+        """Manifold of the points."""
         return self.head.manifold
 
     @property
     def device(self) -> torch.device:
-        """Where it is; the CPU where it has no weights."""
+        """Device of the model; the CPU if it has no weights."""
         tensor = next(chain(self.parameters(), self.buffers()), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
     def num_features(self) -> int | None:
-        """Coordinates of the vectors that it takes; None: it takes images."""
+        """Width of the vectors that the model takes; None if it takes images."""
         return None if isinstance(self.normalization, Normalization) else self.backbone.num_features
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Points (B, D) float32 of RGB images (B, 3, H, W) uint8, or of vectors (B, F) float32."""
+        """Map RGB images (B, 3, H, W) uint8, or vectors (B, F) float32, to points (B, D) float32."""
         return self.head(self.backbone(self.normalization(inputs)))
 
     def check_takes(self, dataset: Dataset) -> None:
-        """Make sure that the samples of a dataset are what the model takes.
+        """Check that the model takes the samples of a dataset.
 
         Raises:
-            UserError: images instead of vectors or the other way, or vectors of another width.
+            UserError: the samples are images instead of vectors or vice versa, or vectors of another width.
         """
         if dataset.num_features != self.num_features:
             taken, given = (
                 "images" if width is None else f"vectors of {width} numbers"
                 for width in (self.num_features, dataset.num_features)
             )
-            raise UserError(f"{dataset.key(0)}: got {given}, but the model takes {taken}; embed what it was trained on")
+            raise UserError(
+                f"{dataset.key(0)}: got {given}, but the model takes {taken}; use samples of the kind it was trained on"
+            )
 
     def fingerprint(self) -> str:
-        """A hash of all weights: equal embeddings come from equal fingerprints."""
+        """Return a hash of all weights; models with equal fingerprints compute equal embeddings."""
         return fingerprint(self.state_dict())
 
     def frozen_weights(self) -> dict[str, Tensor]:
-        """What the recipe's tuning leaves as it was in the beginning, by the names of the state dict."""
+        """Return the weights that the recipe's tuning keeps frozen, by their names in the state dict."""
         frozen = {f"backbone.{name}" for name in self.backbone.frozen_names}
         return {name: tensor for name, tensor in self.state_dict().items() if name in frozen}
 
 
 class NoHead(Head):
-    """Features (B, F) as they are, to points of the manifold."""
+    """Head without weights: it maps features (B, F) to points by the manifold's own map."""
 
     def project(self, features: Tensor) -> Tensor:
         return features
 
 
 def backbone_alone(model: EmbeddingModel, manifold: Manifold) -> EmbeddingModel:
-    """A model's features (B, F) as points, without its head; it shares normalization and backbone with the model.
+    """Return a model without a head whose points are the features (B, F); it shares normalization and backbone.
 
     Args:
-        model: whose backbone.
-        manifold: of F dimensions.
+        model: the model whose normalization and backbone are used.
+        manifold: the manifold of the points, of F dimensions.
     """
     return EmbeddingModel(model.normalization, model.backbone, NoHead(manifold))
 
 
 def fingerprint(tensors: Mapping[str, Any]) -> str:
-    """A hash of named tensors, whatever their order.
+    """Return a hash of named tensors that does not depend on their order.
 
     Example:
         >>> one, two = {"a": torch.zeros(2), "b": torch.ones(1)}, {"b": torch.ones(1), "a": torch.zeros(2)}
@@ -152,12 +156,12 @@ def fingerprint(tensors: Mapping[str, Any]) -> str:
 
 
 def build_model(recipe: Recipe, num_features: int | None = None, *, backbone: Backbone | None = None) -> EmbeddingModel:
-    """The model that a recipe describes, with fresh weights.
+    """Build the model that a recipe describes, with initial weights.
 
     Args:
-        recipe: what to build.
-        num_features: coordinates of the dataset's vectors; None where it has images.
-        backbone: of the recipe, if it was built before.
+        recipe: the recipe.
+        num_features: width of the dataset's vectors; None if it has images.
+        backbone: the recipe's backbone, if it was built before.
     """
     backbone = backbone or recipe.backbone.build(num_features)
     head = recipe.head.build(backbone.num_features, recipe.manifold.build(recipe.embedding_dim))

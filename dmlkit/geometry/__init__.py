@@ -1,4 +1,4 @@
-"""The shape of embeddings: which curvature suits them, and pictures."""
+"""The geometry of embeddings: the curvature that suits them, and maps of them."""
 
 from dmlkit.geometry.run import measure_curvature, plot_map
 

@@ -1,4 +1,4 @@
-"""How hyperbolic embeddings are, and the curvature that suits them."""
+"""Delta-hyperbolicity of embeddings, and the curvature that suits them."""
 
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -21,10 +21,10 @@ DISK_DELTA = 0.144  # delta of the unit Poincaré disk (Khrulkov et al. 2020, se
 
 @dataclass(frozen=True)
 class Hyperbolicity:
-    """Relative delta-hyperbolicity over several draws: 0 for a tree, 1 at most.
+    """Relative delta-hyperbolicity over several random samples: 0 for a tree, at most 1.
 
     Args:
-        deltas: one per draw.
+        deltas: one value per sample.
     """
 
     deltas: list[float]
@@ -35,16 +35,19 @@ class Hyperbolicity:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over the draws; 0 for a single one."""
+        """Standard deviation over the samples; 0 for a single one."""
         return stdev(self.deltas) if len(self.deltas) > 1 else 0.0
 
     @property
     def curvature(self) -> float:
-        """K = -(0.144 / mean)^2: the ball in which the data would be as hyperbolic as the disk."""
+        """Curvature K = -(0.144 / mean)^2 of the ball in which the data are as hyperbolic as the unit disk."""
         return -((DISK_DELTA / self.mean) ** 2)
 
     def curvatures_within_deviation(self) -> tuple[float, float] | None:
-        """The curvatures at one deviation of delta below and above; none where it is not known or too large."""
+        """Return the curvatures at one standard deviation of delta below and above the mean.
+
+        The result is None if there is a single sample, or if the deviation is at least the mean.
+        """
         if not self.mean > self.deviation > 0:
             return None
         low, high = (Hyperbolicity([self.mean + sign * self.deviation]).curvature for sign in (-1, 1))
@@ -52,17 +55,17 @@ class Hyperbolicity:
 
 
 def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int, seed: int = 0) -> Hyperbolicity:
-    """Khrulkov et al., CVPR 2020 (arXiv:1904.02239), section 3: the mean of `relative_delta` over random samples.
+    """Compute `relative_delta` of random samples (Khrulkov et al., CVPR 2020, arXiv:1904.02239, section 3).
 
     Args:
-        manifold: its distance is taken.
+        manifold: the manifold whose distance is used.
         points: (N, D).
-        sample: points a draw; delta grows with it, so compare only figures of one size.
-        draws: how many.
-        seed: decides the samples.
+        sample: points per sample; delta grows with it, so compare only values of one sample size.
+        draws: number of samples.
+        seed: seed of the samples.
 
     Raises:
-        UserError: there are fewer than 4 points, or all are the same.
+        UserError: there are fewer than 4 points, or all are equal.
     """
     if len(points) < 4:
         raise UserError(f"curvature: delta-hyperbolicity needs at least 4 embeddings, got {len(points)}")
@@ -72,12 +75,15 @@ def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int
         chosen = points[torch.randperm(len(points), generator=generator)[:sample]].double()
         deltas.append(relative_delta(manifold.distance(chosen, chosen).detach()))
     if not mean(deltas) > 0:
-        raise UserError("curvature: the embeddings are all the same, or lie on a tree: no curvature can be suggested")
+        raise UserError(
+            "curvature: no curvature can be suggested, because delta is 0: all embeddings are equal, or their "
+            "distances are those of a tree; use other images"
+        )
     return Hyperbolicity(deltas)
 
 
 def relative_delta(distances: Tensor) -> float:
-    r"""2 delta / diameter of distances (n, n), with Gromov products at the first point (Fournier et al. 2015).
+    r"""Compute 2 delta / diameter of distances (n, n), with Gromov products at the first point (Fournier et al. 2015).
 
     .. math:: (x|y) = \tfrac12 (d(x, w) + d(y, w) - d(x, y)), \quad
             \delta = \max_{x, y, z} \min((x|z), (z|y)) - (x|y)
@@ -95,17 +101,17 @@ def relative_delta(distances: Tensor) -> float:
         return 0.0
     products = (distances[:, :1] + distances[:1] - distances) / 2
     delta = 0.0
-    for row in products:  # (n, n) at a time, never (n, n, n)
+    for row in products:  # (n, n) at once instead of (n, n, n)
         max_min = torch.minimum(row[:, None], products).amax(0)
         delta = max(delta, (max_min - row).max().item())
     return 2 * delta / diameter
 
 
 class BackboneFeatures(Head):
-    """A head that hands on the backbone's features.
+    """Head that returns the backbone's features unchanged.
 
     Args:
-        num_features: F.
+        num_features: F, width of the features.
     """
 
     def __init__(self, num_features: int) -> None:
@@ -116,7 +122,7 @@ class BackboneFeatures(Head):
 
 
 def backbone_features(trained: TrainedModel, fabric: Fabric, dataset: Dataset) -> Tensor:
-    """The features (N, F) of images before the head."""
+    """Compute the features (N, F) of images before the head."""
     model = trained.model
     features = EmbeddingModel(model.normalization, model.backbone, BackboneFeatures(model.backbone.num_features))
     recipe = trained.recipe

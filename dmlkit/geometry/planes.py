@@ -1,4 +1,4 @@
-"""Planes to draw embeddings on: the disk, neighbors kept together, principal axes."""
+"""Maps of embeddings to the plane: the Poincaré disk with its geodesics, t-SNE, and PCA."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
 
-ARC_POINTS = 30  # of a drawn geodesic
+ARC_POINTS = 30  # per drawn geodesic
 
 
 def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
-    """Points (N, 2) of the unit disk, an isometry up to the scale of the curvature.
+    """Map points to the unit disk, (N, 2), by an isometry up to the scale of the curvature.
 
     Raises:
-        UserError: the manifold is another, or the points are not 2-d.
+        UserError: the manifold is neither ``poincare`` nor ``lorentz``, or the points are not 2-d.
     """
     if not isinstance(manifold, Poincare | Lorentz) or manifold.dim != 2:
         raise UserError(
@@ -32,7 +32,7 @@ def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
 
 
 def draw_disk(axes: Any, place: Tensor, labels: Tensor, colors: dict[int, Any]) -> None:
-    """The boundary, and a geodesic from the centroid of each class to each of its points, in the class's colour."""
+    """Draw the boundary, and a geodesic from the centroid of each class to each of its points, in the class's color."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Circle
 
@@ -46,24 +46,24 @@ def draw_disk(axes: Any, place: Tensor, labels: Tensor, colors: dict[int, Any]) 
 
 
 def lift(place: Tensor) -> Tensor:
-    """Points (..., 3) of the hyperboloid with K = -1 above points (..., 2) of the unit disk."""
+    """Map points (..., 2) of the unit disk to points (..., 3) of the hyperboloid with K = -1."""
     squared = place.double().square().sum(-1, keepdim=True)
     return torch.cat([1 + squared, 2 * place], dim=-1) / (1 - squared)
 
 
 def lower(space: Tensor) -> Tensor:
-    """Points (..., 2) of the unit disk under the rays through timelike vectors (..., 3)."""
+    """Project timelike vectors (..., 3) along their rays to points (..., 2) of the unit disk."""
     length = (space[..., :1].square() - space[..., 1:].square().sum(-1, keepdim=True)).clamp(min=1e-12).sqrt()
     return space[..., 1:] / (length + space[..., :1])
 
 
 def centroid(place: Tensor) -> Tensor:
-    """The hyperbolic centroid (2,) of points (N, 2): the ray through the mean on the hyperboloid."""
+    """Compute the hyperbolic centroid (2,) of points (N, 2): the projection of their mean on the hyperboloid."""
     return lower(lift(place).mean(0))
 
 
 def geodesics(start: Tensor, ends: Tensor) -> Tensor:
-    """Arcs (N, 30, 2) from one point (2,) to points (N, 2): straight lines on the rays of the hyperboloid.
+    """Compute arcs (N, 30, 2) from one point (2,) to points (N, 2), projected from straight lines above the disk.
 
     Example:
         >>> arc = geodesics(torch.tensor([0.5, 0.0]), torch.tensor([[0.0, 0.5]]))[0]
@@ -77,25 +77,25 @@ def geodesics(start: Tensor, ends: Tensor) -> Tensor:
 PERPLEXITY = 30.0  # lowered for few points
 EXAGGERATION = 12.0  # of the attraction, in the first of two phases
 PHASES = ((125, EXAGGERATION, 0.8), (250, 1.0, 0.8))
-"""Iterations, exaggeration, momentum. Half of openTSNE's iterations: of 2 400 points 2 s instead of 4, and a divergence
-of 0.31 instead of 0.28 (0.46 and 0.43 of 3 000 points in 600 clusters)."""
+"""Iterations, exaggeration and momentum of each phase. They are half of openTSNE's iterations: 2 400 points take 2 s
+instead of 4, with a divergence of 0.31 instead of 0.28 (3 000 points in 600 clusters: 0.46 instead of 0.43)."""
 STEPS = sum(steps for steps, _, _ in PHASES)
-STEPS_TOLD = 25
+REPORT_EVERY = 25  # iterations
 START = 1e-4  # standard deviation of the first coordinates
-NEIGHBOR_ROWS = 512  # whose distances to all points are in memory at once: 20 MB of 10 000 points
+NEIGHBOR_ROWS = 512  # rows whose distances to all points are in memory at once: 20 MB for 10 000 points
 
 
 @torch.no_grad()
 def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int], None] = lambda _: None) -> Tensor:
-    """t-SNE (van der Maaten & Hinton 2008) of the manifold's distances, which starts at the main directions.
+    """Compute t-SNE (van der Maaten & Hinton 2008) of the manifold's distances, initialized with `principal_plane`.
 
     Args:
-        manifold: whose distance tells who is near.
+        manifold: the manifold whose distance is used.
         points: (N, D), N at least 3.
-        advance: told N in all, little by little.
+        advance: receives the progress in steps that add up to N.
 
     Returns:
-        (N, 2) float64, the same each time.
+        Coordinates (N, 2) float64; the same input gives the same result.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -112,28 +112,28 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
     count = len(points)
     perplexity = min(PERPLEXITY, (count - 1) / 3)
     distances, indices = _nearest(manifold, points, max(1, int(3 * perplexity)))
-    # one thread: two wait for each other 30 times as long as they work, where another process has one of two cores
+    # one thread: two wait for each other 30 times as long as they work if another process uses one of two cores
     options: dict[str, Any] = {"perplexity": perplexity, "n_jobs": 1}
     affinities = PerplexityBasedNN(knn_index=PrecomputedNeighbors(indices.numpy(), distances.numpy()), **options)
     start = principal_plane(manifold, points)
     start = START * start / start[:, 0].std().clamp(min=torch.finfo(start.dtype).tiny)
     place: Any = TSNEEmbedding(start.numpy(), affinities, negative_gradient_method="bh", n_jobs=1, random_state=0)
-    done, told = 0, 0
+    done, reported = 0, 0
 
-    def tell(*_: Any) -> None:
-        nonlocal done, told
-        done += STEPS_TOLD
-        advance(done * count // STEPS - told)
-        told = done * count // STEPS
+    def report(*_: Any) -> None:
+        nonlocal done, reported
+        done += REPORT_EVERY
+        advance(done * count // STEPS - reported)
+        reported = done * count // STEPS
 
     for steps, exaggeration, momentum in PHASES:
         options = {"exaggeration": exaggeration, "momentum": momentum, "inplace": True}
-        place.optimize(steps, callbacks=[tell], callbacks_every_iters=STEPS_TOLD, **options)
+        place.optimize(steps, callbacks=[report], callbacks_every_iters=REPORT_EVERY, **options)
     return torch.from_numpy(place.view(type(start.numpy())).copy())
 
 
 def _nearest(manifold: Manifold, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Distances (N, k) to the nearest others, nearest first, and which they are."""
+    """Return the distances (N, k) to the nearest other points, nearest first, and the rows of these points."""
     blocks: list[tuple[Tensor, Tensor]] = []
     for own in torch.arange(len(points)).split(NEIGHBOR_ROWS):
         distances = manifold.distance(points[own], points)
@@ -143,12 +143,12 @@ def _nearest(manifold: Manifold, points: Tensor, k: int) -> tuple[Tensor, Tensor
     return distances.double(), indices
 
 
-PRINCIPAL_ROWS = 8192  # in float64 at once: all of 60 000 x 512 and an SVD would take 1.5 GB more
+PRINCIPAL_ROWS = 8192  # in float64 at once: all of 60 000 x 512 with an SVD would take 1.5 GB more
 
 
 @torch.no_grad()
 def principal_plane(manifold: Manifold, points: Tensor) -> Tensor:
-    """The first two principal components (N, 2), in float64, of the features of points (N, D)."""
+    """Compute the first two principal components (N, 2), in float64, of the features of points (N, D)."""
     features = [manifold.to_features(block) for block in points.split(PRINCIPAL_ROWS)]
     mean = torch.stack([block.double().sum(0) for block in features]).sum(0) / len(points)
     scatter = torch.zeros(len(mean), len(mean), dtype=torch.float64)

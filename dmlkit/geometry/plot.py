@@ -1,4 +1,4 @@
-"""Maps of embeddings: the Poincaré disk with geodesics, PCA and t-SNE, as dots or as the images themselves."""
+"""Drawings of maps of embeddings: Poincaré disk, PCA or t-SNE, with dots or the images themselves."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,25 +23,25 @@ TITLES: dict[MapKind, str] = {
 }
 AXES: dict[MapKind, tuple[str, str]] = {
     "pca": ("first principal direction", "second principal direction"),
-    "tsne": ("places without a unit: near is alike", ""),
+    "tsne": ("coordinates have no unit; nearby images are similar", ""),
 }
-LONGEST_NAME = 26  # characters of a class in the legend, of which two stand in a row
-MOST_NAMES = 30  # of a legend
-ROW = 3.0  # mm, of a legend
-MARKERS = "os^DvP*"  # 7, so that classes of like hues differ in shape
+LONGEST_NAME = 26  # characters of a class name in the legend, which has two columns
+MOST_NAMES = 30  # in a legend
+ROW = 3.0  # mm, height of a row of the legend
+MARKERS = "os^DvP*"  # 7, so that classes of similar hues differ in shape
 GRID = 22  # images along a map, 3.4 mm each
 SIDE = 48  # pixels of such an image
 
 
 class Mapped(NamedTuple):
-    """What a map shows.
+    """Contents of a map.
 
     Args:
         points: (N, D).
         labels: (N,) int64.
-        names: of the classes.
-        proxies: (P, D), and their labels (P,); None where there are none.
-        image: pixels (H, W, 3) of a point, or None; None instead of it where points are drawn as dots.
+        names: names of the classes.
+        proxies: (P, D) and their labels (P,); None if there are none.
+        image: returns the pixels (H, W, 3) of a point, or None if there are none; None draws all points as dots.
     """
 
     points: Tensor
@@ -54,20 +54,20 @@ class Mapped(NamedTuple):
 def plot_embeddings(
     manifold: Manifold, shown: Mapped, kind: MapKind, path: Path, title: str, bar: Bar = no_bar
 ) -> None:
-    """Draw embeddings, coloured by class, as PNG, SVG or PDF.
+    """Draw embeddings, colored by class, as PNG, SVG or PDF.
 
     Args:
         manifold: the geometry of the points.
-        shown: the points. Images are drawn where they do not cover each other, the others are dots.
-        kind: ``disk`` (2-d hyperbolic embeddings as they are, each joined to the centroid of its class by a
-            geodesic), ``pca`` (the two main directions, of the tangent vectors at the origin where the space is
-            curved) or ``tsne`` (of the manifold's distances).
-        path: see `picture`.
-        title: of whose images.
-        bar: shows t-SNE.
+        shown: the points. Images are drawn where they do not cover each other; the other points are dots.
+        kind: ``disk`` (2-d hyperbolic embeddings, each joined to the centroid of its class by a geodesic), ``pca`` (the
+            two principal directions; in a curved space those of the tangent vectors at the origin) or ``tsne`` (t-SNE
+            of the manifold's distances).
+        path: the file; see `picture`.
+        title: names the images that are shown.
+        bar: shows the progress of t-SNE.
 
     Raises:
-        UserError: the disk is asked for embeddings that do not lie in it, or there are too few points.
+        UserError: the kind is ``disk`` and the embeddings do not lie in it, or there are fewer than 3 points.
     """
     points, labels = shown.points, shown.labels
     if len(points) < 3:
@@ -103,7 +103,7 @@ def plot_embeddings(
 
 
 def place_of(manifold: Manifold, points: Tensor, kind: MapKind, bar: Bar = no_bar) -> Tensor:
-    """Coordinates (N, 2) of points (N, D) on a map."""
+    """Compute the coordinates (N, 2) of points (N, D) on a map."""
     if kind == "disk":
         return to_unit_disk(manifold, points)
     if kind == "pca":
@@ -113,11 +113,14 @@ def place_of(manifold: Manifold, points: Tensor, kind: MapKind, bar: Bar = no_ba
 
 
 def with_room(place: Tensor, room: float) -> list[int]:
-    """Points (N, 2) at which images do not cover each other: the first of all, and the next ones that have room.
+    """Choose points at which images do not cover each other: the first, and each later one that has room.
 
     Args:
-        place: of all.
+        place: (N, 2), coordinates of all points.
         room: the side of an image.
+
+    Returns:
+        Rows of ``place``.
 
     Example:
         >>> with_room(torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]), 0.1)
@@ -131,7 +134,7 @@ def with_room(place: Tensor, room: float) -> list[int]:
 
 
 def draw_images(axes: Any, place: Tensor, colors: list[Any], image: Callable[[int], Any]) -> None:
-    """Images where their points lie, none upon another, each in a frame of its class's colour."""
+    """Draw images at their points without overlap, each in a frame of its class's color."""
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
     room = max(axes.viewLim.width, axes.viewLim.height) / (GRID - 2)
@@ -146,24 +149,24 @@ def draw_images(axes: Any, place: Tensor, colors: list[Any], image: Callable[[in
 
 
 def draw_proxies(axes: Any, place: Tensor, colors: list[Any]) -> Any:
-    """Stars at (P, 2), edged in black, so that they are seen upon anything."""
+    """Draw stars at (P, 2), edged in black so that they are visible on any background."""
     return axes.scatter(place[:, 0], place[:, 1], s=30, c=colors, marker="*", edgecolors="k", linewidths=0.5, zorder=4)
 
 
 def draw_legend(figure: Any, dots: list[Any], names: list[str]) -> None:
-    """A legend of names as they are: matplotlib leaves out those that begin with _ and reads $ as mathematics."""
+    """Draw a legend of literal names; matplotlib would leave out names that begin with _ and read $ as mathematics."""
     legend = figure.legend(dots, ["name"] * len(dots), loc="outside lower center", ncols=2, frameon=False)
     for text, name in zip(legend.get_texts(), shortened_apart(names, LONGEST_NAME), strict=True):
         text.set(text=name, parse_math=False)
 
 
 def default_kind(manifold: Manifold) -> MapKind:
-    """The disk for embeddings that lie in it, else PCA."""
+    """Return ``disk`` for embeddings that lie in the disk, otherwise ``pca``."""
     return "disk" if isinstance(manifold, Poincare | Lorentz) and manifold.dim == 2 else "pca"
 
 
 def color(position: int, count: int) -> tuple[float, float, float]:
-    """A colour of its own for each of ``count`` classes: hues evenly spread, light and dark in turn."""
+    """Return the color of a class out of ``count``: hues are evenly spread, alternately light and dark."""
     from matplotlib.colors import hsv_to_rgb
 
     return tuple(hsv_to_rgb((position / count, 0.75, 0.85 if position % 2 else 0.6)))

@@ -1,4 +1,4 @@
-"""Look at the geometry of a run or of embeddings: what ``dmlkit curvature`` and ``dmlkit plot`` do."""
+"""Curvature and maps of a run or of embeddings, as ``dmlkit curvature`` and ``dmlkit plot`` compute them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,12 +23,12 @@ from dmlkit.run_folder.folder import RunFolder
 
 
 class Measured(NamedTuple):
-    """How tree-like some points are."""
+    """Measured hyperbolicity of points."""
 
     hyperbolicity: Hyperbolicity
     points: int
     what: str
-    """The points in words, with their distance."""
+    """Description of the points and of the distance used."""
 
 
 def measure_curvature(
@@ -41,19 +41,19 @@ def measure_curvature(
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Measured:
-    """How tree-like the features of a run's images are, or embeddings; see `hyperbolicity`.
+    """Measure how tree-like embeddings, or the features of a run's images, are; see `hyperbolicity`.
 
     Args:
         source: a run or a folder of embeddings.
-        split: of a run, whose images; train by default.
-        sample: points a draw.
-        draws: how many.
-        seed: decides the draws.
-        device: of a run, where; see `start_fabric`.
-        overrides: ``key=value`` each, of a run's dataset, which may have moved.
+        split: for a run, the split whose images are used; by default train.
+        sample: points per sample.
+        draws: number of samples.
+        seed: seed of the samples.
+        device: for a run, the device; see `start_fabric`.
+        overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
 
     Raises:
-        UserError: an option that does not apply to embeddings, or too few points.
+        UserError: an option does not apply to embeddings, or there are too few points.
     """
     manifold, points, what = _points_of(source, split, device, overrides)
     return Measured(hyperbolicity(manifold, points, sample=sample, draws=draws, seed=seed), len(points), what)
@@ -77,7 +77,7 @@ def _points_of(
 
 
 class Drawn(NamedTuple):
-    """A map that was written."""
+    """Map that was written: its file, and the number of images and classes on it."""
 
     path: Path
     images: int
@@ -93,18 +93,18 @@ def plot_map(
     images: bool = False,
     bar: Bar = no_bar,
 ) -> Drawn:
-    """Draw a map of a run's embeddings, coloured by class, with the proxies of training classes; see `plot_embeddings`.
+    """Draw a map of a run's embeddings, colored by class, with the proxies of training classes; see `plot_embeddings`.
 
     Args:
-        embedded: a split.
-        output: where; by default in the run.
-        kind: ``disk``, ``pca`` or ``tsne``; by default the disk where the embeddings lie in it.
-        classes: how many to show, evenly spread.
-        images: draw the images themselves.
-        bar: shows t-SNE.
+        embedded: the embeddings of a split.
+        output: the file; by default one in the run.
+        kind: ``disk``, ``pca`` or ``tsne``; by default `default_kind`.
+        classes: number of classes to show, evenly spread.
+        images: whether to draw the images themselves.
+        bar: shows the progress of t-SNE.
 
     Raises:
-        UserError: a kind that does not suit the manifold, or vectors that have no images.
+        UserError: the kind does not suit the manifold, or the images are requested and the samples are vectors.
     """
     kind = kind or default_kind(embedded.manifold)
     output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"

@@ -1,4 +1,4 @@
-"""Heads: features to points on the manifold. Each file holds one."""
+"""Heads, which map features to points on the manifold; one per module."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ __all__ = [
 
 load_family(__name__)
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
 
     def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name)

@@ -1,4 +1,4 @@
-"""The head interface: from the backbone's features to points on the manifold."""
+"""The head interface: a map from the backbone's features to points on the manifold."""
 
 from abc import ABC, abstractmethod
 
@@ -10,18 +10,18 @@ from dmlkit.manifolds.numerics.autocast import without_autocast
 
 
 class HeadConfig(ComponentConfig, frozen=True):
-    """Root of the head family."""
+    """Base class of all head configs."""
 
     def build(self, num_features: int, manifold: Manifold) -> "Head":
-        """The head from ``num_features`` features to points on ``manifold``."""
+        """Build the head that maps ``num_features`` features to points on ``manifold``."""
         raise NotImplementedError
 
 
 class Head(nn.Module, ABC):
-    """Features (B, F) to points (B, D) on the manifold.
+    """Base class of heads, which map features (B, F) to points (B, D) on the manifold.
 
-    A member splits the way in two: `project` may run in half precision, `to_points` always runs in at least
-    float32, because a unit vector in bfloat16 is off by 4e-3.
+    A head has two steps: `project` may run in half precision, and `to_points` always runs in at least float32,
+    because a unit vector in bfloat16 is off by 4e-3.
     """
 
     def __init__(self, manifold: Manifold) -> None:
@@ -29,15 +29,15 @@ class Head(nn.Module, ABC):
         self.manifold = manifold
 
     def forward(self, features: Tensor) -> Tensor:
-        """Points (B, D) of features (B, F)."""
+        """Map features (B, F) to points (B, D)."""
         projected = self.project(features)
         with without_autocast(features):
             return self.to_points(projected.float() if projected.itemsize < 4 else projected)
 
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:
-        """What may run in half precision: (B, F) -> (B, F')."""
+        """Apply the step that may run in half precision: (B, F) -> (B, F')."""
 
     def to_points(self, projected: Tensor) -> Tensor:
-        """What runs in full precision: (B, F') -> (B, D)."""
+        """Apply the step that runs in full precision: (B, F') -> (B, D)."""
         return self.manifold.from_features(projected)

@@ -1,4 +1,4 @@
-"""Linear head: one affine map, then the manifold's own map from features to points."""
+"""Linear head: one affine map, followed by the manifold's own map from features to points."""
 
 from typing import Literal
 
@@ -20,12 +20,12 @@ class LinearConfig(HeadConfig, frozen=True):
 
 
 class Linear(Head):
-    """W features + b, mapped onto the manifold.
+    """Linear layer W h + b of the features h, followed by the manifold's map.
 
     Args:
         num_features: F, width of the backbone's features.
-        manifold: its ``dim`` is the number of outputs.
-        bias: add b.
+        manifold: the manifold of the points; its ``dim`` is the number of outputs.
+        bias: whether to add b.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ class Linear(Head):
     def __init__(self, num_features: int, manifold: Manifold, *, bias: bool = True) -> None:
         super().__init__(manifold)
         self.linear = nn.Linear(num_features, manifold.dim, bias=bias)
-        # kaiming keeps the features' variance (default: a third); Proxy-Anchor's code starts the same way
+        # Kaiming keeps the features' variance (torch's default: a third of it); Proxy-Anchor's code starts the same way
         nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
         if bias:
             nn.init.zeros_(self.linear.bias)

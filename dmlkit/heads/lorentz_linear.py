@@ -1,4 +1,4 @@
-"""Lorentz-linear head: a linear layer of the hyperboloid, with a bias that moves its points."""
+"""Lorentz-linear head: a linear layer on the hyperboloid, with a bias that translates its points."""
 
 from collections.abc import Iterable
 from typing import Literal, cast
@@ -27,18 +27,18 @@ class LorentzLinearConfig(HeadConfig, frozen=True):
 
 
 class LorentzLinear(Head):
-    r"""The layer HypLinear of the code of Chami et al., NeurIPS 2019, on the hyperboloid, section 4.2.
+    r"""Linear layer on the hyperboloid: HypLinear in the code of Chami et al., NeurIPS 2019, section 4.2.
 
     .. math:: y = \exp_{z}(PT_{o \to z}(b)), \quad z = \exp_o(W h)
 
-    The Grouplet paper compares it (Table 3, "Hyperboloid") with `MobiusLinear`, its twin on the ball, which the same
-    parameters turn into the same points. W h is clipped as the manifold says, h is not. Without the bias it is a
-    linear layer with an exponential map behind it.
+    The Grouplet paper compares it (Table 3, "Hyperboloid") with `MobiusLinear`, the same layer on the ball: with the
+    same parameters both compute the same points. W h is clipped by the manifold, h is not. Without the bias the layer
+    is a linear layer followed by an exponential map.
 
     Args:
         num_features: F, width of the backbone's features h, taken as tangent vectors at the origin o.
         manifold: the hyperboloid; its ``dim`` is the number of outputs.
-        bias: add b, a tangent vector at the origin, which starts at 0.
+        bias: whether to add b, a tangent vector at the origin, which starts at 0.
 
     Raises:
         ValueError: the manifold is not the hyperboloid.
@@ -53,7 +53,7 @@ class LorentzLinear(Head):
             raise ValueError(f"LorentzLinear: expected the hyperboloid, got {type(manifold).__name__}")
         super().__init__(manifold)
         self.linear = nn.Linear(num_features, manifold.dim, bias=False)
-        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as the linear head
+        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as in the linear head
         self.bias = nn.Parameter(torch.zeros(manifold.dim)) if bias else None
 
     def project(self, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Möbius-linear head: a linear layer of the Poincaré ball."""
+"""Möbius-linear head: a linear layer in the Poincaré ball."""
 
 from collections.abc import Iterable
 from typing import Literal, cast
@@ -27,20 +27,20 @@ class MobiusLinearConfig(HeadConfig, frozen=True):
 
 
 class MobiusLinear(Head):
-    r"""Ganea et al., NeurIPS 2018, section 3.2, after an exponential map (Zhang et al., CVPR 2022, section 3.3).
+    r"""Linear layer of Ganea et al. (NeurIPS 2018, section 3.2) after an exponential map (Zhang et al., CVPR 2022).
 
     .. math:: y = (W \otimes \exp_0(h)) \oplus \exp_0(b), \quad W \otimes \exp_0(h) = \exp_0(W h)
 
-    By the identity on the right (their lemma 6) the product is computed without leaving the tangent space: W h is
-    clipped as the manifold says, h is not, however long (until dmlkit 0.1.0 it was, before the product as well, which
-    moved points that need no clipping). b and the sum are kept inside the ball. So it is `LorentzLinear` on the ball:
-    the same parameters give the same log maps. The identity also says that without the bias the layer is a linear layer
-    with an exponential map behind it: see docs/geometry.md.
+    Zhang et al. describe the exponential map in their section 3.3. By the identity on the right (lemma 6 of Ganea et
+    al.) the product is computed in the tangent space. W h is clipped by the manifold, h is not (up to dmlkit 0.1.0 h
+    was clipped too, which moved points that need no clipping). b and the sum are kept inside the ball. With the same
+    parameters `LorentzLinear` computes points with the same log maps. By the same identity the layer without the bias
+    is a linear layer followed by an exponential map: see docs/geometry.md.
 
     Args:
         num_features: F, width of the backbone's features h.
         manifold: the Poincaré ball; its ``dim`` is the number of outputs.
-        bias: add b, a tangent vector at the origin, which starts at 0.
+        bias: whether to add b, a tangent vector at the origin, which starts at 0.
 
     Raises:
         ValueError: the manifold is not the ball.
@@ -56,7 +56,7 @@ class MobiusLinear(Head):
             raise ValueError(f"MobiusLinear: expected the Poincaré ball, got {type(manifold).__name__}")
         super().__init__(manifold)
         self.linear = nn.Linear(num_features, manifold.dim, bias=False)
-        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as the linear head
+        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as in the linear head
         self.bias = nn.Parameter(torch.zeros(manifold.dim)) if bias else None
 
     def project(self, features: Tensor) -> Tensor:
