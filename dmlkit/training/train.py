@@ -28,7 +28,7 @@ from dmlkit.training.gradients import check_losses, check_weights, compute_loss,
 from dmlkit.training.loggers import mirror_to_loggers
 from dmlkit.training.progress import Pace, Progress, Silent
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
-from dmlkit.training.untouched import score_untouched
+from dmlkit.training.untrained_baseline import score_untouched
 
 CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
 
