@@ -24,7 +24,7 @@ from tests.conftest import END, ROOT
 WARM = get_context("forkserver")
 WARM.set_forkserver_preload(
     [
-        *("dmlkit.cli.app", "dmlkit.cli.progress", "dmlkit.study.runs.run", "dmlkit.training.train"),
+        *("dmlkit.cli.app", "dmlkit.cli.progress", "dmlkit.study.runs.run_study", "dmlkit.training.train"),
         *("lance_namespace", "pandas", "pyarrow.dataset"),  # not lancedb, whose threads end in a forked process
         *("matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision.models", "torchvision.transforms.v2"),
     ]

@@ -121,7 +121,7 @@ class Wanted(TypedDict):
 
 def tell_untrained(source: Path, fabric: "Fabric", shown: Shown, images: Evaluated, wanted: Wanted) -> None:
     """Evaluate the backbone of a recipe, or of a run, as it is before training."""
-    from dmlkit.training.untouched import evaluate_untrained, phrase_of
+    from dmlkit.training.untrained_baseline import evaluate_untrained, phrase_of
 
     report, evaluation, recipe = evaluate_untrained(source, fabric, **images, **wanted)
     if fabric.is_global_zero:

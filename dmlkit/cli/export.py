@@ -54,7 +54,7 @@ def export(
 
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
-    from dmlkit.export.run import export as export_source
+    from dmlkit.export.export import export as export_source
 
     console = Console()
     exported = export_source(

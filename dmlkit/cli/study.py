@@ -58,7 +58,7 @@ def study(
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
     from dmlkit.study.reports.tables import seconds_of
-    from dmlkit.study.runs.run import BudgetUsedError, run_study
+    from dmlkit.study.runs.run_study import BudgetUsedError, run_study
 
     console, output = Console(), output or Path("runs") / "study" / study.stem
     seconds = inf if budget is None else seconds_of(budget, "--budget")

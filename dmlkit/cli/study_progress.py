@@ -49,16 +49,16 @@ class RunsProgress:
         self.bar.stop()
 
     def note(self, line: str) -> None:
-        """See `dmlkit.study.runs.run.StudyProgress`."""
+        """See `dmlkit.study.runs.run_study.StudyProgress`."""
         say(self.console, f"note: {line}")
 
     def expect(self, runs: int, epochs: int) -> None:
-        """See `dmlkit.study.runs.run.StudyProgress`."""
+        """See `dmlkit.study.runs.run_study.StudyProgress`."""
         self.runs, self.epochs = runs, epochs
         self.bar.update(self.task, total=epochs, runs=runs)
 
     def start_run(self, name: str, epochs: int) -> "RunLine":
-        """See `dmlkit.study.runs.run.StudyProgress`."""
+        """See `dmlkit.study.runs.run_study.StudyProgress`."""
         return RunLine(self, name, epochs)
 
     def start_training(self, name: str) -> None:
@@ -97,7 +97,7 @@ class RunLine(Silent):
         self.started: float | None = None  # None while there was nothing to train
 
     def start_model(self) -> None:
-        """See `dmlkit.study.runs.run.RunProgress`."""
+        """See `dmlkit.study.runs.run_study.RunProgress`."""
         self.started = self.started or perf_counter()
         self.study.start_training(self.name)
 
@@ -115,14 +115,14 @@ class RunLine(Silent):
         self.study.training[self.name] = self.trained
 
     def fail(self, reason: str) -> None:
-        """See `dmlkit.study.runs.run.RunProgress`."""
+        """See `dmlkit.study.runs.run_study.RunProgress`."""
         study = self.study
         study.epochs_behind += self.epochs
         study.training.pop(self.name, None)
         say(study.console, f"{self.name} failed: {reason}")
 
     def finish(self, figures: dict[str, float]) -> None:
-        """See `dmlkit.study.runs.run.RunProgress`."""
+        """See `dmlkit.study.runs.run_study.RunProgress`."""
         study = self.study
         study.finished += 1
         study.epochs_behind += self.epochs

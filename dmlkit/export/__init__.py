@@ -1,5 +1,5 @@
 """Models and embeddings in the formats of other programs."""
 
-from dmlkit.export.run import export
+from dmlkit.export.export import export
 
 __all__ = ["export"]

@@ -1,4 +1,8 @@
-"""Loggers: where the figures of a training go besides its folder."""
+"""Loggers: TensorBoard, MLflow and Weights & Biases show a training while ``metrics.jsonl`` stays its record.
+
+A logger is never allowed to stop or change a run. After each checkpoint it receives the rows of ``metrics.jsonl`` that
+it lacks; ``loggers.json`` records how far each logger is, so a resumed run continues in the same place.
+"""
 
 import json
 import os
@@ -27,17 +31,48 @@ from dmlkit.training.progress import Progress
 Figures = dict[str, float]
 
 
+def check_loggers(names: Sequence[LoggerName]) -> None:
+    """Check that loggers are installed.
+
+    Raises:
+        ValueError: a logger is not installed.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise ValueError(f"{name} is not installed; install it with: pip install 'dmlkit[{name}]'")
+
+
+class LoggedRun(BaseModel, frozen=True, extra="forbid"):
+    """What one logger has received."""
+
+    known_as: str
+    """The logger's id of the run; never a key or an address."""
+    epochs: int
+    """Number of epochs that were logged."""
+    tested: bool
+    """Whether the metrics on test classes were logged."""
+
+
+class LoggedRuns(Document, frozen=True):
+    """``loggers.json``: what each logger of a run has received."""
+
+    kind: ClassVar[str] = "record of a run's loggers"
+
+    loggers: dict[str, LoggedRun]
+    """By the name of the logger."""
+
+
 class Logger(ABC):
-    """Shows one run in another place. Any exception that it raises costs the run nothing but this logger.
+    """Interface of loggers. An exception of a logger disables this logger for the session and nothing else.
 
     Args:
-        folder: of the run, by whose name it is shown.
-        recipe: of the run, as plain data.
-        known_as: what the logger called the run in an earlier session; None for a new one.
-        epochs: how many were shown in earlier sessions.
+        folder: the run folder; its name becomes the name of the run.
+        recipe: the recipe as plain data.
+        known_as: the logger's id of the run from an earlier session; None for a new run.
+        epochs: number of epochs that were logged in earlier sessions.
 
     Attributes:
-        known_as: what finds the run again in a later session.
+        known_as: the id by which a later session finds the run.
     """
 
     known_as: str
@@ -47,138 +82,21 @@ class Logger(ABC):
 
     @abstractmethod
     def log(self, figures: Figures, epoch: int) -> None:
-        """Show figures such as ``loss`` and ``validation/map@r`` after an epoch, counted from 1."""
+        """Log figures such as ``loss`` and ``validation/map@r`` after an epoch, counted from 1."""
 
     @abstractmethod
     def close(self, *, finished: bool) -> None:
-        """Send what is left, and say whether the run has ended or was stopped before."""
-
-
-class ShownRun(BaseModel, frozen=True, extra="forbid"):
-    """How far a logger is."""
-
-    known_as: str
-    """What the logger calls the run: an id, never a key or an address."""
-    epochs: int
-    """Epochs that it was shown."""
-    tested: bool
-    """Whether it was shown the figures on test classes."""
-
-
-class ShownRuns(Document, frozen=True):
-    """``loggers.json``: where else a run is shown, and how far."""
-
-    kind: ClassVar[str] = "record of a run's loggers"
-
-    loggers: dict[str, ShownRun]
-    """By the name of the logger."""
-
-
-def check_loggers(names: Sequence[LoggerName]) -> None:
-    """Make sure that loggers are installed.
-
-    Raises:
-        ValueError: one is not.
-    """
-    for name in names:
-        if find_spec(name) is None:
-            raise ValueError(f"{name} is not installed; install it with: pip install 'dmlkit[{name}]'")
-
-
-@contextmanager
-def shown(progress: Progress, recipe: Recipe, run: RunFolder, fabric: Fabric) -> Generator[Progress]:
-    """Around a training: what is told it, and what it wrote, is shown by the recipe's loggers as well."""
-    if not recipe.training.loggers or not fabric.is_global_zero:
-        yield progress
-        return
-    loggers = ShownProgress(progress, recipe, run)
-    try:
-        yield loggers
-        loggers.show_test()
-    finally:
-        loggers.close()
-
-
-class ShownProgress:
-    """Tells what another does, and shows the rows of metrics.jsonl that loggers lack, once their checkpoint is safe."""
-
-    def __init__(self, progress: Progress, recipe: Recipe, run: RunFolder) -> None:
-        self.step, self.images = progress.step, progress.images
-        self._progress, self._recipe, self._run = progress, recipe, run
-        self._names = list(recipe.training.loggers)
-        self._open: dict[LoggerName, Logger] = {}
-
-    def epoch(self, row: EpochRow) -> None:
-        """See `Progress`."""
-        self._progress.epoch(row)
-        self._catch_up()
-
-    def show_test(self) -> None:
-        """Show the figures on test classes, of a run that has come to its end."""
-        self._catch_up(Summary.read(self._run.summary_path))
-
-    def _catch_up(self, summary: Summary | None = None) -> None:
-        rows = self._run.read_metrics()
-        for name in tuple(self._names):
-            with self._without_fault(name):
-                logger, so_far = self._logger(name)
-                for row in rows[so_far.epochs :]:
-                    logger.log(figures_of(row), row.epoch)
-                if summary and not so_far.tested:
-                    figures = {f"test/{metric}": value for metric, value in summary.chosen.test.items()}
-                    logger.log(figures, summary.last.epoch)
-                self._note(name, ShownRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None))
-
-    def close(self) -> None:
-        """Close what is open."""
-        finished = self._run.summary_path.exists()
-        for name, logger in list(self._open.items()):
-            with self._without_fault(name):
-                logger.close(finished=finished)
-
-    def _logger(self, name: LoggerName) -> tuple[Logger, ShownRun]:
-        known = self._record().loggers.get(name)
-        if name not in self._open:
-            earlier = (known.known_as, known.epochs) if known else (None, 0)
-            self._open[name] = LOGGERS[name](self._run.path, plain(self._recipe), *earlier)
-        return self._open[name], known or ShownRun(known_as=self._open[name].known_as, epochs=0, tested=False)
-
-    def _record(self) -> ShownRuns:
-        path = self._run.loggers_path
-        return ShownRuns.read(path) if path.exists() else ShownRuns(loggers={})
-
-    def _note(self, name: LoggerName, shown_now: ShownRun) -> None:
-        ShownRuns(loggers={**self._record().loggers, name: shown_now}).write(self._run.loggers_path)
-
-    @contextmanager
-    def _without_fault(self, name: LoggerName) -> Generator[None]:
-        """Leave a logger out for the rest of the session once it fails; whatever it raises is no reason to stop."""
-        try:
-            yield
-        except Exception as error:
-            self._names.remove(name)
-            self._open.pop(name, None)
-            first = (str(error).splitlines() or [""])[0] or type(error).__name__
-            told = re.sub(r"//[^/@\s]+@", "//", first)  # without a password that an address holds
-            warnings.warn(
-                f"training.loggers: {name} fails ({told}); the run goes on without it, and has everything", stacklevel=2
-            )
-
-
-def figures_of(row: EpochRow) -> Figures:
-    """What loggers are shown of an epoch."""
-    validation = {f"validation/{metric}": value for metric, value in (row.validation or {}).items()}
-    return {"loss": row.loss, "lr": row.lr, "images_per_second": row.images_per_second, **validation}
+        """Send what is left, and report whether the run is finished or was stopped."""
 
 
 class TensorBoardLogger(Logger):
-    """Event files in ``tensorboard/`` of the run; ``tensorboard --logdir runs`` shows all runs beside each other."""
+    """Writer of event files in ``tensorboard/`` of the run; ``tensorboard --logdir runs`` compares all runs."""
 
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
         self.known_as = known_as or "tensorboard"
-        # an epoch that a kill came after, before it was noted as shown, is shown again: the earlier one is left out
         from lightning_fabric.loggers.tensorboard import TensorBoardLogger as EventFiles
 
+        # an epoch that was logged before a kill, but not recorded, is logged again: TensorBoard drops the earlier one
         self._files = EventFiles(folder, name=self.known_as, version="", purge_step=epochs + 1)
 
     def log(self, figures: Figures, epoch: int) -> None:
@@ -194,10 +112,10 @@ AT_ONCE = 100  # parameters
 
 
 class MlflowLogger(Logger):
-    """A run of the experiment that MLFLOW_EXPERIMENT_NAME names, or of ``dmlkit``, with the recipe as parameters."""
+    """Run of the experiment MLFLOW_EXPERIMENT_NAME, by default ``dmlkit``; the recipe becomes its parameters."""
 
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
-        # its own are 7 tries of 120 s: a server that is down would keep the GPU waiting for minutes
+        # MLflow's defaults are 7 tries of 120 s: a server that is down would keep the GPU waiting for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         self._client: Any = import_module("mlflow.tracking").MlflowClient()
@@ -224,7 +142,7 @@ class MlflowLogger(Logger):
 
 
 def allowed(name: str) -> str:
-    """The name of a figure in the characters that MLflow takes.
+    """Return the name of a figure in the characters that MLflow accepts.
 
     Example:
         >>> allowed("validation/recall@1"), allowed("test/tar@far=0.001")
@@ -234,7 +152,7 @@ def allowed(name: str) -> str:
 
 
 def leaves(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """The keys of a recipe, dotted, with their values as text.
+    """Yield the dotted keys of a recipe with their values as text.
 
     Example:
         >>> list(leaves({"seed": 0, "loss": {"name": "mpa", "k": [1, 2]}}))
@@ -248,13 +166,13 @@ def leaves(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 class WandbLogger(Logger):
-    """A run of the project ``dmlkit``, unless the environment names another; the recipe is its configuration."""
+    """Run of the project WANDB_PROJECT, by default ``dmlkit``; the recipe becomes its configuration."""
 
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
         wandb: Any = import_module("wandb")
         is_online = os.environ.get("WANDB_MODE", "online") == "online"
-        if is_online and not wandb.login(prompt=False):  # init would ask on the terminal, in the midst of a training
-            raise PermissionError("no API key; wandb login, or set WANDB_API_KEY or WANDB_MODE=offline")
+        if is_online and not wandb.login(prompt=False):  # init would prompt on the terminal in the middle of a training
+            raise PermissionError("no API key; run wandb login, or set WANDB_API_KEY or WANDB_MODE=offline")
         self.known_as = known_as or secrets.token_hex(8)
         settings = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, init_timeout=30)
         self._run: Any = wandb.init(
@@ -275,8 +193,95 @@ class WandbLogger(Logger):
         self._run.finish(exit_code=0 if finished else 1)
 
 
-LOGGERS: dict[LoggerName, type[Logger]] = {
+CLASSES: dict[LoggerName, type[Logger]] = {
     "tensorboard": TensorBoardLogger,
     "mlflow": MlflowLogger,
     "wandb": WandbLogger,
 }
+
+
+@contextmanager
+def mirror_to_loggers(progress: Progress, recipe: Recipe, run: RunFolder, fabric: Fabric) -> Generator[Progress]:
+    """Mirror the metrics of a training to the recipe's loggers while the block runs."""
+    if not recipe.training.loggers or not fabric.is_global_zero:
+        yield progress
+        return
+    mirrored = MirroredProgress(progress, recipe, run)
+    try:
+        yield mirrored
+        mirrored.log_test()
+    finally:
+        mirrored.close()
+
+
+class MirroredProgress:
+    """Progress that also sends rows of ``metrics.jsonl`` to the loggers, once their checkpoint is written."""
+
+    def __init__(self, progress: Progress, recipe: Recipe, run: RunFolder) -> None:
+        self.step, self.images = progress.step, progress.images
+        self._progress, self._recipe, self._run = progress, recipe, run
+        self._names = list(recipe.training.loggers)
+        self._open: dict[LoggerName, Logger] = {}
+
+    def epoch(self, row: EpochRow) -> None:
+        """See `Progress`."""
+        self._progress.epoch(row)
+        self._catch_up()
+
+    def log_test(self) -> None:
+        """Log the metrics on test classes of a finished run."""
+        self._catch_up(Summary.read(self._run.summary_path))
+
+    def _catch_up(self, summary: Summary | None = None) -> None:
+        rows = self._run.read_metrics()
+        for name in tuple(self._names):
+            with self._drop_on_error(name):
+                logger, so_far = self._logger(name)
+                for row in rows[so_far.epochs :]:
+                    logger.log(figures_of(row), row.epoch)
+                if summary and not so_far.tested:
+                    figures = {f"test/{metric}": value for metric, value in summary.chosen.test.items()}
+                    logger.log(figures, summary.last.epoch)
+                self._note(name, LoggedRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None))
+
+    def close(self) -> None:
+        """Close the loggers that are open."""
+        finished = self._run.summary_path.exists()
+        for name, logger in list(self._open.items()):
+            with self._drop_on_error(name):
+                logger.close(finished=finished)
+
+    def _logger(self, name: LoggerName) -> tuple[Logger, LoggedRun]:
+        logged = self._record().loggers.get(name)
+        if name not in self._open:
+            earlier = (logged.known_as, logged.epochs) if logged else (None, 0)
+            self._open[name] = CLASSES[name](self._run.path, plain(self._recipe), *earlier)
+        return self._open[name], logged or LoggedRun(known_as=self._open[name].known_as, epochs=0, tested=False)
+
+    def _record(self) -> LoggedRuns:
+        path = self._run.loggers_path
+        return LoggedRuns.read(path) if path.exists() else LoggedRuns(loggers={})
+
+    def _note(self, name: LoggerName, logged: LoggedRun) -> None:
+        LoggedRuns(loggers={**self._record().loggers, name: logged}).write(self._run.loggers_path)
+
+    @contextmanager
+    def _drop_on_error(self, name: LoggerName) -> Generator[None]:
+        """Warn and drop a logger for the rest of the session when it fails; the run never stops for it."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # a library's own sys.exit would end the training without a word
+            self._names.remove(name)
+            self._open.pop(name, None)
+            first = (str(error).splitlines() or [""])[0] or type(error).__name__
+            message = re.sub(r"//[^/@\s]+@", "//", first)  # without a password that an address may contain
+            warnings.warn(
+                f"training.loggers: {name} fails ({message}); the run continues without it and keeps all its metrics",
+                stacklevel=2,
+            )
+
+
+def figures_of(row: EpochRow) -> Figures:
+    """Return the figures of an epoch that are logged."""
+    validation = {f"validation/{metric}": value for metric, value in (row.validation or {}).items()}
+    return {"loss": row.loss, "lr": row.lr, "images_per_second": row.images_per_second, **validation}

@@ -22,7 +22,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment
-from dmlkit.training.untouched import held_against
+from dmlkit.training.untrained_baseline import held_against
 
 
 def summarize(

@@ -25,10 +25,10 @@ from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, s
 from dmlkit.training.data import TrainingData, check_places, training_data
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import check_losses, check_weights, compute_loss, take_step
-from dmlkit.training.loggers import shown
+from dmlkit.training.loggers import mirror_to_loggers
 from dmlkit.training.progress import Pace, Progress, Silent
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
-from dmlkit.training.untouched import score_untouched
+from dmlkit.training.untrained_baseline import score_untouched
 
 CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
 
@@ -66,7 +66,7 @@ def train(
     run = RunFolder(Path(folder))
     check_places(recipe, run.path)
     held = run.held() if fabric.is_global_zero else nullcontext()
-    with held, shown(progress or Silent(), recipe, run, fabric) as progress:
+    with held, mirror_to_loggers(progress or Silent(), recipe, run, fabric) as progress:
         return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite)
 
 

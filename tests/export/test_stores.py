@@ -29,7 +29,7 @@ from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.search import Gallery
 from dmlkit.errors import UserError
-from dmlkit.export.run import export_to_store
+from dmlkit.export.export import export_to_store
 from dmlkit.export.store import StoreManifest
 from tests.conftest import Result
 from tests.embedding.stored import EUCLIDEAN, INDEX, POINTS, embeddings_at, manifest
@@ -313,7 +313,7 @@ def killed_export(kind: Any, path: Path, target: str) -> None:
 def exit_code_of(action: Callable[..., Any], *words: Any) -> int | None:
     """How a process ends: one of a server that never used LanceDB, whose threads do not outlive a fork."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dmlkit.export.run"])
+    context.set_forkserver_preload(["torch", "dmlkit.export.export"])
     process = context.Process(target=action, args=words)
     process.start()
     process.join()

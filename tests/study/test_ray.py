@@ -16,7 +16,7 @@ import pytest
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.runs.run import Engine, run_study
+from dmlkit.study.runs.run_study import Engine, run_study
 from tests.conftest import TINY_RECIPE
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]

@@ -144,7 +144,7 @@ def summarize_study(
         cost: of all runs.
         command: that repeats the study.
         failed: reasons, by the name of a run.
-        beside: figures of each variant that are told too; see `dmlkit.study.findings.beside`.
+        beside: figures of each variant that are told too; see `dmlkit.study.findings.extra_figures`.
     """
     config, beside = study.config, beside or {}
     kept = [index for index, variant in enumerate(study.variants) if variant.name in choices]

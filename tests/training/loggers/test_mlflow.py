@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training import loggers as shown
+from dmlkit.training import loggers
 from dmlkit.training.loggers import allowed
 from tests.conftest import TINY_RECIPE
 
@@ -31,16 +31,16 @@ def test_a_run_and_its_resumption_are_one_run(
     recipe, folder = tmp_path / "logged.yaml", tmp_path / "run"
     recipe.write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [mlflow]"))
     with monkeypatch.context() as patch:
-        patch.setattr(shown.ShownProgress, "show_test", interrupted)
+        patch.setattr(loggers.MirroredProgress, "log_test", interrupted)
         dmlkit("train", recipe, "-o", folder)
     (found,) = runs_of(client)
     assert found.info.status == "FINISHED" and "metrics.test/map_at_r" not in found.data.metrics
     assert dmlkit("train", recipe, "-o", folder, "--resume").code == 0
     (found,) = runs_of(client)
     rows = RunFolder(folder).read_metrics()
-    for name in shown.figures_of(rows[0]):
+    for name in loggers.figures_of(rows[0]):
         history = [(one.step, one.value) for one in client.get_metric_history(found.info.run_id, allowed(name))]
-        assert history == [(row.epoch, shown.figures_of(row)[name]) for row in rows]
+        assert history == [(row.epoch, loggers.figures_of(row)[name]) for row in rows]
     assert "test/map_at_r" in found.data.metrics
     assert found.data.params["loss.name"] == "proxy_anchor" and found.info.run_name == "run"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training import loggers as shown
+from dmlkit.training import loggers
 from tests.conftest import TINY_RECIPE
 
 accumulator = pytest.importorskip(
@@ -25,14 +25,14 @@ def test_event_files_hold_the_rows(tmp_path: Path, dmlkit: Callable[..., Any], m
     recipe, folder = tmp_path / "logged.yaml", tmp_path / "run"
     recipe.write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [tensorboard]"))
     with monkeypatch.context() as patch:
-        patch.setattr(shown.ShownProgress, "_note", interrupted)
+        patch.setattr(loggers.MirroredProgress, "_note", interrupted)
         stopped = dmlkit("train", recipe, "-o", folder)
     assert "fails" not in stopped.err
     assert not (folder / "loggers.json").exists()  # the first epoch is shown, and not noted
     assert dmlkit("train", recipe, "-o", folder, "--resume").code == 0
     rows, found = RunFolder(folder).read_metrics(), scalars(folder)
-    for name in shown.figures_of(rows[0]):
-        expected = [(row.epoch, pytest.approx(shown.figures_of(row)[name], rel=1e-6)) for row in rows]
+    for name in loggers.figures_of(rows[0]):
+        expected = [(row.epoch, pytest.approx(loggers.figures_of(row)[name], rel=1e-6)) for row in rows]
         assert found[name] == expected
     assert [step for step, _ in found["test/map@r"]] == [3]
 

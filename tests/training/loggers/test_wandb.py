@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training import loggers as shown
+from dmlkit.training import loggers
 from tests.conftest import TINY_RECIPE
 from tests.processes import wait_until
 
@@ -55,7 +55,7 @@ def test_an_offline_run_holds_the_rows(tmp_path: Path, dmlkit: Callable[..., Any
     rows, found = RunFolder(Path("run")).read_metrics(), rows_of(tmp_path)
     for row in rows:
         (told,) = [one for one in found if one["epoch"] == row.epoch and "loss" in one]
-        assert {name: told[name] for name in shown.figures_of(row)} == shown.figures_of(row)
+        assert {name: told[name] for name in loggers.figures_of(row)} == loggers.figures_of(row)
     name = json.loads(Path("run/loggers.json").read_text())["loggers"]["wandb"]["known_as"]
     assert list(tmp_path.glob(f"wandb/offline-run-*-{name}"))
     texts = [path.read_text("latin-1") for path in Path("run").rglob("*") if path.is_file()]
@@ -69,4 +69,4 @@ def test_without_a_key_the_run_goes_on(tmp_path: Path, dmlkit: Callable[..., Any
     monkeypatch.chdir(tmp_path)
     Path("logged.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0, loggers: [wandb]"))
     result = dmlkit("train", "logged.yaml", "-o", "run")
-    assert result.code == 0 and "wandb fails (no API key; wandb login, or" in result.err
+    assert result.code == 0 and "wandb fails (no API key; run wandb login, or" in result.err

@@ -16,7 +16,7 @@ from dmlkit.files.outputs import check_place
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
 from dmlkit.study.definition.file import study_notes
-from dmlkit.study.findings.beside import beside_figures
+from dmlkit.study.findings.extra_figures import beside_figures
 from dmlkit.study.findings.results import Cost, StudyResults, summarize_study
 from dmlkit.study.protocol import Figures, is_complete, run_once
 from dmlkit.study.record import FAILURES, StudyFailures, open_study

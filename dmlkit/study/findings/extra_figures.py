@@ -17,7 +17,7 @@ from dmlkit.run_folder.question import Question
 from dmlkit.study.definition.config import Study
 from dmlkit.study.findings.results import Beside, Choice
 from dmlkit.study.protocol import ProtocolName, RealityCheckFigures, fold_recipe
-from dmlkit.training.untouched import untrained_model
+from dmlkit.training.untrained_baseline import untrained_model
 
 
 def beside_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fabric: Fabric) -> dict[str, Beside]:
