@@ -13,7 +13,7 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
 
 
-class AlikePairs(NamedTuple):
+class SimilarPairs(NamedTuple):
     """Pairs of images, the most similar first."""
 
     first: Tensor  # (P,) int64
@@ -21,7 +21,7 @@ class AlikePairs(NamedTuple):
     similarities: Tensor  # (P,)
 
 
-def alike_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> AlikePairs:
+def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> SimilarPairs:
     """Find the most similar pairs of images of different labels, among the nearest neighbors of each image.
 
     Args:
@@ -31,7 +31,7 @@ def alike_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> Alik
 
     Example:
         >>> near = Neighbors(torch.tensor([[0.9], [0.9], [0.5]]), torch.tensor([[1], [0], [1]]))
-        >>> [column.tolist() for column in alike_across_labels(torch.tensor([0, 1, 2]), near, 5)[:2]]
+        >>> [column.tolist() for column in similar_pairs_across_labels(torch.tensor([0, 1, 2]), near, 5)[:2]]
         [[0, 1], [1, 2]]
     """
     rows = torch.arange(len(labels))[:, None].expand_as(neighbors.indices)
@@ -44,7 +44,7 @@ def alike_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> Alik
         kept.setdefault((first, second), similarity)
     best = list(kept.items())[:most]
     ends = torch.tensor([ends for ends, _ in best], dtype=torch.int64).reshape(-1, 2)
-    return AlikePairs(ends[:, 0], ends[:, 1], torch.tensor([similarity for _, similarity in best]))
+    return SimilarPairs(ends[:, 0], ends[:, 1], torch.tensor([similarity for _, similarity in best]))
 
 
 def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int, *, per_class: int = 2) -> Tensor:

@@ -79,7 +79,7 @@ class Manifold(nn.Module, ABC):
         """
 
     def describe_off(self, point: Tensor) -> str:
-        """What is wrong with finite numbers (D,) that are no point, and what was expected."""
+        """Describe why finite numbers (D,) are not a point, and what was expected."""
         raise NotImplementedError
 
     @abstractmethod
