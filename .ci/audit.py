@@ -24,7 +24,7 @@ VENDORS = re.compile("nvidia-|cuda-")  # CUDA's libraries under NVIDIA's terms, 
 
 
 def installed(name: str, extras: tuple[str, ...], seen: set[tuple[str, str]]) -> Iterator[Distribution]:
-    """A package and what it needs here, with these extras, each once."""
+    """Yield a package and its requirements here, with these extras, each once."""
     try:
         found = distribution(name)
     except PackageNotFoundError:
@@ -40,7 +40,7 @@ def installed(name: str, extras: tuple[str, ...], seen: set[tuple[str, str]]) ->
 
 
 def licence_of(package: Distribution) -> str:
-    """The licence as the package tells it: an expression, else its classifiers, else the first line of its text."""
+    """Return the license of a package: an expression, or its classifiers, or the first line of its text."""
     metadata = package.metadata
     classifiers = [text.split(" :: ")[-1] for text in metadata.get_all("Classifier", []) if text.startswith("License")]
     told = metadata["License-Expression"] or " AND ".join(classifiers) or metadata["License"] or "not told"

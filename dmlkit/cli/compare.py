@@ -97,14 +97,14 @@ def drawn(first: "Result", lines: list["Line"]) -> str:
 
 def gain_of(result: "Result") -> str | None:
     """Whether the training of a run paid, by the metric that chooses its checkpoints; none where it has none."""
-    from dmlkit.evaluation.untouched import told_gain
+    from dmlkit.evaluation.untouched import gain_message
 
     metric, untouched = result.selected_by, result.untouched
     if untouched is None or metric not in result.report.metrics:
         return None
     change = result.gains.get(metric)
     interval = change.ends if change else None
-    return told_gain(metric, result.report.metrics[metric], untouched.report.metrics[metric], interval)
+    return gain_message(metric, result.report.metrics[metric], untouched.report.metrics[metric], interval)
 
 
 def as_plain(results: list["Result"], lines: list["Line"], by: str) -> dict[str, Any]:

@@ -79,11 +79,11 @@ def train(
 
 def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str) -> str:
     """Whether training paid, by the metric that chooses checkpoints."""
-    from dmlkit.evaluation.untouched import told_gain
+    from dmlkit.evaluation.untouched import gain_message
 
     change = untouched.difference.get(metric)
     interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
-    return told_gain(metric, summary.chosen.test[metric], untouched.test[metric], interval)
+    return gain_message(metric, summary.chosen.test[metric], untouched.test[metric], interval)
 
 
 def cost_of(summary: "Summary") -> str:

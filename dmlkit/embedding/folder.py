@@ -13,9 +13,9 @@ from dmlkit.embedding.manifest import Manifest, file_checksum
 from dmlkit.embedding.searchable import GalleryItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
-from dmlkit.files.regular import refuse_what_is_no_file
+from dmlkit.files.regular import require_regular_file
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.check_points import fault_in
+from dmlkit.manifolds.numerics.check_points import find_invalid_point
 from dmlkit.run_folder.folder import RunFolder
 
 BLOCK = 65_536  # rows handled at once: 128 MB at 512 dimensions
@@ -119,7 +119,7 @@ class EmbeddingFolder:
             pass
 
     def _check(self, block: torch.Tensor, start: int) -> None:
-        fault = fault_in(self._space, block)
+        fault = find_invalid_point(self._space, block)
         if fault is not None:
             self.refuse_row(start + fault[0], fault[1])
         if start <= self._checked:
@@ -169,7 +169,7 @@ def _read_items(path: Path, manifest: Manifest) -> Any:
     from pyarrow import parquet
 
     types = {"id": pa.int64(), "path": pa.string(), "label": pa.string()}
-    refuse_what_is_no_file(path)
+    require_regular_file(path)
     try:
         with path.open("rb") as file, parquet.ParquetFile(file) as stored:
             names, rows = stored.schema_arrow.names, stored.metadata.num_rows

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.check_points import fault_in
+from dmlkit.manifolds.numerics.check_points import find_invalid_point
 
 MARGIN = 8  # candidates beyond k: enough at the first try for all but near-duplicates; 16 take 5 % longer
 RANKED_ELEMENTS = 2**19  # float64 coordinates ranked at once: 100 of each of 1 000 queries in 0.12 to 0.15 s; 2**18 and
@@ -207,7 +207,7 @@ class StoredGallery(_ExactSearch):
 def _check_points(name: str, points: Tensor, manifold: Manifold) -> None:
     if points.ndim != 2 or points.shape[1] != manifold.point_dim:
         raise ValueError(f"Gallery: expected {name} of shape (N, {manifold.point_dim}), got {tuple(points.shape)}")
-    fault = fault_in(manifold, points)
+    fault = find_invalid_point(manifold, points)
     if fault is not None:
         raise ValueError(f"Gallery: {name}: row {fault[0]}: {fault[1]}")
 

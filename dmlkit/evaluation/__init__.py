@@ -1,4 +1,4 @@
-"""How well embeddings retrieve: figures, intervals, comparisons."""
+"""Evaluation of embeddings: retrieval metrics with intervals, comparisons, calibration and verification."""
 
 from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_folder
 from dmlkit.evaluation.compare import compare_runs

@@ -1,4 +1,4 @@
-"""Score embeddings of any model: a folder that ``dmlkit embed`` wrote, or bare NumPy arrays."""
+"""Evaluation of embeddings of any model: a folder that ``dmlkit embed`` wrote, or NumPy arrays."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +25,13 @@ WantedMetrics = Sequence[MetricConfig | str]
 def evaluate_folder(
     path: Path, *, metrics: WantedMetrics = (), ties: Ties = "expected", bar: Bar = no_bar
 ) -> tuple[Report, Evaluation]:
-    """Score a folder of embeddings on its own manifold, each item against all others.
+    """Score a folder of embeddings on its own manifold; each item is searched among all others.
 
     Args:
         path: a folder that ``dmlkit embed`` wrote.
-        metrics: configs or names; `DEFAULT_METRICS` where there are none.
-        ties: how items of the same score count.
-        bar: shows the ranking.
+        metrics: configs or names; `DEFAULT_METRICS` if there are none.
+        ties: how items with the same score are counted.
+        bar: shows the progress.
 
     Raises:
         UserError: an item has no label, or there is nothing to retrieve.
@@ -40,7 +40,9 @@ def evaluate_folder(
     folder.check_points()
     labels = folder.items["label"].to_pylist()
     if None in labels:
-        raise UserError(f"{path}: {labels.count(None)} of {len(labels)} items have no label; nothing to score")
+        raise UserError(
+            f"{path}: {labels.count(None)} of {len(labels)} items have no label; evaluation needs one for every item"
+        )
     names = folder.items["path"].to_pylist()
     queries = folder.read(), np.array(labels)
     evaluation = _score(str(path), queries, None, folder.manifold(), _configs(metrics), ties, names, bar)
@@ -57,19 +59,19 @@ def evaluate_arrays(
     ties: Ties = "expected",
     bar: Bar = no_bar,
 ) -> tuple[Report, Evaluation]:
-    """Score ``.npy`` files: (N, D) numbers and (N,) integers or strings.
+    """Score ``.npy`` files of embeddings, (N, D) numbers, and labels, (N,) integers or strings.
 
     Args:
-        embeddings: of the queries.
-        labels: of the queries.
-        gallery: embeddings and labels to search instead of the queries themselves.
-        manifold: ``sphere`` (cosine of the normalised rows) or ``euclidean`` (distance).
-        metrics: configs or names; `DEFAULT_METRICS` where there are none.
-        ties: how items of the same score count.
-        bar: shows the ranking.
+        embeddings: file of the queries' embeddings.
+        labels: file of the queries' labels.
+        gallery: files of the embeddings and labels to search instead of the queries themselves.
+        manifold: ``sphere`` (cosine of the normalized rows) or ``euclidean`` (distance).
+        metrics: configs or names; `DEFAULT_METRICS` if there are none.
+        ties: how items with the same score are counted.
+        bar: shows the progress.
 
     Raises:
-        UserError: a file cannot be read, the gallery is the queries themselves, or the arrays cannot be scored.
+        UserError: a file cannot be read, gallery and queries are equal, or the arrays cannot be scored.
     """
     configs = _configs(metrics)
     features = _features(embeddings)
@@ -79,8 +81,8 @@ def evaluate_arrays(
         others = _features(gallery[0])
         if torch.equal(features, others):
             raise UserError(
-                f"--gallery {gallery[0]}: holds the same rows as --embeddings, so that every query would find itself; "
-                "leave --gallery out: then each query searches all others"
+                f"--gallery {gallery[0]}: has the same rows as --embeddings, so that every query would find itself; "
+                "omit --gallery to search each query among all others"
             )
         items = _points(others, space, gallery[0]), _labels(gallery[1])
     queries = _points(features, space, embeddings), _labels(labels)
@@ -111,7 +113,7 @@ def _points(features: Tensor, space: Manifold, path: Path) -> Tensor:
 
 
 def _labels(path: Path) -> Values:
-    """Integers, or text that can be written down: bytes are UTF-8, and no half of a surrogate pair is left alone."""
+    """Read integers or text; bytes must be UTF-8, and text must not have unpaired surrogates."""
     labels = _array(path, 1)
     try:
         if labels.dtype.kind == "S":

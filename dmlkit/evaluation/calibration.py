@@ -1,4 +1,8 @@
-"""Calibration: from which similarity on are two images taken for the same class?"""
+"""Calibration: choice of the similarity threshold from which on two images are considered the same class.
+
+The threshold is chosen on all pairs of validation images for a requested false accept rate, and reported with a
+bootstrap interval and its rates on test classes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,169 +27,12 @@ from dmlkit.metrics.pairing import Pairing
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairRates, Threshold
 
-LEAST_ACCEPTED = 10  # pairs: a rate that fewer stand for is off by more than a third of itself
-MARGIN = 10  # times as many of the best pairs are kept: what other classes may accept at the same threshold
-MOST_COUNTED = 1e12  # pairs, of a million images; more are told by their size
-MOST_KEPT = 2**22  # 84 MB; more only where the rate itself asks for more
+LEAST_ACCEPTED = 10  # pairs: the relative error of a rate from fewer accepted pairs is above a third
+MARGIN = 10  # times as many of the best pairs are kept, because other classes may accept more at the same threshold
+MOST_COUNTED = 1e12  # pairs, from a million images; larger numbers are printed in scientific notation
+MOST_KEPT = 2**22  # pairs, 84 MB; more only if the rate itself needs more
 RESAMPLES = 1000
-WEIGHED = 2**14  # pairs that a resample weighs; of more, every second, third ... stands for its neighbours
-
-
-@dataclass(frozen=True)
-class BestPairs:
-    """The pairs of different classes that score highest.
-
-    Args:
-        scores: (K,) float32, descending.
-        classes: (2, K) int64, of the two images, as their labels.
-    """
-
-    scores: Tensor
-    classes: Tensor
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A threshold, and what it does.
-
-    Args:
-        threshold: the lowest that at most the share ``far`` of the pairs of different classes reaches, in float32.
-        interval: 95 %, the false accept rate to expect on as many other classes; None of fewer than `LEAST_CLASSES`.
-        rates: on the classes that chose it.
-    """
-
-    threshold: float
-    interval: tuple[float, float] | None
-    rates: PairRates
-
-
-def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibration:
-    """Choose a threshold on all pairs of points.
-
-    Args:
-        points: of classes that the model has not been trained on.
-        far: the share of pairs of different classes that may be accepted.
-        seed: of the bootstrap.
-
-    Raises:
-        ValueError: there are too few pairs for such a share: fewer than 10 / far of different classes, or none of one.
-    """
-    pairing = Pairing.of(points)
-    different = pairing.different
-    if pairing.same == 0:
-        raise ValueError("no two images are of one class, so nothing tells how often the same is rejected")
-    if far * different < LEAST_ACCEPTED:
-        pairs = LEAST_ACCEPTED / far
-        needed = f"{pairs:,.0f}" if pairs < MOST_COUNTED else f"{pairs:.2g}"
-        raise ValueError(
-            f"{different:,} pairs of different classes are too few for a false accept rate of {far:g}: at least "
-            f"{needed} are needed, that is {LEAST_ACCEPTED} / {far:g}; ask for a rate of at least "
-            f"{LEAST_ACCEPTED / max(different, LEAST_ACCEPTED):.2g}, or validate on more images"
-        )
-    accepted = int(far * different)
-    accepted += (accepted + 1) / different <= far  # 0.29 * 100 is 28.999999999999996
-    best = best_pairs(pairing, min(different, max(accepted + 1, min(MARGIN * accepted, MOST_KEPT))))
-    threshold = float(torch.nextafter(best.scores[accepted].cpu(), torch.tensor(torch.inf)))
-    sizes = pairing.row_labels.bincount().double()
-    interval = far_interval(best, sizes, far, seed=seed) if len(sizes) >= LEAST_CLASSES else None
-    return Calibration(threshold, interval, rates_at(pairing, threshold))
-
-
-def rates_at(pairing: Pairing, threshold: float) -> PairRates:
-    """What a threshold does to all pairs."""
-    accepted, lock = 0, Lock()
-
-    def use(scores: Tensor, _rows: slice, _columns: slice) -> None:
-        nonlocal accepted
-        found = int((scores >= threshold).sum())
-        with lock:
-            accepted += found
-
-    pairing.each_block(use)
-    rejected = sum(int((scores < threshold).sum()) for scores in pairing.same_scores())
-    return PairRates(
-        classes=len(pairing.row_labels.unique()),
-        images=len(pairing.rows),
-        same=pairing.same,
-        different=pairing.different,
-        far=accepted / max(1, pairing.different),
-        frr=rejected / max(1, pairing.same),
-    )
-
-
-def best_pairs(pairing: Pairing, count: int) -> BestPairs:
-    """The ``count`` pairs of different classes that score highest; at most twice as many are held at once."""
-    device = pairing.rows.device
-    scores, classes, lock = torch.empty(0, device=device), torch.empty(2, 0, dtype=torch.int64, device=device), Lock()
-    floor = -torch.inf
-
-    def use(block: Tensor, rows: slice, columns: slice) -> None:
-        nonlocal scores, classes, floor
-        found = (block >= floor) & (block > -torch.inf)
-        row, column = found.nonzero(as_tuple=True)
-        places = torch.stack([pairing.row_labels[rows][row], pairing.column_labels[columns][column]])
-        with lock:
-            scores, classes = torch.cat([scores, block[found]]), torch.cat([classes, places], 1)
-            if len(scores) > count:
-                scores, kept = scores.topk(count)
-                classes, floor = classes[:, kept], float(scores[-1])
-
-    pairing.each_block(use)
-    order = scores.argsort(descending=True)[:count]
-    return BestPairs(scores[order], classes[:, order])
-
-
-def far_interval(best: BestPairs, sizes: Tensor, far: float, *, seed: int) -> tuple[float, float]:
-    """95 %: the false accept rate of a threshold on as many other classes, where it was chosen for ``far`` on these.
-
-    Pairs that share a class are not independent, so classes are drawn: twice as many as there are, with replacement.
-    A threshold is chosen on the first half of the draw, and its rate is taken on the second, 1 000 times; copies of a
-    class make no pairs with each other. So it counts both how far the choice and how far the other classes vary. Where
-    few classes make most of the accepted pairs the interval is wider than the percentiles, see `tail_of`.
-
-    Args:
-        best: of C classes, enough to go beyond the share ``far``.
-        sizes: (C,) float64, images of each class.
-        far: the share asked for.
-        seed: of the draws.
-    """
-    step = -(-len(best.scores) // WEIGHED)
-    first, second = best.classes[:, step // 2 :: step].cpu()
-    sizes, generator = sizes.cpu(), torch.Generator().manual_seed(seed)
-    rates = torch.empty(RESAMPLES, dtype=torch.float64)
-    for place in range(RESAMPLES):
-        accepted: list[Tensor] = []
-        for _ in range(2):
-            images = _draw(sizes, generator)
-            pairs = (images.sum().square() - images.square().sum()) / 2
-            weights = images / sizes
-            accepted.append(step * (weights[first] * weights[second]).cumsum(0) / pairs)
-        chosen = int((accepted[0] <= far).sum())
-        rates[place] = accepted[1][chosen - 1] if chosen else 0.0
-    tail = tail_of(effective_classes(best, far, sizes))
-    low, high = rates.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).clamp(0, 1).tolist()
-    return low, high
-
-
-def effective_classes(best: BestPairs, far: float, sizes: Tensor) -> float:
-    """How many equally frequent classes vary as much as those of the accepted pairs (Kish 1965), at least 2.
-
-    Args:
-        best: of C classes, enough to go beyond the share ``far``.
-        far: the share of the pairs of different classes that is accepted.
-        sizes: (C,) float64, images of each class.
-    """
-    different = float(sizes.sum().square() - sizes.square().sum()) / 2
-    counts = best.classes[:, : max(1, round(far * different))].flatten().bincount().double()
-    return effective_number(counts)
-
-
-def _draw(sizes: Tensor, generator: torch.Generator) -> Tensor:
-    """As many classes as there are, drawn with replacement, at least two different ones: the images of each, (C,)."""
-    while True:
-        times = torch.randint(len(sizes), (len(sizes),), generator=generator).bincount(minlength=len(sizes))
-        if int((times > 0).sum()) > 1:
-            return times * sizes
+WEIGHTED = 2**14  # pairs that a resample weights; if there are more, every second, third ... represents its neighbors
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned
@@ -198,18 +45,18 @@ def calibrate_run(
     fabric: Fabric | None = None,
     bar: Bar = no_bar,
 ) -> Threshold:
-    """Find from which similarity on two images are taken for the same, and write it to ``threshold.json`` of the run.
+    """Choose the similarity threshold of a run, and write it to ``threshold.json`` in the run.
 
-    It is chosen on all pairs of the validation images, which the model was not trained on, and tried on those of the
-    test images.
+    It is chosen on all pairs of the validation images, on which the model was not trained, and its rates are also
+    measured on the test images.
 
     Args:
-        path: of the run.
-        far: the share of the pairs of different classes that may be taken for the same.
-        checkpoint: which weights; by default the best, else the last.
+        path: folder of the run.
+        far: the share of the pairs of different classes that may be accepted as the same class.
+        checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, of the run's dataset, which may have moved.
-        fabric: a device.
-        bar: shows each step.
+        fabric: the device.
+        bar: shows the progress of each step.
 
     Raises:
         UserError: there is no such run, it has no validation classes, or they have too few pairs for ``far``.
@@ -243,7 +90,7 @@ def points_of_split(trained: TrainedModel, split: Split, fabric: Fabric, bar: Ba
     """Embed the images of a split.
 
     Raises:
-        UserError: there are none, or an image cannot be read.
+        UserError: the split has no images, or an image cannot be read.
     """
     recipe = trained.recipe
     dataset = images_of_split(recipe.dataset, split)
@@ -255,3 +102,160 @@ def points_of_split(trained: TrainedModel, split: Split, fabric: Fabric, bar: Ba
     labels = found.labels.unique(return_inverse=True)[1]
     device = trained.model.device
     return Points(found.points.to(device), labels.to(device), trained.model.manifold)
+
+
+@dataclass(frozen=True)
+class BestPairs:
+    """Pairs of different classes that score highest.
+
+    Args:
+        scores: (K,) float32, descending.
+        classes: (2, K) int64, the labels of the two images.
+    """
+
+    scores: Tensor
+    classes: Tensor
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Chosen threshold and its error rates.
+
+    Args:
+        threshold: the lowest float32 that at most the share ``far`` of the pairs of different classes reaches.
+        interval: 95 % interval of the false accept rate on as many other classes; None for fewer than `LEAST_CLASSES`.
+        rates: rates on the classes on which it was chosen.
+    """
+
+    threshold: float
+    interval: tuple[float, float] | None
+    rates: PairRates
+
+
+def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibration:
+    """Choose a threshold on all pairs of points.
+
+    Args:
+        points: points of classes that the model was not trained on.
+        far: the share of pairs of different classes that may be accepted.
+        seed: seed of the bootstrap.
+
+    Raises:
+        ValueError: there are fewer than 10 / far pairs of different classes, or no pair of the same class.
+    """
+    pairing = Pairing.of(points)
+    different = pairing.different
+    if pairing.same == 0:
+        raise ValueError("no two images are of the same class, so that the false reject rate cannot be measured")
+    if far * different < LEAST_ACCEPTED:
+        pairs = LEAST_ACCEPTED / far
+        needed = f"{pairs:,.0f}" if pairs < MOST_COUNTED else f"{pairs:.2g}"
+        raise ValueError(
+            f"{different:,} pairs of different classes are too few for a false accept rate of {far:g}: at least "
+            f"{needed} are needed, that is {LEAST_ACCEPTED} / {far:g}; use a rate of at least "
+            f"{LEAST_ACCEPTED / max(different, LEAST_ACCEPTED):.2g}, or validate on more images"
+        )
+    accepted = int(far * different)
+    accepted += (accepted + 1) / different <= far  # 0.29 * 100 is 28.999999999999996
+    best = best_pairs(pairing, min(different, max(accepted + 1, min(MARGIN * accepted, MOST_KEPT))))
+    threshold = float(torch.nextafter(best.scores[accepted].cpu(), torch.tensor(torch.inf)))
+    sizes = pairing.row_labels.bincount().double()
+    interval = far_interval(best, sizes, far, seed=seed) if len(sizes) >= LEAST_CLASSES else None
+    return Calibration(threshold, interval, rates_at(pairing, threshold))
+
+
+def rates_at(pairing: Pairing, threshold: float) -> PairRates:
+    """Count the error rates of a threshold over all pairs."""
+    accepted, lock = 0, Lock()
+
+    def use(scores: Tensor, _rows: slice, _columns: slice) -> None:
+        nonlocal accepted
+        found = int((scores >= threshold).sum())
+        with lock:
+            accepted += found
+
+    pairing.each_block(use)
+    rejected = sum(int((scores < threshold).sum()) for scores in pairing.same_scores())
+    return PairRates(
+        classes=len(pairing.row_labels.unique()),
+        images=len(pairing.rows),
+        same=pairing.same,
+        different=pairing.different,
+        far=accepted / max(1, pairing.different),
+        frr=rejected / max(1, pairing.same),
+    )
+
+
+def best_pairs(pairing: Pairing, count: int) -> BestPairs:
+    """Find the ``count`` pairs of different classes that score highest; at most twice as many are in memory at once."""
+    device = pairing.rows.device
+    scores, classes, lock = torch.empty(0, device=device), torch.empty(2, 0, dtype=torch.int64, device=device), Lock()
+    floor = -torch.inf
+
+    def use(block: Tensor, rows: slice, columns: slice) -> None:
+        nonlocal scores, classes, floor
+        found = (block >= floor) & (block > -torch.inf)
+        row, column = found.nonzero(as_tuple=True)
+        places = torch.stack([pairing.row_labels[rows][row], pairing.column_labels[columns][column]])
+        with lock:
+            scores, classes = torch.cat([scores, block[found]]), torch.cat([classes, places], 1)
+            if len(scores) > count:
+                scores, kept = scores.topk(count)
+                classes, floor = classes[:, kept], float(scores[-1])
+
+    pairing.each_block(use)
+    order = scores.argsort(descending=True)[:count]
+    return BestPairs(scores[order], classes[:, order])
+
+
+def far_interval(best: BestPairs, sizes: Tensor, far: float, *, seed: int) -> tuple[float, float]:
+    """Estimate a 95 % interval of the false accept rate on as many other classes, for a threshold chosen on these.
+
+    Pairs that share a class are not independent, so classes are drawn: twice as many as there are, with replacement.
+    A threshold is chosen on the first half of the draw, and its rate is measured on the second half, 1 000 times;
+    copies of a class make no pairs with each other. The interval thus includes the variation of the choice and of the
+    other classes. If few classes have most of the accepted pairs, it is wider than the percentiles, see `tail_of`.
+
+    Args:
+        best: the best pairs of C classes, enough to exceed the share ``far``.
+        sizes: (C,) float64, number of images of each class.
+        far: the requested false accept rate.
+        seed: seed of the draws.
+    """
+    step = -(-len(best.scores) // WEIGHTED)
+    first, second = best.classes[:, step // 2 :: step].cpu()
+    sizes, generator = sizes.cpu(), torch.Generator().manual_seed(seed)
+    rates = torch.empty(RESAMPLES, dtype=torch.float64)
+    for place in range(RESAMPLES):
+        accepted: list[Tensor] = []
+        for _ in range(2):
+            images = _draw(sizes, generator)
+            pairs = (images.sum().square() - images.square().sum()) / 2
+            weights = images / sizes
+            accepted.append(step * (weights[first] * weights[second]).cumsum(0) / pairs)
+        chosen = int((accepted[0] <= far).sum())
+        rates[place] = accepted[1][chosen - 1] if chosen else 0.0
+    tail = tail_of(effective_classes(best, far, sizes))
+    low, high = rates.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).clamp(0, 1).tolist()
+    return low, high
+
+
+def effective_classes(best: BestPairs, far: float, sizes: Tensor) -> float:
+    """Compute the effective number of classes in the accepted pairs (Kish 1965), at least 2.
+
+    Args:
+        best: the best pairs of C classes, enough to exceed the share ``far``.
+        far: the share of the pairs of different classes that is accepted.
+        sizes: (C,) float64, number of images of each class.
+    """
+    different = float(sizes.sum().square() - sizes.square().sum()) / 2
+    counts = best.classes[:, : max(1, round(far * different))].flatten().bincount().double()
+    return effective_number(counts)
+
+
+def _draw(sizes: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw C classes with replacement, at least two different ones; return the number of images of each, (C,)."""
+    while True:
+        times = torch.randint(len(sizes), (len(sizes),), generator=generator).bincount(minlength=len(sizes))
+        if int((times > 0).sum()) > 1:
+            return times * sizes

@@ -1,4 +1,4 @@
-"""Compare: several runs on the same queries, with intervals and paired tests."""
+"""Comparison of several runs on the same queries, with intervals, paired tests, and short names for the tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,23 +12,30 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, evaluate_run
-from dmlkit.evaluation.statistics import Comparison, Unit, bootstrap_intervals, holm, paired_differences, told_few
+from dmlkit.evaluation.statistics import (
+    Comparison,
+    Unit,
+    bootstrap_intervals,
+    few_classes_note,
+    holm,
+    paired_differences,
+)
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
 @dataclass(frozen=True)
 class Result:
-    """The evaluation of one run.
+    """Evaluation of one run.
 
     Args:
-        name: of the run.
-        report: of its test classes.
+        name: name of the run.
+        report: report on its test classes.
         per_query: (Q,) values by metric.
-        classes: (Q,) int64, of the queries; None where they are compared one by one.
+        classes: (Q,) int64, classes of the queries; None if single queries are the units of the tests.
         selected_by: the metric that chooses the run's checkpoints.
-        notes: why what is stored could not be used, if so.
-        untouched: figures of the run's backbone before training, where it has them for the same question.
-        gains: by metric, how the run differs from them.
+        notes: why stored metrics could not be used, if so.
+        untouched: metrics of the pretrained baseline, if the run has them for the same question.
+        gains: by metric, the difference between the run and the baseline.
     """
 
     name: str
@@ -50,31 +57,31 @@ def compare_runs(
     device: str = "auto",
     fabric: Fabric | None = None,
 ) -> tuple[list[Result], list[dict[str, Comparison]]]:
-    """The test evaluation of each run, and how each differs from the first.
+    """Evaluate runs on their test classes, and compare each run with the first.
 
-    A stored evaluation that answers the same question is read; where there is none, or it is damaged, the run is
-    evaluated, and it is written.
+    A stored evaluation that answers the same question is read. If there is none, or it is damaged, the run is
+    evaluated and the evaluation is stored.
 
     Args:
-        paths: of the runs.
-        checkpoint: which weights; by default the best, else the last.
+        paths: folders of the runs.
+        checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, for all runs; see `evaluate_run`.
-        by: what intervals and p-values draw; queries as if a class did not make its own alike.
-        device: where, see `start_fabric`.
-        fabric: a device and ranks that were launched already.
+        by: the units that intervals and p-values draw; ``queries`` assumes that queries of a class are independent.
+        device: the device, see `start_fabric`.
+        fabric: a device and ranks that are already launched.
 
     Returns:
-        results: one a run.
-        differences: one a run after the first, by metric; none for a metric that only one of them has, nor where the
-            runs were tested on different images.
+        results: one per run.
+        differences: one per run after the first, by metric. A metric that only one of the runs has is left out; there
+            are no differences between runs that were tested on different images.
 
     Raises:
-        UserError: fewer than two runs, one given twice, or one that cannot be evaluated.
+        UserError: there are fewer than two runs, one is given twice, or one cannot be evaluated.
     """
     if len(paths) < 2:
         raise UserError(f"compare: expected at least two runs, got {len(paths)}")
     if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("compare: a run is given twice")
+        raise UserError("compare: a run is given twice; remove one of them")
     fabric = fabric or start_fabric(device)
     found = [
         evaluate_run(path, checkpoint=checkpoint, overrides=overrides, fabric=fabric, again=False) for path in paths
@@ -89,16 +96,16 @@ def _result(path: Path, run: EvaluatedRun, by: Unit) -> Result:
     try:
         stored = Report.read(file).question if file.exists() else None
         if stored and question:
-            asked = question.model_copy(update={"weights": stored.weights, "checkpoint": "untouched"})
-            untouched = stored_answer(file, asked)
+            same_question = question.model_copy(update={"weights": stored.weights, "checkpoint": "untouched"})
+            untouched = stored_answer(file, same_question)
             if untouched is None:
-                notes.append(f"{path}: its untouched figures answer another question (dataset, transform or metrics)")
+                notes.append(f"{path}: its untouched metrics are for another dataset, transform or list of metrics")
     except UserError as error:
-        notes.append(f"{error}; left out here, train --resume scores them again")
+        notes.append(f"{error}; the untouched metrics are left out here, and train --resume computes them again")
     same = untouched is not None and untouched.report.images == run.report.images
     classes = run.classes if by == "classes" else None
     gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched and same else {}
-    if by == "classes" and (few := told_few(len(run.classes.unique()))):
+    if by == "classes" and (few := few_classes_note(len(run.classes.unique()))):
         notes.append(few)
     report, selected_by = run.report, folder.recipe().training.select_by
     if by == "queries":
@@ -108,21 +115,27 @@ def _result(path: Path, run: EvaluatedRun, by: Unit) -> Result:
 
 
 def _by_queries(figures: Figures) -> Report:
-    """A report, whose intervals are over classes, with those over queries."""
+    """Replace the intervals over classes in a report by intervals over queries."""
     report, per_query, classes = figures
     intervals = {name: interval.ends for name, interval in bootstrap_intervals(per_query, None).items()}
-    notes = tuple(note for note in report.notes if note != told_few(len(classes.unique())))
+    notes = tuple(note for note in report.notes if note != few_classes_note(len(classes.unique())))
     return report.model_copy(update={"intervals": intervals, "intervals_by": "queries", "notes": notes})
 
 
+def _differences(first: Result, second: Result) -> dict[str, Comparison]:
+    if first.report.images != second.report.images:
+        return {}
+    return paired_differences(first.per_query, second.per_query, first.classes)
+
+
 class Line(NamedTuple):
-    """A model of a table: a run, or what runs began with.
+    """Line of a table: a run, or the pretrained baseline of runs.
 
     Args:
-        name: short, other than those of the other lines.
-        report: of its test classes.
-        changes: by metric, how it differs from the first run.
-        corrected: their p-values, corrected for the number of all changes in the table; see `holm`.
+        name: short name, unique among the lines.
+        report: report on its test classes.
+        changes: by metric, the difference from the first run.
+        corrected: p-values of the changes, corrected for the number of all changes in the table; see `holm`.
     """
 
     name: str
@@ -134,33 +147,27 @@ class Line(NamedTuple):
 def lines_of(
     results: Sequence[Result], differences: Sequence[dict[str, Comparison]], width: int | None = None
 ) -> list[Line]:
-    """The runs, and after them their backbones before training, each once, however many runs began with it.
+    """List the runs, followed by their pretrained baselines; a baseline that several runs share is listed once.
 
     Args:
-        results, differences: of `compare_runs`.
-        width: characters of a run's name at most, where its names can be cut to that.
+        results, differences: the result of `compare_runs`.
+        width: maximum length of a run's name, if names can be cut to that.
     """
     names = short_names([result.name for result in results], width)
     rows = list(zip(names, [one.report for one in results], [{}, *differences], strict=True))
-    begun_with: dict[str, list[tuple[str, Figures]]] = {}
+    baselines: dict[str, list[tuple[str, Figures]]] = {}
     for name, result in zip(names, results, strict=True):
         if result.untouched and result.untouched.report.question:
-            begun_with.setdefault(result.untouched.report.question.key(), []).append((name, result.untouched))
+            baselines.setdefault(result.untouched.report.question.key(), []).append((name, result.untouched))
     first = results[0]
-    for sharing in begun_with.values():
+    for sharing in baselines.values():
         report, per_query, _ = sharing[0][1]
-        whose = "" if len(sharing) == len(results) else f" ({', '.join(name for name, _ in sharing)})"
+        runs = "" if len(sharing) == len(results) else f" ({', '.join(name for name, _ in sharing)})"
         same = report.images == first.report.images
         changes = paired_differences(first.per_query, per_query, first.classes) if same else {}
-        rows.append((f"untouched{whose}", report, changes))
+        rows.append((f"untouched{runs}", report, changes))
     corrected = iter(holm([change.p_value for *_, changes in rows for change in changes.values()]))
     return [Line(*row, {name: next(corrected) for name in row[2]}) for row in rows]
-
-
-def _differences(first: Result, second: Result) -> dict[str, Comparison]:
-    if first.report.images != second.report.images:
-        return {}
-    return paired_differences(first.per_query, second.per_query, first.classes)
 
 
 LEFT_OUT = "..."
@@ -168,7 +175,7 @@ BETWEEN_WORDS = "/_-. "
 
 
 def short_names(names: Sequence[str], width: int | None = None) -> list[str]:
-    """The ends of paths, as many folders of each as tell all apart; cut where longer than ``width``, see `cut_names`.
+    """Return the shortest ends of paths that distinguish them; see `cut_names` for names longer than ``width``.
 
     Example:
         >>> short_names(["runs/birds/seed-0", "runs/birds/seed-1"]), short_names(["runs/a/seed-0", "runs/b/seed-0"])
@@ -182,9 +189,9 @@ def short_names(names: Sequence[str], width: int | None = None) -> list[str]:
 
 
 def cut_names(names: Sequence[str], width: int) -> list[str]:
-    """Names of at most ``width`` characters, still apart: without the words that all begin with, then without middles.
+    """Cut names to at most ``width`` characters: remove the words that all start with, then the middles.
 
-    Where that cannot be, they stay as they are.
+    Names that would not be distinct afterwards are returned unchanged.
 
     Example:
         >>> cut_names(["grocery_tuned_mpa", "grocery_tuned_isa"], 12), cut_names(["a" * 20 + "1", "a" * 20 + "2"], 8)

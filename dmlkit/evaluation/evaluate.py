@@ -1,4 +1,4 @@
-"""Evaluate: how well a run's model retrieves images of classes it has not seen."""
+"""Evaluation of a model on a split: embed its images, search, and compute metrics."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,16 +32,17 @@ def evaluate(
     """Embed a split and score it with the recipe's metrics.
 
     Args:
-        fabric: the device, and the ranks; each searches for its share of the queries.
-        model: on that device.
+        fabric: the device, and the ranks; each rank searches for its share of the queries.
+        model: the model, on that device.
         dataset: the images of the split.
-        recipe: for its transform and metrics.
+        recipe: the recipe, whose transform and metrics are used.
         split: the name of the split, for errors.
-        bar: shows each step.
-        ties: how items of the same score count; see `dmlkit.metrics.retrieval_metrics`.
+        bar: shows the progress of each step.
+        ties: how items with the same score are counted; see `dmlkit.metrics.retrieval_metrics`.
 
     Raises:
-        UserError: an image cannot be read (with ``on_bad_image: error``), or none can, or there is nothing to retrieve.
+        UserError: an image cannot be read and the recipe has ``on_bad_image: error``, no image can be read, or there
+            is nothing to retrieve.
     """
     workers = recipe.training.workers
     with bar(EMBEDDING, len(dataset)) as advance:
@@ -66,9 +67,9 @@ def score_dataset(
     group: Any = None,
     advance: Advance = lambda _: None,
 ) -> Evaluation:
-    """Score embeddings of a dataset. Where it names queries and a gallery, they are searched apart.
+    """Score embeddings of a dataset; if the dataset has queries and a gallery, the queries search the gallery.
 
-    Images of a query's own group are junk, as in Market-1501: they are not ranked, and count neither for nor against.
+    Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
 
     Raises:
         ValueError: see `dmlkit.metrics.retrieval_metrics`.

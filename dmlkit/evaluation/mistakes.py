@@ -1,4 +1,5 @@
-"""Mistakes: classes that look alike, overlapping similarities, suspected wrong labels."""
+"""Mistakes of a model and of labels: similar images of different classes, worst queries, overlapping similarities of
+pairs of the same class and of different classes, and labels that are probably wrong."""
 
 from collections import Counter
 from threading import Lock
@@ -12,49 +13,49 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
 
 
-class AlikePairs(NamedTuple):
-    """Pairs of images, the most alike first."""
+class SimilarPairs(NamedTuple):
+    """Pairs of images, the most similar first."""
 
     first: Tensor  # (P,) int64
     second: Tensor  # (P,) int64
     similarities: Tensor  # (P,)
 
 
-def alike_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> AlikePairs:
-    """The most alike pairs of two labels, among the nearest of each image.
+def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> SimilarPairs:
+    """Find the most similar pairs of images of different labels, among the nearest neighbors of each image.
 
     Args:
         labels: (N,) int64.
-        neighbors: of each image, (N, k).
-        most: how many pairs.
+        neighbors: (N, k), neighbors of each image.
+        most: maximum number of pairs.
 
     Example:
         >>> near = Neighbors(torch.tensor([[0.9], [0.9], [0.5]]), torch.tensor([[1], [0], [1]]))
-        >>> [column.tolist() for column in alike_across_labels(torch.tensor([0, 1, 2]), near, 5)[:2]]
+        >>> [column.tolist() for column in similar_pairs_across_labels(torch.tensor([0, 1, 2]), near, 5)[:2]]
         [[0, 1], [1, 2]]
     """
     rows = torch.arange(len(labels))[:, None].expand_as(neighbors.indices)
     across = labels[neighbors.indices] != labels[:, None]
     pairs = torch.stack([rows[across], neighbors.indices[across]]).sort(dim=0).values
     similarities = neighbors.similarities[across]
-    order = similarities.argsort(descending=True, stable=True)[: 4 * most]  # a pair may stand in both lists
+    order = similarities.argsort(descending=True, stable=True)[: 4 * most]  # a pair may be in the lists of both images
     kept: dict[tuple[int, int], float] = {}
     for first, second, similarity in zip(*pairs[:, order].tolist(), similarities[order].tolist(), strict=True):
         kept.setdefault((first, second), similarity)
     best = list(kept.items())[:most]
     ends = torch.tensor([ends for ends, _ in best], dtype=torch.int64).reshape(-1, 2)
-    return AlikePairs(ends[:, 0], ends[:, 1], torch.tensor([similarity for _, similarity in best]))
+    return SimilarPairs(ends[:, 0], ends[:, 1], torch.tensor([similarity for _, similarity in best]))
 
 
-def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int, *, of_a_class: int = 2) -> Tensor:
-    """The queries with the least values, of equals those with the most similar wrong image; few of each class.
+def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int, *, per_class: int = 2) -> Tensor:
+    """Find the queries with the lowest values; among equal values the one with the most similar wrong image is worst.
 
     Args:
-        values: (Q,) of a metric.
+        values: (Q,) values of a metric.
         labels: (Q,) int64.
-        nearest_wrong: (Q,) the similarity of the nearest of another label.
-        most: how many.
-        of_a_class: of each class at most.
+        nearest_wrong: (Q,) similarity of the nearest image of another label.
+        most: maximum number of queries.
+        per_class: maximum number of queries per class.
 
     Returns:
         (W,) int64, positions in ``values``.
@@ -70,7 +71,7 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
     kept: list[int] = []
     for position in order.tolist():
         label = int(labels[position])
-        if seen[label] < of_a_class:
+        if seen[label] < per_class:
             seen[label] += 1
             kept.append(position)
         if len(kept) == most:
@@ -79,18 +80,18 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
 
 
 BINS = 60
-PIECE = 2**20  # scores counted at once: 16 MB beside them
-MOST_IMAGES = 12_000  # whose pairs of two classes are all looked at; of more, those of a sample: 72 million
+PIECE = 2**20  # scores counted at once: 16 MB in addition to the scores
+MOST_IMAGES = 12_000  # with more images, pairs of different classes are counted in a sample of so many: 72 million
 
 
 class ScoreHistograms(NamedTuple):
-    """Counts of pairs by their similarity.
+    """Histograms of the similarities of pairs.
 
     Args:
         edges: (BINS + 1,) float64, ascending.
-        same: (BINS,) int64, pairs of one class.
-        different: (BINS,) int64, pairs of two classes.
-        sampled: how many images the pairs of two classes are of.
+        same: (BINS,) int64, number of pairs of the same class.
+        different: (BINS,) int64, number of pairs of different classes.
+        sampled: number of images whose pairs of different classes were counted.
     """
 
     edges: Tensor
@@ -101,14 +102,16 @@ class ScoreHistograms(NamedTuple):
 
 @torch.no_grad()
 def score_histograms(points: Points, *, seed: int = 0) -> ScoreHistograms:
-    """Count all pairs of one class, and those of two classes of at most `MOST_IMAGES` images, in equal bins.
+    """Count all pairs of the same class, and pairs of different classes of at most `MOST_IMAGES` images, in equal bins.
 
     Raises:
-        ValueError: there is no pair of one class, or none of two.
+        ValueError: there is no pair of the same class, or none of different classes.
     """
     whole = Pairing.of(points)
     if whole.same == 0 or whole.different == 0:
-        raise ValueError(f"{whole.same} pairs of one class and {whole.different} of two; histograms need both")
+        raise ValueError(
+            f"{whole.same} pairs of one class and {whole.different} of different classes; histograms need both"
+        )
     sample = whole
     if len(points.labels) > MOST_IMAGES:
         rows = torch.randperm(len(points.labels), generator=torch.Generator().manual_seed(seed))[:MOST_IMAGES]
@@ -145,19 +148,19 @@ def score_histograms(points: Points, *, seed: int = 0) -> ScoreHistograms:
     return ScoreHistograms(edges, same, different, len(sample.rows))
 
 
-NEIGHBORS = 20  # on glyphs and Grocery with 5 % wrong labels precision 0.99 and 0.95; of 10 nearest 0.97 and 0.90
-ROWS = 4096  # whose neighbours are compared with each other at once: 2 MB
-PLANTED = 0.05  # share of the labels that are made wrong to see how many are found
+NEIGHBORS = 20  # with 5 % wrong labels the precision on glyphs and Grocery is 0.99 and 0.95; with 10, 0.97 and 0.90
+ROWS = 4096  # rows whose neighbors are compared with each other at once: 2 MB
+PLANTED = 0.05  # share of the labels that are changed to measure how many are found
 
 
 class Suspects(NamedTuple):
-    """Images in the order of suspicion, the most suspect first.
+    """Images whose labels are probably wrong, the most suspect first.
 
     Args:
-        rows: (S,) int64.
-        own: (S,) float64, the share of the label's other images among the nearest, of as many as could be there.
-        suggested: (S,) int64, the label that most of the nearest have.
-        agreeing: (S,) int64, how many of the nearest have it.
+        rows: (S,) int64, rows of the images.
+        own: (S,) float64, the share of neighbors with the image's own label, out of the possible number.
+        suggested: (S,) int64, the label that most neighbors have.
+        agreeing: (S,) int64, number of neighbors with the suggested label.
     """
 
     rows: Tensor
@@ -167,14 +170,15 @@ class Suspects(NamedTuple):
 
 
 def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
-    """The images whose nearest agree on another label more than on their own.
+    """Find the images that have more neighbors with another label than with their own.
 
-    An image is the more suspect the smaller the share of its own label among its k nearest, of the min(k, R) that could
-    be there; of equals the more the nearest agree. Images without another one of their label are left out.
+    They are sorted by the number of neighbors with their own label / min(k, R), the possible number, ascending; equal
+    values by the number of neighbors that agree on the other label, descending. Images that are alone in their class
+    are left out.
 
     Args:
         labels: (N,) int64.
-        neighbors: (N, k) int64, rows of the nearest others.
+        neighbors: (N, k) int64, rows of the nearest other images.
 
     Example:
         >>> labels = torch.tensor([0, 0, 0, 1, 1, 0])  # the last one is among those of label 1
@@ -193,14 +197,14 @@ def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
 
 
 def planted_precision(labels: Tensor, neighbors: Tensor, *, seed: int = 0) -> float:
-    """How many of the most suspect images were made wrong, where 5 % of the labels were and as many are looked at.
+    """Measure the precision of `suspects` after changing 5 % of the labels, among as many of the most suspect images.
 
-    What is expected of real suspects: labels that are wrong already count as false alarms here.
+    The precision for real errors may be higher, because labels that are already wrong count as false alarms here.
 
     Args:
         labels: (N,) int64 in 0..C-1, C at least 2.
         neighbors: see `suspects`.
-        seed: of the labels that are changed.
+        seed: seed of the changes.
     """
     generator = torch.Generator().manual_seed(seed)
     classes, count = int(labels.max()) + 1, max(1, round(PLANTED * len(labels)))
@@ -212,7 +216,7 @@ def planted_precision(labels: Tensor, neighbors: Tensor, *, seed: int = 0) -> fl
 
 
 def _majority(found: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The most frequent label of each row (N, k) beside its own, the smallest of several, and how often it is there."""
+    """Return the most frequent label of each row (N, k) except its own, the smallest of several, and its count."""
     ordered = found.sort(dim=1).values
     times = torch.cat([(rows[:, :, None] == rows[:, None]).sum(2) for rows in ordered.split(ROWS)])
     times = times.masked_fill(ordered == labels[:, None], 0)

@@ -1,4 +1,4 @@
-"""What an evaluation tells: figures, intervals, and which classes fare worst, as a document."""
+"""The report of an evaluation as a document: metrics, intervals, worst classes and confusions."""
 
 from math import nan
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import CLASS, Evaluation, confusions
-from dmlkit.evaluation.statistics import Unit, bootstrap_intervals, told_few
+from dmlkit.evaluation.statistics import Unit, bootstrap_intervals, few_classes_note
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
 from dmlkit.run_folder.question import Question
@@ -20,7 +20,7 @@ LISTED = 10  # classes and confusions in a report
 
 
 class ClassFigures(BaseModel, frozen=True, extra="forbid"):
-    """The queries of one class."""
+    """Metrics of the queries of one class."""
 
     name: str = Field(alias="class")
     queries: int
@@ -28,50 +28,50 @@ class ClassFigures(BaseModel, frozen=True, extra="forbid"):
 
 
 class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
-    """Queries of one class whose nearest neighbour is of another."""
+    """Queries of one class whose nearest neighbor is of another class."""
 
     name: str = Field(alias="class")
     taken_for: str
     queries: int
     share: float
-    """Of the queries of the class."""
+    """Share of the queries of the class."""
 
 
 class Report(Document, frozen=True):
-    """What ``dmlkit eval`` found."""
+    """Result of ``dmlkit eval``."""
 
     kind: ClassVar[str] = "report of an evaluation"
-    version: ClassVar[int] = 3  # 1 told no question, of 2 the intervals were over queries, whose classes it had not
+    version: ClassVar[int] = 3  # 1 had no question; 2 had intervals over queries, and no classes of the queries
 
     source: str
-    """What was evaluated: a run, a folder of embeddings, or an array."""
+    """Evaluated run, folder of embeddings, or array."""
     split: str
-    """Whose images; ``all`` of a folder or an array."""
+    """Split of the run; ``all`` for a folder or an array."""
     queries: int
-    """That were scored."""
+    """Number of scored queries."""
     classes: int
-    """That were queried, those without a positive included."""
+    """Number of classes of the queries, including queries without a positive."""
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float] | None]
-    """95 % by bootstrap, of the metrics that are means over queries; null where they are of fewer than 5 classes."""
+    """95 % bootstrap intervals of the metrics that are means over queries; null for fewer than 5 classes."""
     intervals_by: Unit
-    """What the bootstrap draws."""
+    """Units that the bootstrap draws."""
     worst_classes: tuple[ClassFigures, ...]
-    """Worst first, by the last of the metrics."""
+    """Classes with the lowest values of the last metric, worst first."""
     confusions: tuple[ConfusedClasses, ...]
-    """Most frequent first."""
+    """Confused pairs of classes, most frequent first."""
     notes: tuple[str, ...]
-    """What a reader of the figures must know."""
+    """Notes for the reader of the metrics."""
     skipped: tuple[str, ...]
     """One message per image that could not be read."""
     ties: str
-    """How items of the same score counted."""
+    """How items with the same score were counted."""
     images: str
-    """A hash of the queries: values of two models can be compared one by one where it is equal."""
+    """Hash of the queries: two models can be compared per query if their hashes are equal."""
     epoch: int | None = None
-    """Of a run: finished epochs of the checkpoint."""
+    """For a run, the number of finished epochs of the checkpoint."""
     question: Question | None = None
-    """Of a run: everything that the figures depend on."""
+    """For a run, everything that the metrics depend on."""
 
     @classmethod
     def of(
@@ -84,12 +84,12 @@ class Report(Document, frozen=True):
         epoch: int | None = None,
         question: Question | None = None,
     ) -> "Report":
-        """The report of an evaluation."""
+        """Build the report of an evaluation."""
         scores, names = evaluation.scores, evaluation.class_names
         per_query = scores.per_query
         confused = confusions(evaluation.labels, evaluation.nearest_labels)[:LISTED] if per_query else []
         intervals = bootstrap_intervals(per_query, evaluation.labels)
-        few = told_few(len(evaluation.labels.unique())) if per_query else None
+        few = few_classes_note(len(evaluation.labels.unique())) if per_query else None
         return cls(
             source=source,
             split=split,
@@ -120,16 +120,16 @@ class Report(Document, frozen=True):
         )
 
 
-ROUNDING = 1e-9  # of the mean of float64 in [0, 1], whatever the order of the sum
+ROUNDING = 1e-9  # rounding error of the mean of float64 values in [0, 1], for any order of the sum
 
 
 class Figures(NamedTuple):
-    """A report with the values that it is made of.
+    """Report with the values of each query.
 
     Args:
-        report: what was found.
+        report: the report.
         per_query: (Q,) values by metric.
-        classes: (Q,) int64, of the queries.
+        classes: (Q,) int64, classes of the queries.
     """
 
     report: Report
@@ -138,10 +138,10 @@ class Figures(NamedTuple):
 
 
 def stored_answer(path: Path, question: Question) -> Figures | None:
-    """The stored report that answers a question, and the values of its queries; none where there is none.
+    """Read the stored report and values that answer a question; return None if there are none.
 
     Raises:
-        UserError: it is damaged, or of an older dmlkit.
+        UserError: a file is damaged, or of another format version.
     """
     if not path.exists():
         return None
@@ -152,12 +152,14 @@ def stored_answer(path: Path, question: Question) -> Figures | None:
     classes = torch.from_numpy(arrays.pop(CLASS))
     for name, array in arrays.items():
         if not abs(float(array.mean()) - report.metrics.get(name, nan)) < ROUNDING:
-            raise UserError(f"{values}: the mean of {name} is not what {path.name} says")
+            raise UserError(
+                f"{values}: the mean of {name} differs from the value in {path.name}; evaluate again to replace both"
+            )
     return Figures(report, {name: torch.from_numpy(array) for name, array in arrays.items()}, classes)
 
 
 def store(report: Report, evaluation: Evaluation, path: Path) -> None:
-    """Write a report, and before it the values of its queries: what a kill leaves has no report, or a whole answer."""
+    """Write the values of the queries and then the report, so that a report exists only if its values are complete."""
     path.parent.mkdir(exist_ok=True)
     evaluation.save_per_query(path.with_suffix(".npz"))
     report.write(path)

@@ -1,4 +1,4 @@
-"""What an evaluation found: scores with what the queries are."""
+"""The result of an evaluation: scores with the labels and names of the queries, per class and per confused pair."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from dmlkit.metrics.scoring import Scores, metric_configs
 
 
 class ClassScore(NamedTuple):
-    """The queries of one class: how many, and their mean of each metric."""
+    """Number of queries of one class, and the mean of each metric over them."""
 
     label: int
     queries: int
@@ -26,22 +26,22 @@ class ClassScore(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """Queries of one class whose nearest neighbour is of another."""
+    """Queries of one class whose nearest neighbor is of another class."""
 
     label: int
     taken_for: int
     queries: int
     share: float
-    """Of the queries of ``label``."""
+    """Share of the queries of ``label``."""
 
 
 def class_scores(per_query: Mapping[str, Tensor], labels: Tensor, *, by: str) -> list[ClassScore]:
-    """Per-class means, worst first.
+    """Compute the mean of each metric per class, worst first.
 
     Args:
         per_query: (Q,) values by name.
-        labels: (Q,) int64, of the queries.
-        by: the metric to sort by; ties by label.
+        labels: (Q,) int64, labels of the queries.
+        by: the metric to sort by; equal values are sorted by label.
 
     Example:
         >>> values = {"recall@1": torch.tensor([1.0, 0.0, 1.0])}
@@ -61,11 +61,11 @@ def class_scores(per_query: Mapping[str, Tensor], labels: Tensor, *, by: str) ->
 
 
 def confusions(labels: Tensor, nearest_labels: Tensor) -> list[Confusion]:
-    """Pairs of classes by how many queries of the one have their nearest neighbour in the other, most first.
+    """Count for each pair of classes how many queries of one have their nearest neighbor in the other, most first.
 
     Args:
-        labels: (Q,) int64, of the queries.
-        nearest_labels: (Q,) int64, of their nearest neighbours.
+        labels: (Q,) int64, labels of the queries.
+        nearest_labels: (Q,) int64, labels of their nearest neighbors.
 
     Example:
         >>> confusions(torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1]))
@@ -81,20 +81,20 @@ def confusions(labels: Tensor, nearest_labels: Tensor) -> list[Confusion]:
     return sorted(found, key=lambda pair: (-pair.queries, -pair.share, pair.label, pair.taken_for))
 
 
-CLASS = "class"  # among the arrays of queries: no metric has that name
+CLASS = "class"  # name of the array of classes among those of metrics: no metric has that name
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores with what the queries are.
+    """Scores with the labels and names of the queries.
 
     Args:
-        scores: of Q queries.
+        scores: scores of Q queries.
         labels: (Q,) int64, indices of ``class_names``.
-        nearest_labels: (Q,) int64, of their nearest neighbours.
+        nearest_labels: (Q,) int64, labels of their nearest neighbors.
         class_names: C names.
-        images: Q names that tell the queries apart.
-        classes: how many classes were queried, those without a positive included.
+        images: Q unique names of the queries.
+        classes: number of classes of the queries, including queries without a positive.
         faults: one message per image that could not be read.
     """
 
@@ -107,34 +107,36 @@ class Evaluation:
     faults: list[str]
 
     def class_scores(self) -> list[ClassScore]:
-        """Every class, worst first by the last of the metrics."""
+        """Compute the metrics of every class, sorted by the last metric, worst first."""
         return class_scores(self.scores.per_query, self.labels, by=list(self.scores.per_query)[-1])
 
     def fingerprint(self) -> str:
-        """A hash of the queries: values of two models can be compared one by one where it is equal."""
+        """Return a hash of the queries: two models can be compared per query if their hashes are equal."""
         labels = [self.class_names[label] for label in self.labels.tolist()]
         lines = (f"{image}\0{label}\n" for image, label in zip(self.images, labels, strict=True))
         return sha256("".join(lines).encode()).hexdigest()
 
     def save_per_query(self, path: Path) -> None:
-        """Write the values of every query, one array a metric, and its class as `CLASS`."""
+        """Write the values of every query, one array per metric, and its class as `CLASS`."""
         with atomic_write(path) as partial, partial.open("wb") as file:
             columns = {**self.scores.per_query, CLASS: self.labels}
             arrays: dict[str, Any] = {name: value.numpy() for name, value in columns.items()}
             np.savez_compressed(file, **arrays)
 
     def save_classes(self, path: Path) -> None:
-        """Write a CSV table of every class, worst first; a name that a spreadsheet would compute gets an apostrophe.
+        """Write a CSV table of every class, worst first; names are escaped, see `spreadsheet`.
 
         Raises:
-            UserError: no metric is made of queries, or the folder is missing.
+            UserError: no metric has a value per query, or the folder is missing.
         """
         import csv
 
         if not self.scores.per_query:
-            raise UserError("--per-class: none of the metrics is made of single queries")
+            raise UserError(
+                "--per-class: none of the metrics has a value per query; add one with --metric, e.g. recall@1"
+            )
         if not path.parent.is_dir():
-            raise UserError(f"--per-class {path}: no such folder {path.parent}")
+            raise UserError(f"--per-class {path}: no such folder {path.parent}; create it first")
         with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["class", "queries", *self.scores.per_query])
@@ -143,7 +145,7 @@ class Evaluation:
 
 
 def is_class_table(path: Path) -> bool:
-    """Whether `Evaluation.save_classes` wrote a file: its header holds our columns and metrics, and nothing else."""
+    """Return whether `Evaluation.save_classes` wrote a file: its header has exactly our columns and metrics."""
     names = head_of(path).decode("utf-8", "replace").partition("\n")[0].strip().split(",")
     try:
         return names[:2] == ["class", "queries"] and bool(metric_configs(names[2:]))

@@ -1,4 +1,4 @@
-"""Evaluate a run: on its own test classes or on other images, and keep the figures with their question."""
+"""Evaluation of a run on its own test classes or on other images; metrics are stored with the question they answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.question import Question
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
-"""Recipe keys, or what lies below them, that an evaluation reads; the weights stand for the others."""
+"""Recipe keys that an evaluation reads, with the keys below them; all other keys are fixed by the weights."""
 
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """The evaluation of a run, and where it lies.
+    """Evaluation of a run, and the file in which it is stored.
 
     Args:
-        report: what was found.
+        report: the report.
         per_query: (Q,) values by metric.
-        classes: (Q,) int64, of the queries.
-        evaluation: with all that is known of the queries; None where a stored report answered the question.
-        path: of the report; the values of its queries lie beside it as ``.npz``.
-        checkpoint: which weights.
+        classes: (Q,) int64, classes of the queries.
+        evaluation: the evaluation; None if a stored report answered the question.
+        path: file of the report; the values of its queries are in the ``.npz`` file next to it.
+        checkpoint: the name of the checkpoint.
         dataset: the name of the dataset.
-        note: why what was stored could not be used, if so.
+        note: why a stored report could not be used, if so.
     """
 
     report: Report
@@ -67,26 +67,26 @@ def evaluate_run(
     again: bool = True,
     bar: Bar = no_bar,
 ) -> EvaluatedRun:
-    """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in it.
+    """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
 
-    Any other question than the run's own (its dataset, transform and metrics, ties expected) has a file of its own
-    name, so that figures never stand under another's.
+    An evaluation with another dataset, transform, metrics or ties than the run's own has a hash in its file name, so
+    that metrics of different questions are never mixed up.
 
     Args:
-        path: of the run.
-        split: whose images; by default test, or all of ``dataset_root``.
-        checkpoint: which weights; by default the best, else the last.
-        dataset_root: another folder of images, one subfolder a class, instead of the run's dataset.
+        path: folder of the run.
+        split: the split to evaluate; by default test, or all images of ``dataset_root``.
+        checkpoint: the checkpoint; by default the best, or the last if there is no best.
+        dataset_root: another folder of images, with one subfolder per class, instead of the run's dataset.
         overrides: ``key=value`` each, for the keys in `READ`.
-        metrics: names, instead of the recipe's.
-        ties: how items of the same score count.
-        device: where, see `start_fabric`.
-        fabric: a device and ranks that were launched already.
-        again: evaluate even where the same question has been answered.
-        bar: shows each step.
+        metrics: names of metrics, instead of the recipe's.
+        ties: how items with the same score are counted.
+        device: the device, see `start_fabric`.
+        fabric: a device and ranks that are already launched.
+        again: whether to evaluate even if a stored report answers the same question.
+        bar: shows the progress of each step.
 
     Raises:
-        UserError: there is no such run, or a key that evaluation does not read, or nothing to retrieve.
+        UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
     """
     run = RunFolder(Path(path))
     fabric = fabric or start_fabric(device)
@@ -122,29 +122,35 @@ def _recipe_of(
     overrides: Sequence[str],
     metrics: Sequence[str],
 ) -> Recipe:
-    """The run's recipe with what the evaluation is to read otherwise."""
+    """Return the run's recipe with the changes for this evaluation."""
     for override in overrides:
         key = parse_override(override).key
         if not any(key == read or key.startswith(f"{read}.") for read in READ):
             raise UserError(
                 f"--set {override}: evaluation does not read {key}, which belongs to the model or its training; "
-                f"it reads {', '.join(READ)}"
+                f"expected one of {', '.join(READ)}"
             )
     recipe = parse_recipe(dump_recipe(trained.recipe), str(run.recipe_path), overrides)
-    return asked_otherwise(recipe, dataset_root, overrides, metrics)
+    return with_overrides(recipe, dataset_root, overrides, metrics)
 
 
-def asked_otherwise(
+def with_overrides(
     recipe: Recipe, dataset_root: str | Path | None, overrides: Sequence[str], metrics: Sequence[str]
 ) -> Recipe:
-    """The recipe with a folder of images instead of its dataset, and other metrics, where they are given.
+    """Return a recipe with a folder of images as its dataset and with other metrics, if they are given.
+
+    Args:
+        recipe: the recipe, to which ``overrides`` have already been applied.
+        dataset_root: a folder of images that replaces the dataset; None keeps it.
+        overrides: ``key=value`` each; with ``dataset_root`` none of them may be of the dataset.
+        metrics: names of metrics that replace the recipe's; none keep them.
 
     Raises:
-        UserError: a metric is unknown, or the dataset is among the overrides as well.
+        UserError: a metric is unknown, the run takes no images, or an override is of the dataset.
     """
     for override in overrides if dataset_root is not None else ():
         if parse_override(override).key.partition(".")[0] == "dataset":
-            raise UserError(f"--set {override}: --dataset-root takes the place of the dataset; give one of them")
+            raise UserError(f"--set {override}: --dataset-root replaces the dataset; use only one of the two options")
     if metrics:
         try:
             recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(metrics))})
@@ -152,8 +158,8 @@ def asked_otherwise(
             raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
     if dataset_root is not None and recipe.dataset.sample != "image":
         raise UserError(
-            f"--dataset-root {dataset_root}: is of images, but this run takes {recipe.dataset.sample}s; "
-            "--set dataset.embeddings=FILE evaluates it on others"
+            f"--dataset-root {dataset_root}: this is a folder of images, but the run takes {recipe.dataset.sample}s; "
+            "use --set dataset.embeddings=FILE to evaluate other vectors"
         )
     if dataset_root is not None:
         folder = FolderConfig(root=str(dataset_root), on_bad_image=recipe.dataset.on_bad_image)

@@ -1,4 +1,7 @@
-"""Statistics: bootstrap intervals over classes, paired tests, correction for many comparisons."""
+"""Statistics of metrics: t-tests over runs, bootstrap intervals and permutation tests over classes, Holm's correction.
+
+First the comparison of runs by seeds, then the correction of p-values, and then intervals and tests over queries.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,12 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-MOST_RUNS = 1000  # a difference that needs more is none for practice
+MOST_RUNS = 1000  # a difference that needs more runs has no practical relevance
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % interval."""
+    """Mean and its 95 % interval."""
 
     mean: float
     low: float
@@ -21,18 +24,18 @@ class Interval:
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """The interval, if it ends."""
+        """Interval; None if it is infinite."""
         return (self.low, self.high) if isfinite(self.low) else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a second model differs from a first, on the same queries or with the same seeds.
+    """Difference between a second model and a first, on the same queries or with the same seeds.
 
     Args:
         difference: mean of second - first.
-        low, high: its 95 % interval; endless where nothing tells of one.
-        p_value: how probable a difference this far from 0 is where there is none.
+        low, high: 95 % interval of the difference; infinite if there are too few values for an interval.
+        p_value: probability of a difference at least this far from 0 if there is no true difference.
     """
 
     difference: float
@@ -42,16 +45,16 @@ class Comparison:
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """The interval, if it ends."""
+        """Interval; None if it is infinite."""
         return (self.low, self.high) if isfinite(self.low) else None
 
     def as_dict(self) -> dict[str, float | None]:
-        """For JSON, which has no endless interval: null."""
+        """Return the fields for JSON, with null for infinite values."""
         return {name: value if isfinite(value) else None for name, value in asdict(self).items()}
 
 
 def t_interval(values: list[float]) -> Interval:
-    """The mean of independent runs and its 95 % interval by Student's t; infinite for a single run.
+    """Compute the mean of independent runs and its 95 % interval by Student's t; it is infinite for a single run.
 
     Example:
         >>> interval = t_interval([0.5, 0.6, 0.7])
@@ -69,12 +72,12 @@ def t_interval(values: list[float]) -> Interval:
 
 
 def paired_runs(first: list[float], second: list[float]) -> Comparison:
-    """Compare runs of two methods seed by seed: Student's paired t-test, two-sided, and its 95 % interval.
+    """Compare runs of two methods with the same seeds: two-sided paired t-test and its 95 % interval.
 
-    A single pair says nothing: the interval is infinite and p is 1.
+    For a single pair the interval is infinite and p is 1.
 
     Args:
-        first, second: one figure a run, of the same seeds in the same order.
+        first, second: one value per run, of the same seeds in the same order.
 
     Raises:
         ValueError: the lengths differ.
@@ -92,7 +95,7 @@ def paired_runs(first: list[float], second: list[float]) -> Comparison:
     if len(first) < 2:
         return Comparison(interval.mean, interval.low, interval.high, 1.0)
     margin = interval.high - interval.mean
-    if margin == 0:  # every pair differs by the same
+    if margin == 0:  # every pair has the same difference
         return Comparison(interval.mean, interval.low, interval.high, float(interval.mean == 0))
     freedom = len(first) - 1
     statistic = abs(interval.mean) / margin * float(t.ppf(0.975, freedom))
@@ -100,9 +103,9 @@ def paired_runs(first: list[float], second: list[float]) -> Comparison:
 
 
 def runs_to_separate(first: list[float], second: list[float]) -> int | None:
-    """About how many pairs of runs would keep 0 out of the paired interval if mean and spread stay what they are.
+    """Estimate how many pairs of runs are needed to exclude 0 from the interval, for the same mean and deviation.
 
-    None where they differ by nothing, where a single pair tells no spread, or where `MOST_RUNS` would not do.
+    The result is None if the means are equal, if there is a single pair, or if more than `MOST_RUNS` are needed.
 
     Example:
         >>> runs_to_separate([0.5, 0.6, 0.7], [0.52, 0.60, 0.71])  # 0.01 +- 0.01
@@ -125,10 +128,11 @@ def _changes(first: list[float], second: list[float]) -> list[float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number (Holm 1979): of true nulls, however many and however dependent, one at 5 %
-    or below is rejected at most once in 20 times.
+    """Correct p-values for their number (Holm 1979).
 
-    The k-th smallest of n is multiplied by n - k + 1, is at least what the smaller ones became, and at most 1.
+    With a threshold of 5 % for the corrected values, the probability of rejecting any true null hypothesis is at most
+    5 %, for any number of hypotheses and any dependence. The k-th smallest of n values is multiplied by n - k + 1; it
+    is at least the previous corrected value and at most 1.
 
     Example:
         >>> holm([0.01, 0.04, 0.03])
@@ -142,36 +146,37 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 Unit = Literal["classes", "queries"]
-"""What is drawn: whole classes, or queries as if they were independent of each other."""
+"""Units of a bootstrap or test: classes with all their queries, or single queries as if they were independent."""
 RESAMPLES = 2000
 PERMUTATIONS = 10_000
-CHUNK_ENTRIES = 2**24  # random numbers held at once
-# Fewer tell nothing of how classes vary: of 300 simulated sets of 20 queries a class, whose shares of hits are drawn
-# from Beta(4, 1.5), 95 % intervals held the truth in 48, 73 and 86 % for 2, 3 and 4 classes, and in 92, 91, 95 and 96 %
-# for 5, 6, 8 and 10. Student's t over class means would hold it in 91 % from 2 on, by widths of 2.7, 0.9 and 0.6.
+CHUNK_ENTRIES = 2**24  # random numbers in memory at once
+# With fewer classes their variation cannot be estimated. In 300 simulated sets of 20 queries per class, whose shares of
+# hits are drawn from Beta(4, 1.5), the 95 % intervals contained the true value in 48, 73 and 86 % for 2, 3 and 4
+# classes, and in 92, 91, 95 and 96 % for 5, 6, 8 and 10. Student's t over class means would contain it in 91 % from 2
+# classes on, with widths of 2.7, 0.9 and 0.6.
 LEAST_CLASSES = 5
-FEW_CLASSES = 10  # fewer tell little of how classes vary: 2 of 2^9 exchanges are as extreme as all of them can be
+FEW_CLASSES = 10  # with 9 classes the smallest possible p-value is 2 / 2^9, and intervals are rough
 
 
 def bootstrap_intervals(
     per_query: Mapping[str, Tensor], classes: Tensor | None, *, seed: int = 0
 ) -> dict[str, Interval]:
-    """95 % intervals of means over queries, from 2 000 resamples of classes (cluster bootstrap; Field & Welsh 2007).
+    """Compute 95 % intervals of means over queries by the cluster bootstrap over classes (Field & Welsh 2007).
 
-    Queries of a class share what makes it easy or hard, so classes are drawn, each with all its queries: an interval
-    says what other classes of the same kind would show. It is the expanded percentile interval, see `tail_of`. Fewer
-    than `LEAST_CLASSES` do not tell how classes vary: their interval is endless.
+    Queries of a class share what makes it easy or hard, so classes are drawn, each with all its queries, in 2 000
+    resamples: an interval shows what to expect of other classes of the same kind. It is the expanded percentile
+    interval, see `tail_of`. For fewer than `LEAST_CLASSES` classes it is infinite.
 
     Args:
         per_query: (Q,) values by name, of the same queries.
-        classes: (Q,) int64, of the queries; None draws the queries themselves, as if independent.
-        seed: of the resampling.
+        classes: (Q,) int64, classes of the queries; None draws single queries, as if they were independent.
+        seed: seed of the resampling.
 
     Example:
         >>> values, classes = torch.tensor([0.0, 1.0] * 200), torch.arange(40).repeat(10)
         >>> by_class = bootstrap_intervals({"recall@1": values}, classes)["recall@1"]
         >>> by_query = bootstrap_intervals({"recall@1": values}, None)["recall@1"]
-        >>> by_class.mean, by_class.high > by_query.high  # every other class is found, the others are not
+        >>> by_class.mean, by_class.high > by_query.high  # the queries alternate, so that they vary less than classes
         (0.5, True)
     """
     if not per_query:
@@ -191,14 +196,14 @@ def bootstrap_intervals(
 def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None, *, seed: int = 0) -> Comparison:
     """Compare two models on the same queries.
 
-    The p-value is two-sided, from 10 000 random exchanges of the two models within each class (a paired permutation
-    test; Good 2000): where they are alike, which of them did better in a class is a coin's toss. It is never below
+    The two-sided p-value is from 10 000 random exchanges of the two models within each class (a paired permutation
+    test; Good 2000): if the models do not differ, either is better in a class with probability 1/2. It is never below
     1 / 10 001, nor much below 2 / 2^C for C classes. The interval is that of `bootstrap_intervals`.
 
     Args:
         first, second: (Q,) values of the same queries, in the same order.
-        classes: (Q,) int64, of the queries; None exchanges and draws single queries, as if independent.
-        seed: of the resampling.
+        classes: (Q,) int64, classes of the queries; None exchanges and draws single queries, as if independent.
+        seed: seed of the resampling.
 
     Raises:
         ValueError: the lengths differ.
@@ -225,11 +230,11 @@ def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None, *, 
 def paired_differences(
     first: Mapping[str, Tensor], second: Mapping[str, Tensor], classes: Tensor | None
 ) -> dict[str, Comparison]:
-    """How a second model differs from a first on the same queries, for each metric that both have.
+    """Compare a second model with a first on the same queries, for each metric that both have.
 
     Args:
         first, second: (Q,) values by metric, of the same queries in the same order.
-        classes: (Q,) int64, as in `paired_comparison`.
+        classes: (Q,) int64, see `paired_comparison`.
 
     Example:
         >>> paired_differences({"map@r": torch.zeros(9)}, {"map@r": torch.ones(9), "mrr": torch.ones(9)}, None).keys()
@@ -239,7 +244,7 @@ def paired_differences(
 
 
 def effective_number(weights: Tensor) -> float:
-    """How many of equal weight vary as much as these, at least 1 (Kish 1965).
+    """Compute the effective number of weights, at least 1 (Kish 1965).
 
     Example:
         >>> effective_number(torch.tensor([5.0, 5.0, 5.0])), effective_number(torch.tensor([98.0, 1.0, 1.0])) < 1.05
@@ -249,10 +254,11 @@ def effective_number(weights: Tensor) -> float:
 
 
 def tail_of(count: float) -> float:
-    """The share, in (0, 0.025), that a percentile interval of 95 % leaves out on either side, for more than 1 unit.
+    """Compute the share, in (0, 0.025), that a 95 % percentile interval over n > 1 units excludes on either side.
 
-    That of a bootstrap over n is too narrow by sqrt((n - 1) / n), and by what a normal distribution has less than
-    Student's t of n - 1 degrees of freedom; the expanded interval makes up for both (Hesterberg 2015, section 4.2.2).
+    A bootstrap interval is too narrow by the factor sqrt((n - 1) / n), and by the ratio of the quantiles of the normal
+    distribution and Student's t with n - 1 degrees of freedom. The expanded interval corrects both (Hesterberg 2015,
+    section 4.2.2).
 
     Example:
         >>> round(tail_of(1e6), 4), round(tail_of(7.0), 4)
@@ -263,31 +269,31 @@ def tail_of(count: float) -> float:
     return float(ndtr(-((count / (count - 1)) ** 0.5) * stdtrit(count - 1, 0.975)))
 
 
-def told_few(classes: int) -> str | None:
-    """What a reader must know of intervals over few classes; nothing of `FEW_CLASSES` or more.
+def few_classes_note(classes: int) -> str | None:
+    """Return a note on the limits of intervals over few classes; None for `FEW_CLASSES` or more.
 
     Example:
-        >>> told_few(6), told_few(10)
-        ('intervals over 6 classes are rough, about 92 % instead of 95; no p-value of theirs can be below 0.0312', None)
-        >>> told_few(4)
-        'no intervals over 4 classes: at least 5 tell how classes vary; no p-value of theirs can be below 0.125'
-        >>> told_few(1)
-        'no intervals over a single class: at least 5 tell how classes vary; p is 1'
+        >>> few_classes_note(6), few_classes_note(10)
+        ('intervals over 6 classes are rough, about 92 % instead of 95; p-values cannot be below 0.0312', None)
+        >>> few_classes_note(4)
+        'no intervals over 4 classes: at least 5 are needed; p-values cannot be below 0.125'
+        >>> few_classes_note(1)
+        'no intervals over a single class: at least 5 are needed; p is 1'
     """
     if classes >= FEW_CLASSES:
         return None
     if classes < 2:
-        return f"no intervals over a single class: at least {LEAST_CLASSES} tell how classes vary; p is 1"
-    least = f"no p-value of theirs can be below {2 / 2**classes:.3g}"
+        return f"no intervals over a single class: at least {LEAST_CLASSES} are needed; p is 1"
+    least = f"p-values cannot be below {2 / 2**classes:.3g}"
     if classes < LEAST_CLASSES:
-        return f"no intervals over {classes} classes: at least {LEAST_CLASSES} tell how classes vary; {least}"
+        return f"no intervals over {classes} classes: at least {LEAST_CLASSES} are needed; {least}"
     return f"intervals over {classes} classes are rough, about 92 % instead of 95; {least}"
 
 
 def _sums(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sums (G, M) of values (Q, M) over each class or query, and how many queries it has, (G,).
+    """Sum values (Q, M) over each class or query, (G, M), and count its queries, (G,).
 
-    Classes are in the order of their first queries: what is drawn does not depend on how a dataset numbers them.
+    Classes are in the order of their first queries, so that the draws do not depend on the numbering of classes.
     """
     if classes is None:
         return values, torch.ones(len(values), dtype=values.dtype)
@@ -298,7 +304,7 @@ def _sums(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _resamples(size: int, seed: int) -> Iterator[Tensor]:
-    """How often each of ``size`` units is drawn, for `RESAMPLES` resamples in chunks: (n, size) float64."""
+    """Draw `RESAMPLES` resamples of ``size`` units; yield in chunks (n, size) float64 how often each unit is drawn."""
     generator = torch.Generator().manual_seed(seed)
     for count in _chunks(RESAMPLES, size):
         draws = torch.randint(size, (count, size), generator=generator)
@@ -307,7 +313,7 @@ def _resamples(size: int, seed: int) -> Iterator[Tensor]:
 
 
 def _signs(size: int, seed: int) -> Iterator[Tensor]:
-    """Random signs for `PERMUTATIONS` exchanges in chunks: (n, size) float64."""
+    """Draw random signs for `PERMUTATIONS` exchanges; yield them in chunks (n, size) float64."""
     generator = torch.Generator().manual_seed(seed)
     for count in _chunks(PERMUTATIONS, size) if size else ():
         yield torch.randint(2, (count, size), generator=generator, dtype=torch.int8).double() * 2 - 1

@@ -1,4 +1,4 @@
-"""Figures as tables: in the terminal, as Markdown, as LaTeX."""
+"""Tables of metrics and comparisons for the terminal, in Markdown, and in LaTeX."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ Rows = list[list[str]]
 
 
 def as_markdown(rows: Rows) -> str:
-    r"""A Markdown table.
+    r"""Format rows as a Markdown table.
 
     Example:
         >>> print(as_markdown([["run", "map@r"], ["a|b", "0.5"]]))
@@ -23,7 +23,7 @@ def as_markdown(rows: Rows) -> str:
 
 
 def as_latex(rows: Rows) -> str:
-    r"""A LaTeX ``tabular`` with the rules of booktabs.
+    r"""Format rows as a LaTeX ``tabular`` with the rules of booktabs.
 
     Example:
         >>> print(as_latex([["run", "map@r"], ["a_b", "50 %"]]))
@@ -41,7 +41,7 @@ def as_latex(rows: Rows) -> str:
 
 
 def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:
-    """One row a metric, of a report of ``dmlkit eval``."""
+    """Return one row per metric of a report of ``dmlkit eval``."""
     rows = [["metric", "value", "95 % interval", "definition"]]
     for name, value in report.metrics.items():
         interval = report.intervals.get(name)
@@ -51,8 +51,10 @@ def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:
 
 
 def comparison_rows(lines: Sequence[Line]) -> Rows:
-    """One row a metric and model, with a dash where a model lacks it; what a later one differs from the first by,
-    where they share their queries."""
+    """Return one row per metric and model, with the difference from the first model if both have the same queries.
+
+    A dash stands for a metric that a model does not have.
+    """
     rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p", "Holm's p"]]
     for name, line in _each(lines):
         interval, value = line.report.intervals.get(name), line.report.metrics.get(name)
@@ -66,12 +68,12 @@ def comparison_rows(lines: Sequence[Line]) -> Rows:
 
 
 def narrow_rows(lines: Sequence[Line]) -> tuple[Rows, Rows]:
-    """The same as two tables for a terminal of 80 columns: the values, and the differences."""
+    """Split `comparison_rows` into two tables for a terminal of 80 columns: values and differences."""
     rows = comparison_rows(lines)
     values, (_, *differences) = [row[:4] for row in rows], [[*row[:2], *row[4:]] for row in rows if row[4]]
     head = ["metric", "run", "difference, 95 % interval", "p", "Holm's p"]
-    told = [[*row[:2], f"{row[2]}  {row[3] or 'no interval'}", *row[4:]] for row in differences]
-    return values, [head, *told] if told else []
+    body = [[*row[:2], f"{row[2]}  {row[3] or 'no interval'}", *row[4:]] for row in differences]
+    return values, [head, *body] if body else []
 
 
 def _each(lines: Sequence[Line]) -> Iterator[tuple[str, Line]]:

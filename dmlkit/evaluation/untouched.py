@@ -1,4 +1,4 @@
-"""Untouched: a backbone as its weights come, its pooled features compared by their cosine, without the head."""
+"""The pretrained baseline ("untouched"): the cosine of pooled features of the untrained backbone, without the head."""
 
 import torch
 from lightning_fabric import Fabric
@@ -17,12 +17,12 @@ from dmlkit.run_folder.question import Question
 
 
 def has_pretrained_weights(recipe: Recipe) -> bool:
-    """Whether the backbone starts from weights that somebody trained, not from random numbers."""
+    """Return whether the backbone starts from pretrained weights and not from random numbers."""
     return getattr(recipe.backbone, "weights", None) is not None
 
 
 def untouched_model(model: EmbeddingModel) -> EmbeddingModel:
-    """The features of a model's backbone as unit vectors (B, F); it shares normalization and backbone with the model.
+    """Return a model whose points are the backbone's features as unit vectors (B, F); it shares the model's backbone.
 
     Example:
         >>> from dmlkit.recipe.file import parse_recipe
@@ -36,7 +36,7 @@ def untouched_model(model: EmbeddingModel) -> EmbeddingModel:
 
 
 def untouched_question(model: EmbeddingModel, recipe: Recipe, split: Split, ties: Ties = "expected") -> Question:
-    """What the figures of an untouched model answer."""
+    """Return the question that the metrics of an untouched model answer."""
     return Question.of(recipe, untouched_model(model).fingerprint(), "untouched", split, ties)
 
 
@@ -50,39 +50,39 @@ def evaluate_untouched(
     source: str,
     bar: Bar = no_bar,
 ) -> tuple[Report, Evaluation]:
-    """Score the features of a model's backbone as they are. The random numbers of the caller go on as before.
+    """Score the features of a model's backbone. The caller's random number generator is not changed.
 
     Args:
         fabric, dataset, bar: see `evaluate`.
-        model: whose backbone; its backbone goes to the fabric's device.
-        recipe: for its transform and metrics.
-        question: of `untouched_question`; its split is that of the dataset.
-        source: what was evaluated, for the report.
+        model: the model, whose backbone is moved to the fabric's device.
+        recipe: the recipe, whose transform and metrics are used.
+        question: the result of `untouched_question` for the split of the dataset.
+        source: the name of the evaluated run, for the report.
 
     Raises:
         UserError: see `evaluate`.
     """
     features, split, ties = untouched_model(model).to(fabric.device), question.split, question.ties
-    with torch.random.fork_rng(devices=[]):  # a loader draws one number whenever it begins
+    with torch.random.fork_rng(devices=[]):  # a loader draws one random number whenever it starts
         evaluation = evaluate(fabric, features, dataset, recipe, split=split, bar=bar, ties=ties)
     return Report.of(evaluation, source, split, ties=ties, epoch=0, question=question), evaluation
 
 
-def told_gain(metric: str, tuned: float, untouched: float, interval: tuple[float, float] | None) -> str:
-    """Whether training paid, in a line.
+def gain_message(metric: str, tuned: float, untouched: float, interval: tuple[float, float] | None) -> str:
+    """Return a line that says whether training improved a metric.
 
     Args:
-        metric: of which more is better.
+        metric: a metric whose larger values are better.
         tuned, untouched: its values on test classes.
-        interval: of their difference on the same queries; None where there is none.
+        interval: interval of their difference on the same queries; None if there is none.
 
     Example:
-        >>> told_gain("map@r", 0.42, 0.327, (0.081, 0.105))
+        >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105))
         'map@r on test: 0.420 tuned, 0.327 untouched: +0.093 (0.081 to 0.105)'
-        >>> told_gain("map@r", 0.33, 0.327, (-0.004, 0.01))
-        'map@r on test: 0.330 tuned, 0.327 untouched: +0.003 (-0.004 to 0.010): training did not pay here'
+        >>> gain_message("map@r", 0.33, 0.327, (-0.004, 0.01))
+        'map@r on test: 0.330 tuned, 0.327 untouched: +0.003 (-0.004 to 0.010): training did not help here'
     """
     line = f"{metric} on test: {tuned:.3f} tuned, {untouched:.3f} untouched: {tuned - untouched:+.3f}"
     line += f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ", without an interval"
-    paid = (interval[0] if interval else tuned - untouched) > 0
-    return line if paid else f"{line}: training did not pay here"
+    improved = (interval[0] if interval else tuned - untouched) > 0
+    return line if improved else f"{line}: training did not help here"

@@ -1,4 +1,7 @@
-"""Verification: are two images of one class, by the threshold that was calibrated?"""
+"""Verification: decide by a run's calibrated threshold whether pairs of images are of the same class.
+
+First the files of pairs, then the documents and tables of the results, and last the verification itself.
+"""
 
 import csv
 from collections.abc import Sequence
@@ -19,18 +22,18 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt, spreadsheet
 from dmlkit.files.outputs import head_of, writing
-from dmlkit.files.regular import refuse_what_is_no_file
+from dmlkit.files.regular import require_regular_file
 from dmlkit.loading.faults import refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import Share, threshold_of
 
 ANSWERS = {"1": True, "true": True, "same": True, "0": False, "false": False, "different": False}
-"""What the column ``same`` may hold, capitals aside."""
+"""Values of the column ``same``, in any case."""
 
 
 class ImagePair(NamedTuple):
-    """Two image files, and whether they are of one class, where that is known."""
+    """Two image files, and whether they are of the same class; None if that is unknown."""
 
     a: str
     b: str
@@ -38,29 +41,30 @@ class ImagePair(NamedTuple):
 
 
 def read_pairs(path: Path, root: Path | None = None) -> list[ImagePair]:
-    """The pairs of a file.
+    """Read the pairs of a file.
 
     Args:
-        path: ``.csv`` with the columns ``a``, ``b`` and, where answers are known, ``same`` (1 or 0); or ``.txt`` as of
-            LFW: ``NAME 1 2`` is of one person, ``NAME 1 OTHER 3`` of two, and the image ``NAME/NAME_0001.jpg``.
-        root: the folder that names in the file are relative to; by default the file's own.
+        path: a ``.csv`` file with the columns ``a``, ``b`` and, if the answers are known, ``same`` (1 or 0); or a
+            ``.txt`` file like that of LFW: ``NAME 1 2`` is a pair of one person, ``NAME 1 OTHER 3`` of two, and image 1
+            is ``NAME/NAME_0001.jpg``.
+        root: the folder that names in the file are relative to; by default the file's own folder.
 
     Raises:
-        UserError: the file is missing, of another kind, empty, or has a line that is no pair.
+        UserError: the file is missing, of another type, empty, or has a line that is not a pair.
     """
     if path.suffix.lower() not in (".csv", ".txt"):
         raise UserError(f"--pairs {path}: expected a .csv or .txt file")
-    refuse_what_is_no_file(path)
+    require_regular_file(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"--pairs {path}: no such file") from None
+        raise UserError(f"--pairs {path}: no such file; expected a .csv or .txt file of pairs") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--pairs {path}: cannot read this file: {error}") from error
     folder = root or path.parent
     pairs = _table(path, text, folder) if path.suffix.lower() == ".csv" else _lfw(path, text, folder)
     if not pairs:
-        raise UserError(f"--pairs {path}: no pairs in this file")
+        raise UserError(f"--pairs {path}: this file has no pairs; expected at least one")
     return pairs
 
 
@@ -72,7 +76,9 @@ def _table(path: Path, text: str, folder: Path) -> list[ImagePair]:
         missing = [name for name in ("a", "b") if name not in names]
         others = [name for name in names if name not in ("a", "b", "same")]
         if missing or others or len(set(names)) < len(names):
-            raise UserError(f"--pairs {path}: has columns {excerpt(', '.join(names))}; expected a, b and maybe same")
+            raise UserError(
+                f"--pairs {path}: got the columns {excerpt(', '.join(names))}; expected a, b and optionally same"
+            )
         for row in rows:
             if None in row or None in row.values() or not row["a"] or not row["b"]:
                 raise UserError(f"--pairs {path}:{rows.line_num}: expected {len(names)} cells, {', '.join(names)}")
@@ -96,7 +102,7 @@ def _lfw(path: Path, text: str, folder: Path) -> list[ImagePair]:
             case [name, first, other, second] if first.isdecimal() and second.isdecimal():
                 pairs.append(ImagePair(_image(folder, name, first), _image(folder, other, second), same=False))
             case counts if number == 1 and all(count.strip().isdecimal() for count in counts):
-                pass  # folds, and pairs in each
+                pass  # number of folds, and of pairs in each
             case []:
                 pass
             case _:
@@ -115,39 +121,39 @@ COLUMNS = ("a", "b", "score", "threshold", "verdict", "known")
 
 
 class JudgedPair(BaseModel, frozen=True, extra="forbid"):
-    """Two images and what was found."""
+    """Two images and the verdict on them."""
 
     a: str
     b: str
     score: FiniteFloat | None
-    """Their similarity; null where one of them could not be read."""
+    """Similarity of the images; null if one of them could not be read."""
     same: bool | None
-    """Whether it reaches the threshold; null likewise."""
+    """Whether the similarity reaches the threshold; null if one of the images could not be read."""
     known: bool | None
-    """Whether they are of one class, where the file of pairs says so."""
+    """Whether the images are of the same class according to the file of pairs; null if it does not say so."""
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """Verdict in words."""
         return "not read" if self.same is None else answer(self.same)
 
 
 class Correctness(BaseModel, frozen=True, extra="forbid"):
-    """How right the verdicts are, of the pairs with known answers that could be read."""
+    """Error rates of the verdicts on pairs with known answers that could be read."""
 
     same: int
-    """Pairs of one class."""
+    """Number of pairs of the same class."""
     different: int
-    """Pairs of two classes."""
+    """Number of pairs of different classes."""
     accuracy: Share
     far: Share | None
-    """False accept rate; null without pairs of two classes."""
+    """False accept rate; null if there are no pairs of different classes."""
     frr: Share | None
-    """False reject rate; null without pairs of one class."""
+    """False reject rate; null if there are no pairs of the same class."""
 
 
 class Verification(Document, frozen=True):
-    """What ``dmlkit verify`` found."""
+    """Result of ``dmlkit verify``."""
 
     kind: ClassVar[str] = "verification of pairs"
 
@@ -157,15 +163,15 @@ class Verification(Document, frozen=True):
     threshold: float
     pairs: tuple[JudgedPair, ...]
     correctness: Correctness | None
-    """Null where no answers are known."""
+    """Error rates; null if no answers are known."""
     skipped: tuple[str, ...]
     """One message per image that could not be read."""
 
     def save(self, path: Path) -> None:
-        """Write a CSV table of all pairs; a name that a spreadsheet would compute gets an apostrophe.
+        """Write a CSV table of all pairs; names are escaped, see `spreadsheet`.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the file cannot be written.
         """
         import csv
 
@@ -180,12 +186,12 @@ class Verification(Document, frozen=True):
 
 
 def answer(same: bool) -> str:
-    """Same or not, in a word."""
+    """Return ``same`` or ``different``."""
     return "same" if same else "different"
 
 
 def is_pairs_table(path: Path) -> bool:
-    """Whether `Verification.save` wrote a file."""
+    """Return whether `Verification.save` wrote a file."""
     return head_of(path).decode("utf-8", "replace").partition("\n")[0].strip() == ",".join(COLUMNS)
 
 
@@ -198,19 +204,19 @@ def verify(
     fabric: Fabric | None = None,
     bar: Bar = no_bar,
 ) -> Verification:
-    """Judge pairs of images by the model of a run and its threshold.
+    """Decide for pairs of images, by the model and threshold of a run, whether they are of the same class.
 
-    An image that cannot be read leaves its pairs without a verdict, and the others go on.
+    Pairs with an image that cannot be read have no verdict; this does not affect the other pairs.
 
     Args:
-        path: of the run, which was calibrated.
-        pairs: of image files.
-        checkpoint: which weights; by default the best, else the last.
-        fabric: a device.
-        bar: shows each step.
+        path: folder of a calibrated run.
+        pairs: pairs of image files.
+        checkpoint: the checkpoint; by default the best, or the last if there is no best.
+        fabric: the device.
+        bar: shows the progress of each step.
 
     Raises:
-        UserError: the run has no threshold for these weights, or none of the images can be read.
+        UserError: the run has no threshold for these weights, or no pair has two images that can be read.
     """
     run, fabric = RunFolder(path), fabric or start_fabric("auto")
     trained = load_model(run, fabric, checkpoint)
@@ -218,18 +224,18 @@ def verify(
     threshold = threshold_of(run, weights)
     if threshold is None:
         raise UserError(
-            f"{path}: no threshold for the {trained.checkpoint} checkpoint; find one with dmlkit calibrate {path}"
+            f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with dmlkit calibrate {path}"
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
         )
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
-    workers = trained.recipe.training.workers if len(images) > 1000 else 0  # to start them takes seconds
+    workers = trained.recipe.training.workers if len(images) > 1000 else 0  # starting workers takes seconds
     transform, listed = trained.recipe.transform, ImageList(images)
     with bar(EMBEDDING, len(images)) as advance:
         found = embed_dataset(fabric, trained.model, listed, transform, workers=workers, advance=advance)
     refuse_nothing_read(len(found.labels), found.faults, "pairs")
     judged = judge(pairs, images, found, trained.model.manifold.cpu(), threshold.threshold)
     if all(pair.same is None for pair in judged):
-        raise UserError(f"no pair has two images that can be read; the first: {found.faults[0]}")
+        raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")
     return Verification(
         weights=weights,
         similarity=threshold.similarity,
@@ -243,7 +249,7 @@ def verify(
 def judge(
     pairs: Sequence[ImagePair], images: Sequence[str], found: Embeddings, manifold: Manifold, threshold: float
 ) -> list[JudgedPair]:
-    """The verdict of each pair, from the points of the images that could be read."""
+    """Compute the verdict of each pair from the points of the images that could be read."""
     rows = {images[index]: row for row, index in enumerate(found.indices.tolist())}
     read = [pair for pair in pairs if pair.a in rows and pair.b in rows]
     first, second = (found.points[[rows[name] for name in side]] for side in ([p.a for p in read], [p.b for p in read]))
@@ -258,7 +264,7 @@ def judge(
 
 
 def correctness(pairs: Sequence[JudgedPair]) -> Correctness | None:
-    """How right verdicts are; None where no answer is known.
+    """Compute the error rates of verdicts; return None if no answer is known.
 
     Example:
         >>> pairs = [JudgedPair(a="a", b="b", score=0.9, same=True, known=known) for known in (True, False)]

@@ -16,7 +16,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, head_of, writing
 from dmlkit.manifolds.euclidean import Euclidean
-from dmlkit.manifolds.numerics.check_points import fault_in
+from dmlkit.manifolds.numerics.check_points import find_invalid_point
 
 EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
 FILE_NAMES: dict[EmbeddingFormat, str] = {
@@ -99,7 +99,8 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     index: Any = None
     for number, block in enumerate(folder.blocks()):
         vectors = manifold.index_vectors(block, "gallery").detach()
-        fault = fault_in(Euclidean(vectors.shape[1]), vectors)  # large numbers are points, their squares may be none
+        # large numbers are points, their squares may be none
+        fault = find_invalid_point(Euclidean(vectors.shape[1]), vectors)
         if fault is not None:
             folder.refuse_row(number * BLOCK + fault[0], "its vector in the index would have nan or inf")
         index = index or faiss.IndexFlatIP(vectors.shape[1])

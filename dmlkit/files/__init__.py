@@ -1,1 +1,1 @@
-"""Files that dmlkit reads and writes: measured and typed, whole or not there, and told apart by who wrote them."""
+"""Reading and writing of files: size limits, typed documents, atomic writes, locks, and checks before replacing."""

@@ -1,4 +1,4 @@
-"""NumPy files from anybody, read without pickle and without trusting what they say of their size."""
+"""Reading of untrusted NumPy files, without pickle and without trusting the sizes in their headers."""
 
 import zipfile
 from collections.abc import Mapping
@@ -9,50 +9,57 @@ import numpy as np
 from numpy.lib import format as npy
 
 from dmlkit.errors import UserError
-from dmlkit.files.regular import refuse_what_is_no_file
+from dmlkit.files.regular import require_regular_file
 
 Values = np.ndarray[Any, Any]
-HEADER_BYTES = 10_000  # what numpy reads of a header at most
+HEADER_BYTES = 10_000  # the longest header that NumPy reads
 NUMBER_BYTES = 8
 
 
 def read_array(path: Path) -> Values:
-    """The array of an .npy file, mapped into memory: nothing is loaded before it is known to be there.
+    """Map the array of an .npy file into memory, after checking that the file is as long as its header says.
 
     Raises:
-        UserError: there is no such file, it is no .npy file, holds objects, or less than its header says.
+        UserError: the file is missing, is not an .npy file, holds objects, or is shorter than its header says.
     """
-    refuse_what_is_no_file(path)
+    require_regular_file(path)
     try:
-        with np.errstate(over="ignore"):  # of the sizes that a header may promise
-            return npy.open_memmap(path, mode="r")  # unlike np.load takes no other format, and no pickle
+        with np.errstate(over="ignore"):  # the sizes in a damaged header may overflow
+            return npy.open_memmap(path, mode="r")  # unlike np.load it reads no other format and no pickle
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a NumPy array (.npy)") from None
     except PermissionError:
         raise
     except Exception as error:  # a damaged header is parsed as Python: SyntaxError, TokenError and more
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        if "mmap length" in told:
-            told = "the file is shorter than its header says"
-        raise UserError(f"{path}: cannot read this NumPy array: {told}; expected what numpy.save writes") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if "mmap length" in reason:
+            reason = "the file is shorter than its header says"
+        raise UserError(
+            f"{path}: cannot read this NumPy array: {reason}; expected a file that numpy.save wrote"
+        ) from error
 
 
 def read_arrays(path: Path, types: Mapping[str, type[np.float64 | np.int64]], length: int) -> dict[str, Values]:
-    """The arrays of an .npz file by name: ``length`` numbers each, of the type that each name is given.
+    """Read the arrays of an .npz file.
 
-    Members are measured before they are inflated: 4 MB of zip may hold 4 GB.
+    Sizes are checked before decompression: 4 MB of zip may hold 4 GB.
+
+    Args:
+        path: the file.
+        types: the type of each array by its name.
+        length: the length of each array.
 
     Raises:
-        UserError: the file is missing or damaged, or holds something else.
+        UserError: the file is missing or damaged, or has other arrays.
     """
-    refuse_what_is_no_file(path)
+    require_regular_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename: member.file_size for member in archive.infolist()}
             if set(sizes) != {f"{name}.npy" for name in types}:
-                raise ValueError(f"holds {', '.join(sizes) or 'nothing'}"[:200])
+                raise ValueError(f"it has {', '.join(sizes) or 'no arrays'}"[:200])
             if max(sizes.values(), default=0) > HEADER_BYTES + NUMBER_BYTES * length:
-                raise ValueError(f"holds {max(sizes.values()):,} bytes for {length} numbers")
+                raise ValueError(f"an array has {max(sizes.values()):,} bytes for {length} numbers")
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in types}
         for name, values in arrays.items():

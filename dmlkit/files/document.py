@@ -1,4 +1,4 @@
-"""Documents: JSON files of plain data, each kind with one reader, one writer and a version."""
+"""Documents: JSON files of plain data. Each kind has one reader, one writer and a format version."""
 
 import json
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from pydantic import BaseModel, ValidationError
 from dmlkit import __version__
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import json_text, write_json
-from dmlkit.files.regular import refuse_what_is_no_file
+from dmlkit.files.regular import require_regular_file
 
-MAX_BYTES = 100_000_000  # of a document; the largest, a manifest with a million skipped images, has as many
+MAX_BYTES = 100_000_000  # per document: the size of the largest, a manifest with a million skipped images
 
 
 class Document(BaseModel, frozen=True, extra="forbid"):
-    """Base of the documents that cross rooms: frozen, and unknown keys are refused.
+    """Base class of documents. They are frozen, and unknown keys are rejected.
 
-    The file also holds ``format``, its version, and ``dmlkit``, which wrote it. A file without a ``format`` is of
-    dmlkit 0.1.0 before documents had one, and counts as format 1.
+    Every file also records ``format``, its format version, and ``dmlkit``, the version that wrote it. A file without
+    ``format`` was written before dmlkit recorded one, and is read as format 1.
 
     Example:
         >>> import tempfile
@@ -33,26 +33,26 @@ class Document(BaseModel, frozen=True, extra="forbid"):
     """
 
     kind: ClassVar[str]
-    """What the document is, for errors."""
+    """Name of the kind of document, for errors."""
     version: ClassVar[int] = 1
-    """Raised when an older dmlkit could not read it."""
+    """Format version; increase it if older versions of dmlkit cannot read the new format."""
     older: ClassVar[dict[int, tuple[str, ...]]] = {}
-    """Older versions that are read as well, each with the keys to leave out, since others say the same."""
+    """Older format versions that can be read, each with its obsolete keys, which are dropped."""
 
     def plain(self) -> dict[str, Any]:
-        """The fields as plain data."""
+        """Return the fields as plain data."""
         return self.model_dump(mode="json", by_alias=True)
 
     def write(self, path: Path, *, scratch: Path | None = None) -> None:
-        """Write the document, all or nothing; ``scratch`` as in `atomic_write`."""
+        """Write the document atomically; for ``scratch`` see `atomic_write`."""
         write_json(path, self.stamped(), scratch=scratch)
 
     def text(self) -> str:
-        """What `write` writes, for a file that is renamed together with others."""
+        """Return the text that `write` writes, for a file that is renamed together with others."""
         return json_text(self.stamped())
 
     def stamped(self) -> dict[str, Any]:
-        """What the file holds: the fields, with the format and who wrote it."""
+        """Return the contents of the file: the fields, the format version and the version of dmlkit."""
         return {"format": self.version, "dmlkit": __version__, **self.plain()}
 
     @classmethod
@@ -60,12 +60,12 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         """Read the document of a file.
 
         Raises:
-            UserError: the file is missing, damaged, or of another version of dmlkit.
+            UserError: the file is missing, damaged, or of another format version.
         """
-        refuse_what_is_no_file(path)
+        require_regular_file(path)
         try:
             if path.stat().st_size > MAX_BYTES:
-                raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; this is no {cls.kind}")
+                raise UserError(f"{path}: expected a {cls.kind}, got a file of more than {MAX_BYTES:,} bytes")
             return cls.from_json(path.read_text(encoding="utf-8"), str(path))
         except FileNotFoundError:
             raise UserError(f"{path}: missing; expected a {cls.kind} that dmlkit wrote") from None
@@ -74,7 +74,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
-        """Whether there is such a document, written by this version of dmlkit or one like it."""
+        """Return whether a file is such a document in a format that can be read."""
         try:
             cls.read(path)
         except UserError:
@@ -82,15 +82,15 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         return True
 
     def json_line(self) -> str:
-        """The document as one line of a .jsonl file, which holds many: with its format, without who wrote it."""
+        """Return the document as a line of a .jsonl file, with its format version but without dmlkit's version."""
         return json.dumps({**self.plain(), "format": self.version}) + "\n"
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Self:
-        """The document that a JSON text holds; ``source`` names it in errors.
+        """Parse the document from JSON; ``source`` names it in errors.
 
         Raises:
-            UserError: it is no JSON; or see `parse`.
+            UserError: the text is not JSON; or see `parse`.
         """
         try:
             data = json.loads(text)
@@ -100,20 +100,20 @@ class Document(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def parse(cls, data: Any, source: str) -> Self:
-        """Plain data as a document.
+        """Convert plain data to a document; ``source`` names it in errors.
 
         Raises:
-            UserError: it is of another version, or lacks or exceeds the keys of this one.
+            UserError: the data are of another format version, or keys are missing, unknown or of a wrong type.
         """
         if not isinstance(data, dict):
             raise UserError(f"{source}: expected a {cls.kind} that dmlkit wrote, got {type(data).__name__}")
         fields: dict[str, Any] = dict(data)
         found, writer = fields.pop("format", 1), fields.pop("dmlkit", "0.1.0 or older")
-        told = f"{source}: a {cls.kind} of format {found}, written by dmlkit {writer}"
+        description = f"{source}: a {cls.kind} of format {found}, written by dmlkit {writer}"
         if found not in (cls.version, *cls.older):
             raise UserError(
-                f"{told}; this is dmlkit {__version__}, which reads format {cls.version}: use the version that wrote "
-                "it, or let this one write it again"
+                f"{description}; this is dmlkit {__version__}, which reads format {cls.version}: use the version that "
+                "wrote the file, or write it again with this version"
             )
         for name in cls.older.get(found, ()):
             fields.pop(name, None)
@@ -126,19 +126,20 @@ class Document(BaseModel, frozen=True, extra="forbid"):
             if first["type"] == "union_tag_invalid":
                 name = first["ctx"]["tag"].strip("<>")
                 raise UserError(
-                    f"{told}: {key}name: nothing here is called {name!r}; install the plug-in that has it, or name its "
-                    "file by --plugin"
+                    f"{description}: {key}name: {name!r} is unknown; install the plug-in that defines it, or give its "
+                    "file with --plugin"
                 ) from error
-            fault = f"{key[:-1]}: {first['msg'].lower()}" if key else first["msg"].lower()
-        except ValueError:  # of json.dumps
-            fault = "a number in it is NaN or infinite, which JSON has not"
+            reason = f"{key[:-1]}: {first['msg'].lower()}" if key else first["msg"].lower()
+        except ValueError:  # raised by json.dumps
+            reason = "a number is NaN or infinite, which JSON does not allow"
         raise UserError(
-            f"{told}: {fault}; it is damaged or of another version: let this one (dmlkit {__version__}) write it again"
+            f"{description}: {reason}; the file is damaged or was written by another version: write it again with "
+            f"dmlkit {__version__}"
         )
 
 
 def differences(key: str, old: Any, new: Any) -> Iterator[str]:
-    """Where two pieces of plain data differ, one key at a time; ``key`` is where they lie.
+    """Yield a message for each key at which two pieces of plain data differ; ``key`` is their own key.
 
     Example:
         >>> list(differences("loss", {"margin": 0.1}, {"margin": 0.2}))

@@ -1,12 +1,12 @@
-"""Text from outside, shown and never obeyed: one escape for each kind of reader."""
+"""Escapes for untrusted text, one for each format in which it is shown, so that it cannot act as markup or control."""
 
 import re
 from html import escape
 
 EXCERPT = 200  # characters of a value that a message shows
-# Control characters, marks that turn the direction of writing, other ends of lines, and bytes that are no text.
+# Control characters, marks that change the direction of writing, other line separators, and bytes that are not text.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-MARKDOWN = re.compile(r"[\\`*\[\]<>|&#!~]|(?<!\w)_|_(?!\w)")  # the _ of a_b is no mark
+MARKDOWN = re.compile(r"[\\`*\[\]<>|&#!~]|(?<!\w)_|_(?!\w)")  # the _ of a_b is not markup
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
@@ -16,7 +16,7 @@ LATEX = str.maketrans(
 
 
 def excerpt(text: str, most: int = EXCERPT) -> str:
-    """Text that may be long, cut, with its length.
+    """Cut text of more than ``most`` characters and append its length.
 
     Example:
         >>> excerpt("short"), excerpt("9" * 5000, most=4)
@@ -26,7 +26,7 @@ def excerpt(text: str, most: int = EXCERPT) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text for a line of a screen, with what a terminal would obey spelled out.
+    r"""Escape text for a line in a terminal: control characters are spelled out.
 
     Example:
         >>> printable("\x1b]0;title\x07bird")
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def json_text(text: str) -> str:
-    r"""JSON for a screen: the characters that JSON allows and a terminal would obey, as JSON spells them.
+    r"""Escape JSON for a terminal: control characters that JSON allows in strings become ``\uXXXX``.
 
     Example:
         >>> json_text('{"class": "\x9bbird"}')
@@ -46,7 +46,7 @@ def json_text(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    r"""Text for a line or a cell of Markdown, where it is no link, no HTML and no mark.
+    r"""Escape text for a line or a cell of Markdown, so that it is no link, HTML or other markup.
 
     Example:
         >>> print(markdown("<img src=x> a|b [c](d) snake_case"))
@@ -56,7 +56,7 @@ def markdown(text: str) -> str:
 
 
 def html(text: str) -> str:
-    """Text for an element or a quoted attribute of HTML, where it is no mark.
+    """Escape text for an element or a quoted attribute of HTML.
 
     Example:
         >>> html('<img src=x onerror="alert(1)">')
@@ -66,7 +66,7 @@ def html(text: str) -> str:
 
 
 def latex(text: str) -> str:
-    r"""Text for a cell of a LaTeX table.
+    r"""Escape text for a cell of a LaTeX table.
 
     Example:
         >>> print(latex("50 % of a_b^c"))
@@ -76,7 +76,7 @@ def latex(text: str) -> str:
 
 
 def spreadsheet(text: str) -> str:
-    """Text for a cell of a CSV table: what a spreadsheet would compute gets an apostrophe; numbers stay numbers.
+    """Escape text for a cell of a CSV table: a formula gets an apostrophe in front; numbers stay numbers.
 
     Example:
         >>> spreadsheet("=cmd|' /C calc'!A0"), spreadsheet("-1.5"), spreadsheet("robin")

@@ -1,4 +1,4 @@
-"""One writer a folder: a lock that ends with the process that holds it, however that ends."""
+"""Lock for the only writer of a folder. It is released when the process that holds it ends, even if it is killed."""
 
 import logging
 from collections.abc import Generator
@@ -11,20 +11,20 @@ from filelock import FileLock, Timeout
 from dmlkit.errors import UserError
 
 LOCK = ".lock"
-PATIENCE = 8  # seconds: loader processes see after at most 5 that kill -9 took the one that held the lock
+PATIENCE = 8  # seconds: loader processes notice within 5 that the process that held the lock was killed
 
 
 @contextmanager
 def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Generator[None]:
-    """Hold a folder, which is made if it is missing; other processes that want to wait, and are refused in the end.
+    """Lock a folder, and create it if it is missing; other processes that try to lock it wait, and fail in the end.
 
     Args:
-        folder: of which files are about to be written.
-        what: goes on in it, for the error of the others: "a training".
-        patience: seconds to wait for another process that holds it; infinity: however long that takes.
+        folder: the folder in which files will be written.
+        what: what runs in the folder, for the error of other processes, e.g. "a training".
+        patience: seconds to wait for another process that holds the lock; infinity waits without limit.
 
     Raises:
-        UserError: another process holds the folder, or it cannot be written.
+        UserError: another process holds the lock, or the folder cannot be written.
 
     Example:
         >>> import tempfile
@@ -38,7 +38,7 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
     is_new = not folder.exists()
     path = folder / LOCK
     lock = FileLock(path)
-    told = f"{folder}: {what} is going on in this folder in another process"
+    message = f"{folder}: {what} is running in this folder in another process"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -46,24 +46,24 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         except Timeout:
             if patience <= PATIENCE:
                 raise
-            logging.getLogger("dmlkit").warning(f"{told}; waiting for it to end")
+            logging.getLogger("dmlkit").warning(f"{message}; waiting for it to end")
             lock.acquire(timeout=patience - PATIENCE if isfinite(patience) else -1)
     except Timeout:
-        raise UserError(f"{told}; wait for it, or choose another --output") from None
-    except OSError as error:  # a disk that is full, or for reading only
+        raise UserError(f"{message}; wait until it ends, or choose another --output") from None
+    except OSError as error:  # the disk is full or read-only
         raise UserError(f"{folder}: cannot write into this folder: {error.strerror or error}") from error
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before the release: who waits for it sees that the file is gone, and makes one
+        path.unlink(missing_ok=True)  # before the release: a waiting process sees that the file is gone, and creates it
         lock.release()
         if is_new:
-            with suppress(OSError):  # unless it is empty still
+            with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process is the sole writer of a folder now. Reads only; a killed one's lock file counts for nothing.
+    """Return whether a process is the sole writer of a folder now; the lock file of a killed process does not count.
 
     Example:
         >>> import tempfile
@@ -80,7 +80,7 @@ def is_held(folder: Path) -> bool:
         return (folder / LOCK).exists()
     try:
         with (folder / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once; who wants it meanwhile tries again
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once; a process that fails meanwhile retries
     except BlockingIOError:
         return True
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Outputs at places that a user names: what dmlkit did not write it does not replace."""
+"""Checks of output paths that a user names: dmlkit replaces only files that it wrote."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -7,115 +7,116 @@ from pathlib import Path
 from dmlkit.errors import UserError
 
 HEAD_BYTES = 4096
-GALLERY_MARK, RUN_MARKS = "gallery.json", ("recipe.yaml", "environment.json")  # files that say what a folder is
+GALLERY_MARK, RUN_MARKS = "gallery.json", ("recipe.yaml", "environment.json")  # files that identify a folder
 PLACES_OF_RUN = (("embeddings",), ("evaluations",), ("exports",), ("plots",))
-"""Where commands write into a run."""
+"""Folders of a run into which commands may write."""
 PICTURES = {
     ".png": ("Software", b"Software\0dmlkit"),
     ".svg": ("Creator", b"<dc:title>dmlkit</dc:title>"),
     ".pdf": ("Creator", b"/Creator (dmlkit)"),
 }
-"""By suffix, the key of a picture's metadata that says who drew it, and how that stands in the file."""
+"""By suffix, the metadata key that names the program that drew a picture, and the bytes of it in the file."""
 
 
 def check_output(
     path: Path, is_ours: Callable[[Path], bool], *, sources: Iterable[Path] = (), option: str = "--output"
 ) -> None:
-    """Make sure that a file may be written: it is new, or the same command has written it before.
+    """Check that a file may be written: it does not exist, or the same command wrote it before.
 
     Args:
         path: the file that the user names.
-        is_ours: whether what is there is such an output of dmlkit, by a mark that it bears.
+        is_ours: returns whether an existing file is such an output of dmlkit, known by a mark in it.
         sources: files that the command reads, which are never replaced.
-        option: that names the file, for errors.
+        option: the option that names the file, for errors.
 
     Raises:
-        UserError: it is a folder, a source, or somebody else's.
+        UserError: the path is a folder, a source, or a file that this command did not write.
     """
     if path.is_dir():
-        raise UserError(f"{option} {path}: is a folder; expected the name of a file")
+        raise UserError(f"{option} {path}: this is a folder; expected the name of a file")
     if not path.exists():
         return
     if any(source.exists() and path.samefile(source) for source in sources):
-        raise UserError(f"{option} {path}: is read by this command; choose another {option}")
+        raise UserError(f"{option} {path}: this command reads this file; choose another {option}")
     if not path.is_file() or not is_ours(path):
         raise UserError(
-            f"{option} {path}: is there already, and nothing tells that this command has written it; remove it, or "
-            f"choose another {option}"
+            f"{option} {path}: this file exists already and was not written by this command; remove it, or choose "
+            f"another {option}"
         )
 
 
 def check_outside_data(output: Path, data: Iterable[Path | None], *, option: str = "--output") -> None:
-    """Make sure that an output is not inside a folder of data, which would be read as images or classes from then on.
+    """Check that an output is not inside a folder of data, where it would be read as an image or a class.
 
     Raises:
-        UserError: it is.
+        UserError: the output is inside one of the folders.
     """
     for root in data:
         if root is not None and root.is_dir() and output.resolve().is_relative_to(root.resolve()):
             raise UserError(
-                f"{option} {output}: is inside {root}, all of which is read as data; choose a place outside of it"
+                f"{option} {output}: this is inside {root}, where every file is read as data; choose a path outside "
+                "that folder"
             )
 
 
 def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--output", is_run: bool = False) -> None:
-    """Make sure that an output is inside no folder of data, no gallery, and no run but for `PLACES_OF_RUN`.
+    """Check that an output is not inside a folder of data, a gallery, or a run (except in its `PLACES_OF_RUN`).
 
     Args:
         output: the file or folder that the user names.
-        data: folders that the command, or the run that it is about, reads.
-        option: that names the output, for errors.
-        is_run: the output is a run, which may be there already.
+        data: folders that the command, or its run, reads.
+        option: the option that names the output, for errors.
+        is_run: whether the output is itself a run, which may exist already.
 
     Raises:
-        UserError: it is inside one of them.
+        UserError: the output is inside one of them.
     """
     check_outside_data(output, data, option=option)
     place = output.resolve()
     for folder in (place, *place.parents):
         if (folder / GALLERY_MARK).is_file():
-            raise UserError(f"{option} {output}: is inside a gallery ({folder}); choose a place outside of it")
+            raise UserError(f"{option} {output}: this is inside a gallery ({folder}); choose a path outside it")
         inside = place.relative_to(folder).parts[:1]
         if all((folder / name).is_file() for name in RUN_MARKS) and inside not in (*PLACES_OF_RUN, *[()] * is_run):
             raise UserError(
-                f"{option} {output}: is inside a run ({folder}); choose a place outside of it, or in its "
+                f"{option} {output}: this is inside a run ({folder}); choose a path outside it, or in its "
                 + ", ".join(f"{place}/" for (place,) in PLACES_OF_RUN)
             )
 
 
 def head_of(path: Path) -> bytes:
-    """The beginning of a file, where marks stand."""
+    """Read the first `HEAD_BYTES` of a file, which contain the mark of the program that wrote it."""
     with path.open("rb") as file:
         return file.read(HEAD_BYTES)
 
 
 def is_our_picture(path: Path) -> bool:
-    """Whether dmlkit drew a picture; see `picture_metadata`."""
+    """Return whether dmlkit drew a picture; see `picture_metadata`."""
     suffix = path.suffix.lower()
     if suffix not in PICTURES:
         return False
-    return PICTURES[suffix][1] in (path.read_bytes() if suffix == ".pdf" else head_of(path))  # a PDF ends with it
+    return PICTURES[suffix][1] in (path.read_bytes() if suffix == ".pdf" else head_of(path))  # a PDF has it at the end
 
 
 def picture_metadata(path: Path) -> dict[str, str]:
-    """The metadata that matplotlib writes into a picture, so that it is known again."""
+    """Return the metadata that matplotlib writes into a picture, so that `is_our_picture` recognizes it."""
     return {PICTURES[path.suffix.lower()][0]: "dmlkit"}
 
 
 @contextmanager
 def writing(path: Path, *errors: type[Exception]) -> Generator[None]:
-    """Tell a write that fails in one line with its file.
+    """Turn errors of a failed write into a `UserError` of one line that names the file.
 
     Args:
-        path: what is being written.
-        errors: what a library raises for a full disk, beside OSError.
+        path: the file that is being written.
+        errors: exceptions other than OSError that a library raises for a full disk.
 
     Raises:
-        UserError: the block fails with one of them.
+        UserError: the block fails with one of these errors.
     """
     try:
         yield
     except (OSError, *errors) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        told = (reason.splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: cannot write this file: {told}") from error
+        first_line = (reason.splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: cannot write this file: {first_line}") from error

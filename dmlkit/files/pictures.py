@@ -1,4 +1,4 @@
-"""Pictures as files: one size and look, readable in a column of a paper, and written all or nothing."""
+"""Pictures: one size and style, readable in a column of a paper, written atomically, and short names for their text."""
 
 import warnings
 from collections.abc import Generator, Sequence
@@ -29,15 +29,15 @@ LOOK: dict[Any, Any] = {
     "text.parse_math": False,  # a $ in a name is a $
 }
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Of lines: told apart by the colour-blind (Okabe & Ito 2008), but never by their colour alone."""
+"""Colors of lines that color-blind readers can distinguish (Okabe & Ito 2008). Lines also differ by more than color."""
 DASHES = ("-", "--", "-.", ":")
 
 
 def check_picture(path: Path) -> None:
-    """Make sure that a picture may be written.
+    """Check that a picture may be written.
 
     Raises:
-        UserError: its name has another suffix, or somebody else's file is there.
+        UserError: the suffix is unknown, or the file exists and dmlkit did not write it.
     """
     if path.suffix.lower() not in PICTURES:
         *others, last = PICTURES
@@ -47,22 +47,22 @@ def check_picture(path: Path) -> None:
 
 @contextmanager
 def picture(path: Path, height: float, *, width: float = COLUMN) -> Generator[Any]:
-    """A matplotlib figure to draw in; it is written when the block ends, all or nothing.
+    """Yield a matplotlib figure to draw in; it is written atomically when the block ends.
 
     Args:
-        path: ends in .png, .svg or .pdf; its folder is made.
-        height: in millimetres.
-        width: in millimetres.
+        path: a file name that ends in .png, .svg or .pdf; its folder is created.
+        height: height in millimeters.
+        width: width in millimeters.
 
     Raises:
-        UserError: see `check_picture`, or it cannot be written.
+        UserError: see `check_picture`; or the file cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     check_picture(path)
     with rc_context(LOOK), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one a character; the picture shows boxes
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one per character; the picture shows boxes
         figure = Figure(figsize=(width * MM, height * MM), layout="constrained")
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def picture(path: Path, height: float, *, width: float = COLUMN) -> Generator[An
 
 
 def shortened(name: str, most: int) -> str:
-    """A name for a place with little room: printable, and cut in the middle, since names differ at either end.
+    """Shorten a name: make it printable and cut its middle, because names differ at either end.
 
     Example:
         >>> shortened("dove", 8), shortened("Golden-Delicious-Apple", 11)
@@ -85,24 +85,24 @@ def shortened(name: str, most: int) -> str:
 
 
 def shortened_apart(names: Sequence[str], most: int) -> list[str]:
-    """Names `shortened`; those that would look the same begin where they differ.
+    """Shorten names; those that would look the same start where they differ.
 
     Example:
         >>> shortened_apart(["Juice-of-Apples-1l", "Juice-of-Oranges-1l", "Milk"], 9)
         ['…Apples-1l', '…Oran…s-1l', 'Milk']
     """
-    told = [shortened(name, most) for name in names]
-    for text in {text for text in told if told.count(text) > 1}:
-        alike = [index for index, other in enumerate(told) if other == text]
-        letters = zip(*(names[index] for index in alike), strict=False)
+    short = [shortened(name, most) for name in names]
+    for text in {text for text in short if short.count(text) > 1}:
+        same = [index for index, other in enumerate(short) if other == text]
+        letters = zip(*(names[index] for index in same), strict=False)
         shared = next((place for place, here in enumerate(letters) if len(set(here)) > 1), 0)
-        for index in alike:
-            told[index] = f"…{shortened(names[index][shared:], most)}"
-    return told
+        for index in same:
+            short[index] = f"…{shortened(names[index][shared:], most)}"
+    return short
 
 
 def distinct_tails(paths: Sequence[Path]) -> list[str]:
-    """The ends of paths that tell them apart, as short as may be.
+    """Return the shortest ends of paths that distinguish them.
 
     Example:
         >>> distinct_tails([Path("runs/a/seed-0"), Path("runs/b/seed-0"), Path("runs/c")])

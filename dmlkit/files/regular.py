@@ -1,4 +1,4 @@
-"""Reading what a user names: regular files alone, since a FIFO is waited on for ever and a device never ends."""
+"""Checks that a path that a user names is a regular file: reading a FIFO or a device might never end."""
 
 import os
 import stat
@@ -16,10 +16,10 @@ KINDS = {
 
 
 def check_regular(path: str | Path) -> None:
-    """Make sure that a path is a regular file, or leads to one, before something opens it.
+    """Check that a path is a regular file, or a link to one, before it is opened.
 
     Raises:
-        OSError: it is something else, which the message names; or it is missing.
+        OSError: the path is something else, which the message names, or it is missing.
 
     Example:
         >>> check_regular("/dev/zero")
@@ -33,21 +33,21 @@ def check_regular(path: str | Path) -> None:
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """The first ``size`` bytes of a regular file. Its size is not asked for: files of /proc say 0 and go on.
+    """Read the first ``size`` bytes of a regular file. The size in its status is not used: files in /proc report 0.
 
     Raises:
-        OSError: see `check_regular`; or it cannot be read.
+        OSError: see `check_regular`; or the file cannot be read.
     """
     check_regular(path)
     with path.open("rb") as file:
         return file.read(size)
 
 
-def refuse_what_is_no_file(path: Path) -> None:
-    """Make sure that a path that is there is a regular file.
+def require_regular_file(path: Path) -> None:
+    """Check that a path, if it exists, is a regular file.
 
     Raises:
-        UserError: it is something else.
+        UserError: the path is something else.
     """
     try:
         check_regular(path)

@@ -157,8 +157,9 @@ def require_bounded(name: str, manifold: Manifold) -> None:
 
 
 def too_curved(loss: str, curvature: float, similarity: str) -> str | None:
-    """What is wrong with a curvature whose points cannot be as far apart as a loss takes unrelated ones to be, if it
-    is: `Manifold.relative_similarity` would stay above 0 between any two at right angles.
+    """Return an error if a curvature keeps points closer together than a loss expects unrelated points to be.
+
+    With such a curvature `Manifold.relative_similarity` would stay above 0 between any two points at right angles.
 
     Example:
         >>> too_curved("proxy_anchor", -1.0, "negative_distance")

@@ -75,11 +75,11 @@ class Manifold(nn.Module, ABC):
         """How far points (N, D) are off the manifold, in units of their own size: (N,); nan or inf where they are not
         finite.
 
-        It is 0 but for rounding where they are points, and above 0.01 where they cannot be; see `fault_in`.
+        It is 0 but for rounding where they are points, and above 0.01 where they cannot be; see `find_invalid_point`.
         """
 
     def describe_off(self, point: Tensor) -> str:
-        """What is wrong with finite numbers (D,) that are no point, and what was expected."""
+        """Describe why finite numbers (D,) are not a point, and what was expected."""
         raise NotImplementedError
 
     @abstractmethod

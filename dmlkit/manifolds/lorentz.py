@@ -198,7 +198,7 @@ class Lorentz(Manifold):
         return torch.cat([height + (-self.curvature).rsqrt(), space], dim=-1)
 
     def _time(self, points: Tensor) -> Tensor:
-        """The x_0 (...) that belongs to the other coordinates of points (..., d + 1)."""
+        """Compute x_0 (...) from the other coordinates of points (..., d + 1)."""
         squared = torch.linalg.vector_norm(points[..., 1:], dim=-1).square()
         return (squared - 1 / float(self.curvature)).sqrt()
 

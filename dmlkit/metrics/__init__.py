@@ -1,4 +1,4 @@
-"""Metrics: named floats from ranked neighbours or embeddings. Each file holds one."""
+"""Metrics: named floats computed from rankings of neighbors, or from embeddings. Each module has one family."""
 
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ __all__ = [
 
 load_family(__name__)
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
+if not TYPE_CHECKING:  # otherwise every name would pass the type checker
 
     def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name)

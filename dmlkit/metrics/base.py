@@ -1,4 +1,4 @@
-"""The metric interface: what a ranking and a set of points hold, and what a metric makes of them."""
+"""The metric interface: rankings and points, from which metrics are computed, and the base class of metrics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,20 +14,20 @@ from dmlkit.manifolds.base import Manifold
 
 @dataclass(frozen=True)
 class Ranking:
-    """Where the positives of Q queries stand among all that was ranked for them, best first.
+    """Ranks of the positives of Q queries, best first.
 
-    The positives of a query are the items of its class, without itself. Items with the same score share their
-    ranks: positive j stands anywhere in ``above + 1 .. above + tied`` with equal probability, and every
-    metric is the expected value over the orders of the tied items.
+    The positives of a query are the items of its class, without the query itself. Items with the same score share
+    their ranks: positive j has any rank in ``above + 1 .. above + tied`` with equal probability, and every metric is
+    the expected value over the orders of the tied items.
 
     Args:
-        above: (Q, J) int64, ascending; items with a higher score. A column that a query has no positive for
-            (or none that was found) holds ``gallery``.
-        tied: (Q, J) int64 >= 1; m, items with the same score, positive j included.
-        hits_above: (Q, J) int64; H, positives among the items above.
-        hits_tied: (Q, J) int64 >= 1; h, positives among the tied.
-        positives: (Q,) int64 >= 1; R.
-        gallery: (Q,) int64; how many items were ranked.
+        above: (Q, J) int64, ascending; number of items with a higher score. Where a query has no positive j, or it was
+            not found, the value is ``gallery``.
+        tied: (Q, J) int64 >= 1; m, number of items with the same score, including positive j.
+        hits_above: (Q, J) int64; H, number of positives among the items above.
+        hits_tied: (Q, J) int64 >= 1; h, number of positives among the tied items.
+        positives: (Q,) int64 >= 1; R, number of positives.
+        gallery: (Q,) int64; number of ranked items.
     """
 
     above: Tensor
@@ -38,17 +38,17 @@ class Ranking:
     gallery: Tensor
 
     def cut(self, k: int) -> Tensor:
-        """min(k, gallery): (Q,) int64."""
+        """Return min(k, gallery), (Q,) int64."""
         return self.gallery.clamp(max=k)
 
     def hits_within(self, limit: Tensor) -> Tensor:
-        """Expected hits among the first ``limit`` (Q,) items: (Q,) float64."""
+        """Compute the expected number of hits among the first ``limit`` (Q,) items, (Q,) float64."""
         return ((limit[:, None] - self.above).double() / self.tied).clamp(0, 1).sum(1)
 
     def any_within(self, limit: Tensor) -> Tensor:
-        r"""Probability of a hit among the first ``limit`` (Q,) items: (Q,) float64.
+        r"""Compute the probability of a hit among the first ``limit`` (Q,) items, (Q,) float64.
 
-        With t of the m best tied items inside the limit: :math:`1 - \binom{m-h}{t} / \binom{m}{t}`.
+        If t of the m best tied items are within the limit, it is :math:`1 - \binom{m-h}{t} / \binom{m}{t}`.
         """
         m, h = self.tied[:, 0], self.hits_tied[:, 0]
         t = (limit - self.above[:, 0]).clamp(min=0).minimum(m)
@@ -59,9 +59,9 @@ class Ranking:
         return found
 
     def precision_sum(self, limit: Tensor) -> Tensor:
-        r"""Sum of the precision at each hit among the first ``limit`` (Q,) items: (Q,) float64, expected.
+        r"""Compute the expected sum of the precisions at the hits among the first ``limit`` (Q,) items, (Q,) float64.
 
-        A tied positive at rank i has :math:`(h-1)(i-a-1)/(m-1)` other tied ones before it on average
+        A tied positive at rank i has :math:`(h-1)(i-a-1)/(m-1)` other tied positives before it on average
         (a = ``above``), so the sum over i needs only harmonic numbers (McSherry & Najork, ECIR 2008).
         """
         if (self.tied == 1).all():
@@ -75,30 +75,16 @@ class Ranking:
         return ((offset * (harmonic[last] - harmonic[first]) + slope * (last - first)) / self.tied).sum(1)
 
     def discounted_gain(self, limit: Tensor) -> Tensor:
-        """Sum of 1 / log2(rank + 1) over the hits among the first ``limit`` (Q,) items: (Q,), expected."""
+        """Compute the expected sum of 1 / log2(rank + 1) over the hits among the first ``limit`` (Q,) items, (Q,)."""
         gains = self.ideal_gains(int(limit.max()))
         first = self.above.minimum(limit[:, None])
         last = (self.above + self.tied).minimum(limit[:, None])
         return ((gains[last] - gains[first]) / self.tied).sum(1)
 
     def ideal_gains(self, depth: int) -> Tensor:
-        """The gain of n hits at the ranks 1..n, for n = 0..depth: (depth + 1,) float64."""
+        """Compute the gain of n hits at the ranks 1..n, for n = 0..depth, (depth + 1,) float64."""
         ranks = torch.arange(1, depth + 1, dtype=torch.float64, device=self.above.device)
         return _prefix_sums(1 / torch.log2(ranks + 1))
-
-
-def short(value: float) -> str:
-    """An integer as it is, another number in the fewest characters.
-
-    Example:
-        >>> short(1000), short(10.0), short(0.01), short(0.001), short(0.00025), short(-0.5)
-        ('1000', '10', '0.01', '1e-3', '2.5e-4', '-0.5')
-    """
-    if isinstance(value, int):
-        return str(value)
-    exact = Decimal(str(value)).normalize()
-    mantissa, _, exponent = f"{exact:e}".partition("e")
-    return min(f"{exact:f}", f"{mantissa}e{int(exponent)}", key=len)
 
 
 def _prefix_sums(values: Tensor) -> Tensor:
@@ -112,14 +98,14 @@ def _log_binomial(n: Tensor, k: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Targets:
-    """What points are compared with, where that is a gallery of its own.
+    """Separate gallery that points are compared with.
 
     Args:
         embeddings: (M, D) points.
         labels: (M,) int64.
-        ids: (M,) int64; an item with the id of a point is the point itself, and no pair with it.
-        point_labels: (N,) int64 of the points, numbered as ``labels``.
-        point_ids: (N,) int64 of the points, numbered as ``ids``.
+        ids: (M,) int64; an item with the id of a point is the point itself, and makes no pair with it.
+        point_labels: (N,) int64, labels of the points, with the same numbering as ``labels``.
+        point_ids: (N,) int64, ids of the points, with the same numbering as ``ids``.
     """
 
     embeddings: Tensor
@@ -131,14 +117,14 @@ class Targets:
 
 @dataclass(frozen=True)
 class Points:
-    """Labelled points on a manifold, for metrics that do not search.
+    """Labeled points on a manifold, for metrics that do not search.
 
     Args:
         embeddings: (N, D) points.
-        labels: (N,) int64 in 0..C-1, every class present.
+        labels: (N,) int64 in 0..C-1; every class is present.
         manifold: the geometry.
-        targets: what the points are compared with; None: with each other.
-        found: what several metrics need and one of them has computed, by what it is.
+        targets: the gallery that the points are compared with; None compares them with each other.
+        found: cache of intermediate results that several metrics share.
     """
 
     embeddings: Tensor
@@ -149,60 +135,74 @@ class Points:
 
 
 class MetricConfig(ComponentConfig, frozen=True):
-    """Root of the metric family. A member implements `per_query` (a search metric) or `of_points`."""
+    """Base class of metrics. A search metric implements `per_query`; any other metric implements `of_points`."""
 
     key: ClassVar[str]
-    """How the metric is asked for and reported; ``@k`` stands for its cut-offs, e.g. ``recall@k``, and ``@far=x`` for
-    the values of another option."""
+    """Name by which the metric is requested and reported; ``@k`` stands for its cut-offs, e.g. ``recall@k``, and
+    ``@far=x`` for the values of another option."""
     definition: ClassVar[str]
-    """One line, printed beside the figure; R = positives of the query without itself."""
+    """Definition in one line, printed next to the value; R = positives of the query without itself."""
     searches: ClassVar[bool] = True
-    """Whether it is made of a ranking, query by query, rather than of the points."""
+    """Whether the metric is computed per query from a ranking, and not from the points."""
     first_only: ClassVar[bool] = False
-    """Whether the best positive of each query says it all, so that the others need not be ranked."""
+    """Whether the metric depends only on the best positive of each query, so that the others need not be ranked."""
     to_r: ClassVar[bool] = False
-    """Whether it looks at the first R items."""
+    """Whether the metric depends on the first R items."""
     smaller_is_better: ClassVar[bool] = False
-    """Whether it is an error, so that it can choose no checkpoint and support no claim."""
+    """Whether the metric is an error rate. Such a metric cannot choose a checkpoint or support a claim of a study."""
 
     @classmethod
     def names_known(cls) -> list[str]:
-        """How members are asked for, ``@k`` standing for a cut-off."""
+        """Return the names by which metrics are requested, with ``@k`` for a cut-off."""
         return sorted(variant.key for variant in cls.variants.values())
 
     @classmethod
-    def listed(cls) -> str | None:
-        """The option whose values stand in names, one each: ``k`` of ``recall@k``, ``far`` of ``tar@far=x``."""
+    def option_in_name(cls) -> str | None:
+        """Return the option whose values are part of names: ``k`` of ``recall@k``, ``far`` of ``tar@far=x``."""
         option = cls.key.partition("@")[2].removesuffix("=x")
         return option if option in cls.model_fields else None
 
     def cutoffs(self) -> tuple[int, ...]:
-        """The k's it looks at."""
+        """Return the cut-offs k of the metric."""
         return ()
 
     def names(self) -> tuple[str, ...]:
-        """The keys of what `per_query` or `of_points` returns, those with a cut-off in the order of `cutoffs`."""
-        return self.asked()
+        """Return the keys of the result of `per_query` or `of_points`, in the order of `cutoffs`."""
+        return self.request_names()
 
-    def asked(self) -> tuple[str, ...]:
-        """The names that ask for it, as far as names can say it."""
-        option = self.listed()
+    def request_names(self) -> tuple[str, ...]:
+        """Return the names by which the metric is requested; they do not include all options."""
+        option = self.option_in_name()
         if option is None:
             return (self.key,)
-        return tuple(f"{self.key[:-1]}{short(value)}" for value in getattr(self, option))
+        return tuple(f"{self.key[:-1]}{_short_number(value)}" for value in getattr(self, option))
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        """Fractions by name, (Q,) float64; the metric is their mean."""
+        """Compute fractions by name, (Q,) float64; the metric is their mean."""
         raise NotImplementedError
 
     def of_points(self, points: Points) -> dict[str, float]:
-        """Figures by name.
+        """Compute values by name.
 
         Raises:
-            ValueError: they are not defined for such points.
+            ValueError: the metric is not defined for these points.
         """
         raise NotImplementedError
 
     def notes(self, points: Points) -> Iterable[str]:
-        """What a reader of `of_points` must know."""
+        """Return notes for the reader of the values of `of_points`."""
         return ()
+
+
+def _short_number(value: float) -> str:
+    """Format a number in the fewest characters; integers are never written with an exponent.
+
+    Example:
+        >>> [_short_number(value) for value in (1000, 10.0, 0.01, 0.001, 0.00025, -0.5)]
+        ['1000', '10', '0.01', '1e-3', '2.5e-4', '-0.5']
+    """
+    if isinstance(value, int):
+        return str(value)
+    exact = Decimal(str(value)).normalize()
+    mantissa, _, exponent = f"{exact:e}".partition("e")
+    return min(f"{exact:f}", f"{mantissa}e{int(exponent)}", key=len)

@@ -1,4 +1,4 @@
-"""Clustering metrics: how clusters of the embeddings agree with the labels."""
+"""Clustering metrics: agreement of k-means clusters of the embeddings with the labels (NMI, AMI, ARI, F1)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,15 +13,15 @@ from dmlkit.metrics.kmeans import KMeansOptions, class_clusters
 
 @dataclass(frozen=True)
 class Contingency:
-    """The overlaps of classes and clusters; only those that are not empty.
+    """Contingency table of classes and clusters; empty overlaps are left out.
 
     Args:
-        overlap: (M,) int64 >= 1; n_ij, items of class i in cluster j.
-        of_class: (M,) int64; a_i, the size of that class.
-        of_cluster: (M,) int64; b_j, the size of that cluster.
+        overlap: (M,) int64 >= 1; n_ij, number of items of class i in cluster j.
+        of_class: (M,) int64; a_i, size of the class of each overlap.
+        of_cluster: (M,) int64; b_j, size of the cluster of each overlap.
         classes: (C,) int64; all a_i.
         clusters: (K,) int64; all b_j.
-        total: N.
+        total: N, number of items.
     """
 
     overlap: Tensor
@@ -33,7 +33,7 @@ class Contingency:
 
     @classmethod
     def of(cls, labels: Tensor, clusters: Tensor) -> "Contingency":
-        """Compare labels (N,) with clusters (N,).
+        """Count the overlaps of labels (N,) and clusters (N,).
 
         Example:
             >>> Contingency.of(torch.tensor([0, 0, 1]), torch.tensor([5, 6, 6])).overlap.tolist()
@@ -45,19 +45,19 @@ class Contingency:
         return cls(overlap, a[pairs[0]], b[pairs[1]], a, b, len(labels))
 
     def mutual_information(self) -> float:
-        r""":math:`\sum_{ij} \frac{n_{ij}}{N} \log \frac{N n_{ij}}{a_i b_j}`, in nats."""
+        r"""Compute :math:`\sum_{ij} \frac{n_{ij}}{N} \log \frac{N n_{ij}}{a_i b_j}`, in nats."""
         share = self.overlap.double() / self.total
         ratio = self.overlap.double() * self.total / (self.of_class.double() * self.of_cluster)
         return max(0.0, float((share * ratio.log()).sum()))
 
     def mean_entropy(self) -> float:
-        """The arithmetic mean of the entropies of classes and clusters, in nats."""
+        """Compute the arithmetic mean of the entropies of classes and clusters, in nats."""
         return (_entropy(self.classes, self.total) + _entropy(self.clusters, self.total)) / 2
 
     def expected_information(self) -> float:
-        """The mutual information of random partitions with these sizes (Vinh et al., JMLR 2010, eq. 24a).
+        """Compute the mean mutual information of random partitions with these sizes (Vinh et al., JMLR 2010, eq. 24a).
 
-        Only sizes matter, and few sizes are distinct (at most sqrt(2N)), so each pair of sizes is summed once.
+        It depends only on sizes, and few sizes are distinct (at most sqrt(2N)), so each pair of sizes is summed once.
         """
         a, times_a = self.classes.unique(return_counts=True)
         b, times_b = self.clusters.unique(return_counts=True)
@@ -73,7 +73,7 @@ def _entropy(sizes: Tensor, total: int) -> float:
 
 
 def _expected_information(a: int, b: Tensor, total: int) -> Tensor:
-    """The summands of one class size ``a`` with cluster sizes (K,): (K,)."""
+    """Compute the summands (K,) of one class size ``a`` and cluster sizes (K,)."""
     n = torch.arange(1, a + 1, dtype=torch.float64, device=b.device)[:, None]  # (n, K)
     possible = (n <= b) & (n >= a + b - total)
     n = torch.where(possible, n, b.minimum(torch.full_like(b, a)))
@@ -92,18 +92,18 @@ def _log_choose(n: Tensor, k: Tensor) -> Tensor:
 
 
 class NmiConfig(MetricConfig, frozen=True):
-    r"""NMI of the classes and as many k-means clusters, 1 when they agree.
+    r"""NMI, the normalized mutual information of the classes and as many k-means clusters; 1 if they agree.
 
     .. math:: \frac{I(Y; Z)}{(H(Y) + H(Z)) / 2}
     """
 
     name: Literal["nmi"] = "nmi"
     iterations: PositiveInt = 20
-    """Of Lloyd's algorithm; fewer where it settles."""
+    """Maximum number of iterations of Lloyd's algorithm; it stops earlier when no assignment changes."""
     restarts: PositiveInt = 1
-    """Clusterings, of which the one with the least squared distance counts."""
+    """Number of clusterings; the one with the least squared distance is used."""
     seed: NonNegativeInt = 0
-    """Of the clustering."""
+    """Seed of the clustering."""
     key: ClassVar[str] = "nmi"
     definition: ClassVar[str] = "nmi: mutual information of classes and k-means clusters / mean of their entropies"
     searches: ClassVar[bool] = False
@@ -114,7 +114,7 @@ class NmiConfig(MetricConfig, frozen=True):
 
 
 def normalized_information(table: Contingency) -> float:
-    """Mutual information over mean entropy; 1 where neither partition divides anything.
+    """Compute mutual information / mean entropy; 1 if both partitions have a single part.
 
     Example:
         >>> import torch
@@ -126,18 +126,18 @@ def normalized_information(table: Contingency) -> float:
 
 
 class AmiConfig(MetricConfig, frozen=True):
-    r"""AMI, mutual information adjusted for chance: 0 for random clusters, however many (Vinh et al., JMLR 2010).
+    r"""AMI, the mutual information adjusted for chance: 0 for any number of random clusters (Vinh et al., JMLR 2010).
 
     .. math:: \frac{I(Y; Z) - E[I]}{(H(Y) + H(Z)) / 2 - E[I]}
     """
 
     name: Literal["ami"] = "ami"
     iterations: PositiveInt = 20
-    """Of Lloyd's algorithm; fewer where it settles."""
+    """Maximum number of iterations of Lloyd's algorithm; it stops earlier when no assignment changes."""
     restarts: PositiveInt = 1
-    """Clusterings, of which the one with the least squared distance counts."""
+    """Number of clusterings; the one with the least squared distance is used."""
     seed: NonNegativeInt = 0
-    """Of the clustering."""
+    """Seed of the clustering."""
     key: ClassVar[str] = "ami"
     definition: ClassVar[str] = "ami: nmi adjusted for chance; 0 for random clusters"
     searches: ClassVar[bool] = False
@@ -148,7 +148,7 @@ class AmiConfig(MetricConfig, frozen=True):
 
 
 def adjusted_information(table: Contingency) -> float:
-    """Mutual information above chance over the most there could be above chance; 1 where that is 0.
+    """Compute the mutual information above chance / the maximum above chance; 1 if that maximum is 0.
 
     Example:
         >>> import torch
@@ -162,7 +162,7 @@ def adjusted_information(table: Contingency) -> float:
 
 
 class AriConfig(MetricConfig, frozen=True):
-    r"""ARI, the share of pairs that both put together or both apart, adjusted for chance (Hubert & Arabie 1985).
+    r"""ARI, the share of pairs on which classes and clusters agree, adjusted for chance (Hubert & Arabie 1985).
 
     .. math:: \frac{S - E}{(A + B) / 2 - E}, \quad S = \sum_{ij} \binom{n_{ij}}{2},\ A = \sum_i \binom{a_i}{2},\
         B = \sum_j \binom{b_j}{2},\ E = A B / \binom{N}{2}
@@ -170,11 +170,11 @@ class AriConfig(MetricConfig, frozen=True):
 
     name: Literal["ari"] = "ari"
     iterations: PositiveInt = 20
-    """Of Lloyd's algorithm; fewer where it settles."""
+    """Maximum number of iterations of Lloyd's algorithm; it stops earlier when no assignment changes."""
     restarts: PositiveInt = 1
-    """Clusterings, of which the one with the least squared distance counts."""
+    """Number of clusterings; the one with the least squared distance is used."""
     seed: NonNegativeInt = 0
-    """Of the clustering."""
+    """Seed of the clustering."""
     key: ClassVar[str] = "ari"
     definition: ClassVar[str] = "ari: pairs that classes and k-means clusters agree on, adjusted for chance"
     searches: ClassVar[bool] = False
@@ -185,7 +185,7 @@ class AriConfig(MetricConfig, frozen=True):
 
 
 def adjusted_rand(table: Contingency) -> float:
-    """Agreement above chance over the most there could be above chance; 1 where that is 0.
+    """Compute the agreement above chance / the maximum above chance; 1 if that maximum is 0.
 
     Example:
         >>> import torch
@@ -202,18 +202,18 @@ def adjusted_rand(table: Contingency) -> float:
 
 
 class F1Config(MetricConfig, frozen=True):
-    r"""F1 of "same cluster" as a test for "same class", over all pairs of points.
+    r"""F1 score of "same cluster" as a prediction of "same class", over all pairs of points.
 
     .. math:: \frac{2 \sum_{ij} \binom{n_{ij}}{2}}{\sum_i \binom{a_i}{2} + \sum_j \binom{b_j}{2}}
     """
 
     name: Literal["f1"] = "f1"
     iterations: PositiveInt = 20
-    """Of Lloyd's algorithm; fewer where it settles."""
+    """Maximum number of iterations of Lloyd's algorithm; it stops earlier when no assignment changes."""
     restarts: PositiveInt = 1
-    """Clusterings, of which the one with the least squared distance counts."""
+    """Number of clusterings; the one with the least squared distance is used."""
     seed: NonNegativeInt = 0
-    """Of the clustering."""
+    """Seed of the clustering."""
     key: ClassVar[str] = "f1"
     definition: ClassVar[str] = "f1: F1 over pairs of points, same k-means cluster against same class"
     searches: ClassVar[bool] = False
@@ -224,7 +224,7 @@ class F1Config(MetricConfig, frozen=True):
 
 
 def pairwise_f1(table: Contingency) -> float:
-    """F1 over pairs; 1 where neither partition puts any two points together.
+    """Compute F1 over pairs; 1 if neither partition has a part of two points.
 
     Example:
         >>> import torch

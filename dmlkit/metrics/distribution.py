@@ -1,4 +1,4 @@
-"""Metrics of how embeddings are distributed: within and between classes, over directions, by norm."""
+"""Metrics of the distribution of embeddings: within and between classes, over directions, and by norm."""
 
 from typing import ClassVar, Literal
 
@@ -11,15 +11,15 @@ from dmlkit.metrics.ranking.products import block_rows
 
 
 class SpreadConfig(MetricConfig, frozen=True):
-    """Mean distance within classes and between class centres, and their ratio (Roth et al., ICML 2020, sec. 5).
+    """Mean distance within classes and between class centers, and their ratio (Roth et al., ICML 2020, sec. 5).
 
-    Distances are the manifold's. A centre is the mean of a class's points, put back onto the manifold.
+    Distances are those of the manifold. A center is the mean of a class's points, projected onto the manifold.
     """
 
     name: Literal["spread"] = "spread"
     key: ClassVar[str] = "spread"
     definition: ClassVar[str] = (
-        "intra_distance: mean distance of two points of a class, over classes; inter_distance: of two class centres; "
+        "intra_distance: mean distance of two points of a class, over classes; inter_distance: of two class centers; "
         "density: intra / inter"
     )
     searches: ClassVar[bool] = False
@@ -33,20 +33,20 @@ class SpreadConfig(MetricConfig, frozen=True):
         classes = points.embeddings[order].split(sizes.tolist())
         within = [mean_distance(points.manifold, members) for members in classes if len(members) > 1]
         intra = sum(within) / len(within) if within else 0.0
-        inter = mean_distance(points.manifold, class_centres(points, sizes))
-        density = intra / max(inter, 1e-12)  # finite where all centres coincide: JSON knows no infinity
+        inter = mean_distance(points.manifold, class_centers(points, sizes))
+        density = intra / max(inter, 1e-12)  # finite even if all centers coincide: JSON has no infinity
         return {"intra_distance": intra, "inter_distance": inter, "density": density}
 
 
-def class_centres(points: Points, sizes: Tensor) -> Tensor:
-    """The mean of each class's points on the manifold: (C, D)."""
+def class_centers(points: Points, sizes: Tensor) -> Tensor:
+    """Compute the mean of each class's points on the manifold, (C, D)."""
     sums = points.embeddings.new_zeros(len(sizes), points.embeddings.shape[1])
     means = sums.index_add_(0, points.labels, points.embeddings) / sizes[:, None]
     return points.manifold.geometry.projx(means)
 
 
 def mean_distance(manifold: Manifold, points: Tensor) -> float:
-    """The mean over all pairs of n >= 2 different points (n, D).
+    """Compute the mean distance over all pairs of n >= 2 points (n, D).
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -61,14 +61,14 @@ def mean_distance(manifold: Manifold, points: Tensor) -> float:
 class SpectrumConfig(MetricConfig, frozen=True):
     r"""Decay of the singular values of the embeddings (Roth et al., ICML 2020, sec. 5) and their effective rank.
 
-    With s the singular values divided by their sum, the decay is :math:`KL(U \| s)`, 0 when all directions are
-    used alike, and the effective rank :math:`e^{H(s)}` (Roy & Vetterli, EUSIPCO 2007).
+    With s the singular values divided by their sum, the decay is :math:`KL(U \| s)`, which is 0 if all directions are
+    used equally, and the effective rank is :math:`e^{H(s)}` (Roy & Vetterli, EUSIPCO 2007).
     """
 
     name: Literal["spectrum"] = "spectrum"
     key: ClassVar[str] = "spectrum"
     definition: ClassVar[str] = (
-        "spectral_decay: KL(uniform || singular values), shares below 1e-12 taken as that; "
+        "spectral_decay: KL(uniform || singular values), with shares of at least 1e-12; "
         "effective_rank: exp of their entropy"
     )
     searches: ClassVar[bool] = False
@@ -83,7 +83,7 @@ class SpectrumConfig(MetricConfig, frozen=True):
 
 
 def singular_shares(embeddings: Tensor) -> Tensor:
-    """The min(N, D) singular values of (N, D), largest first, divided by their sum: float64.
+    """Compute the min(N, D) singular values of (N, D), largest first, divided by their sum, in float64.
 
     Example:
         >>> singular_shares(torch.tensor([[3.0, 0.0], [0.0, 1.0]])).tolist()
@@ -99,11 +99,11 @@ def singular_shares(embeddings: Tensor) -> Tensor:
 
 
 class NormConfig(MetricConfig, frozen=True):
-    """Mean length of the features, and their mean squared length, which training may blow up (Chen et al., AAAI 2021).
+    """Mean length and mean squared length of the features, which may grow in training (Chen et al., AAAI 2021).
 
-    The features are those of the manifold: a point of flat space itself, and in a curved one the vector from the origin
-    to it, as long as the way there. On the sphere all have length 1. With ``validate_every: 1`` a run's curves show how
-    they change, as in Table 1 of the paper.
+    In flat space the feature of a point is the point itself. In a hyperbolic space it is the tangent vector at the
+    origin that leads to the point, whose length is the distance. On the sphere all features have length 1. With
+    ``validate_every: 1`` a run's curves show how the lengths change, as in Table 1 of the paper.
     """
 
     name: Literal["norm"] = "norm"

@@ -1,4 +1,4 @@
-"""Spherical and Euclidean k-means with exact k-means++ seeding, in a few matrix products."""
+"""Euclidean k-means with exact k-means++ seeding, in a few matrix products; on unit vectors it is spherical."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from dmlkit.metrics.ranking.products import inner_products_into, largest_columns
 
 @dataclass(frozen=True)
 class KMeansOptions:
-    """At most ``iterations`` of Lloyd's algorithm, the best of ``restarts``, reproducible by ``seed``."""
+    """Options: the maximum number of ``iterations`` of Lloyd's algorithm, the number of ``restarts``, and the seed."""
 
     iterations: int = 20
     restarts: int = 1
@@ -21,8 +21,12 @@ class KMeansOptions:
 
 @dataclass(frozen=True)
 class Clustering:
-    """The cluster of each point, (N,) int64 in 0..k-1, and the sum of squared distances to the centroids, in the
-    units of `squarable`."""
+    """Result of k-means.
+
+    Args:
+        assignments: (N,) int64 in 0..k-1, the cluster of each point.
+        inertia: sum of squared distances to the centroids, in the unit of `squarable`.
+    """
 
     assignments: Tensor
     inertia: float
@@ -31,12 +35,12 @@ class Clustering:
 def kmeans(points: Tensor, clusters: int, options: KMeansOptions) -> Clustering:
     """Cluster points (N, D) into ``clusters`` groups by Euclidean distance.
 
-    Seeding leaves every point assigned, so it takes the place of the first assignment. Afterwards a point whose
-    centroid stayed put is compared only with the centroids that moved, which changes nothing but the time. A cluster
-    that becomes empty is given the point farthest from its centroid.
+    Seeding assigns every point, so it replaces the first assignment. Later a point whose centroid did not move is
+    compared only with the centroids that moved, which saves time and does not change the result. A cluster that becomes
+    empty gets the point farthest from its centroid.
 
     Raises:
-        ValueError: fewer points than clusters.
+        ValueError: there are fewer points than clusters.
 
     Example:
         >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2, KMeansOptions())
@@ -52,7 +56,7 @@ def kmeans(points: Tensor, clusters: int, options: KMeansOptions) -> Clustering:
 
 
 def class_clusters(points: Points, options: KMeansOptions) -> Tensor:
-    """The k-means cluster of each point, k = C, on its coordinates: (N,) int64; computed once per options."""
+    """Compute the k-means cluster of each point, k = C, from its coordinates, (N,) int64; cached per options."""
     if options not in points.found:
         points.found[options] = kmeans(points.embeddings, int(points.labels.max()) + 1, options).assignments
     return points.found[options]
@@ -73,7 +77,7 @@ def _lloyd(points: Tensor, clusters: int, iterations: int, generator: torch.Gene
 
 
 def _means(points: Tensor, assignments: Tensor, clusters: int, squared: Tensor) -> Tensor:
-    """The centroid of each cluster (k, D); for an empty one the point farthest from its own centroid."""
+    """Compute the centroid of each cluster, (k, D); an empty cluster gets the point farthest from its own centroid."""
     sizes = assignments.bincount(minlength=clusters)
     sums = points.new_zeros(clusters, points.shape[1]).index_add_(0, assignments, points)
     means = sums / sizes.clamp(min=1)[:, None]
@@ -98,27 +102,27 @@ def _assign(points: Tensor, centroids: Tensor, moved: Tensor, assignments: Tenso
 
 
 BATCH = 2048  # candidates drawn from the same distances
-SQUARABLE = 2**-40, 2**50  # largest coordinates of rows whose squares, and the rounding of these, float32 holds
-BLOCK_ENTRIES = 2**24  # products held at once: 64 MB, whatever their shape; fewer rows slow thin products down by half
+SQUARABLE = 2**-40, 2**50  # largest coordinates of rows whose squares, with their rounding, float32 can represent
+BLOCK_ENTRIES = 2**24  # products held at once: 64 MB for any shape; with fewer rows thin products take twice as long
 
 
 def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Choose ``clusters`` of the points (N, D), each with a probability proportional to D^2 = its squared distance to
-    the nearest chosen so far (Arthur & Vassilvitskii, SODA 2007).
+    """Choose seeds among points (N, D) by k-means++ (Arthur & Vassilvitskii, SODA 2007).
 
-    One pass over the points per seed would take as long as all of k-means. Instead a batch of candidates is drawn
-    from the distances of the last pass, and each is kept with probability D^2 now / D^2 then, which needs only the
-    distances between candidates: rejection sampling, so the distribution is the same. The first of a batch is always
-    kept, as nothing has changed since it was drawn: every round brings a seed, so there are fewer rounds than seeds.
+    Each seed is drawn with a probability proportional to D^2, the squared distance to the nearest seed so far. One
+    pass over the points per seed would take as long as all of k-means. Instead a batch of candidates is drawn from the
+    distances of the last pass, and each is kept with probability D^2 now / D^2 then, which needs only the distances
+    between candidates. This is rejection sampling, so the distribution is the same. The first candidate of a batch is
+    always kept, because no distance has changed since it was drawn: there are at most as many rounds as seeds.
 
     Args:
-        points: whose squared distances their dtype holds; see `squarable`.
-        clusters: how many seeds, at most N.
-        generator: of the draws.
+        points: points whose squared distances their dtype can represent; see `squarable`.
+        clusters: number of seeds, at most N.
+        generator: generator of the draws.
 
     Returns:
         nearest: (N,) int64, the seed (0..clusters-1) nearest to each point.
-        seeds: (clusters,) int64, the points chosen. Where fewer points are distinct, some repeat others.
+        seeds: (clusters,) int64, the chosen points. If fewer points are distinct, some repeat others.
     """
     squared = torch.full((len(points),), torch.inf, dtype=points.dtype, device=points.device)
     nearest = torch.zeros(len(points), dtype=torch.int64, device=points.device)
@@ -138,8 +142,10 @@ def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) 
 
 
 def squarable(points: Tensor) -> Tensor:
-    """Points (N, D) as they are where their dtype holds the squares of their distances, else in float64 and in units of
-    the largest coordinate: of one point of 1e30 among others near 1 float32 holds no square.
+    """Rescale points (N, D) if their dtype cannot represent the squares of their distances.
+
+    Such points are converted to float64 and divided by the largest coordinate. For example, float32 cannot represent
+    the square of 1e30. Other points are returned unchanged.
 
     Example:
         >>> squarable(torch.tensor([[1.0, 0.0]]))
@@ -158,7 +164,7 @@ def squarable(points: Tensor) -> Tensor:
 
 
 def _draw(squared: Tensor, size: int, generator: torch.Generator) -> Tensor | None:
-    """Points drawn with probabilities proportional to ``squared``; None where all are 0."""
+    """Draw points with probabilities proportional to ``squared``; return None if all are 0."""
     total = squared.cumsum(0, dtype=torch.float64)
     if total[-1] == 0:
         return None
@@ -167,7 +173,7 @@ def _draw(squared: Tensor, size: int, generator: torch.Generator) -> Tensor | No
 
 
 def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Tensor:
-    """Which candidates (n, D) become seeds, one after the other: (n,) bool."""
+    """Decide one after the other which candidates (n, D) become seeds, (n,) bool."""
     between = squared_distances_to(candidates, candidates).cpu()
     threshold = then.cpu() * torch.rand(len(candidates), generator=generator)
     now = then.cpu().clone()
@@ -189,9 +195,9 @@ def _fold(points: Tensor, seeds: Tensor, first: int, squared: Tensor, nearest: T
 
 
 def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """The squared distance to the nearest of (k, D) centroids, and which it is: (n,), (n,) int64.
+    """Compute the squared distance (n,) to the nearest of the centroids (k, D), and its index (n,) int64.
 
-    Distances below the rounding of |x|^2 + |c|^2 are 0, so that a point chosen as a seed is not chosen again.
+    Distances below the rounding error of |x|^2 + |c|^2 become 0, so that a seed is not chosen twice.
 
     Example:
         >>> nearest_centroids(torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 4.0], [1.0, 2.0]]))
@@ -213,6 +219,6 @@ def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor
 
 
 def squared_distances_to(x: Tensor, y: Tensor) -> Tensor:
-    """|x_i - y_j|^2 of (n, D) and (m, D), not below 0: (n, m)."""
+    """Compute |x_i - y_j|^2, at least 0, of (n, D) and (m, D): (n, m)."""
     products = inner_products_into(x, y, x.new_empty(len(x), len(y)))
     return (x.square().sum(1)[:, None] + y.square().sum(1) - 2 * products).clamp(min=0)

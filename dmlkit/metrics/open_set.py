@@ -1,4 +1,4 @@
-"""Open-set metrics: queries of known classes and of classes without gallery images."""
+"""Open-set metrics: how well scores separate queries of known classes from those of classes outside the gallery."""
 
 from dataclasses import dataclass
 from math import floor
@@ -12,14 +12,14 @@ from dmlkit.metrics.base import MetricConfig, Points
 
 
 class AurocUnknownConfig(MetricConfig, frozen=True):
-    """AUROC, the probability that a query of a known class scores above one of an unknown class; equal scores half.
+    """AUROC, the probability that a query of a known class scores above one of an unknown class; ties count half.
 
-    `OpenSet` says which classes are unknown, what is searched, and what the score is.
+    `OpenSet` defines which classes are unknown, the gallery, and the score.
     """
 
     name: Literal["auroc_unknown"] = "auroc_unknown"
     unknown_fraction: float = Field(0.5, gt=0, lt=1)
-    """Share of the classes, the last of them, that are unknown."""
+    """Share of the classes that are unknown; it is the last classes in the order of their labels."""
     key: ClassVar[str] = "auroc_unknown"
     definition: ClassVar[str] = "auroc_unknown: probability that a known query scores above an unknown one"
     searches: ClassVar[bool] = False
@@ -31,17 +31,17 @@ class AurocUnknownConfig(MetricConfig, frozen=True):
 
 
 class OscrConfig(MetricConfig, frozen=True):
-    """OSCR, the area under the rate of right answers over the false accept rate (Dhamija et al., NeurIPS 2018).
+    """OSCR, the area under the rate of correct answers over the false accept rate (Dhamija et al., NeurIPS 2018).
 
-    The threshold goes over all scores. A known query counts where its answer is right and its score reaches the
-    threshold, an unknown one is accepted where its score does. So the area is the share of pairs of a known and an
-    unknown query in which the known one is answered rightly and scores higher; equal scores half. `OpenSet` says what
-    is searched.
+    The threshold takes all scores as values. A known query counts if its answer is correct and its score reaches the
+    threshold; an unknown query is accepted if its score reaches it. So the area is the share of pairs of a known and an
+    unknown query in which the known one has a correct answer and a higher score; ties count half. `OpenSet` defines
+    the gallery and the score.
     """
 
     name: Literal["oscr"] = "oscr"
     unknown_fraction: float = Field(0.5, gt=0, lt=1)
-    """Share of the classes, the last of them, that are unknown."""
+    """Share of the classes that are unknown; it is the last classes in the order of their labels."""
     key: ClassVar[str] = "oscr"
     definition: ClassVar[str] = (
         "oscr: known queries answered rightly and scoring above unknown ones, over all pairs of the two"
@@ -55,17 +55,17 @@ class OscrConfig(MetricConfig, frozen=True):
 
 
 class BaksConfig(MetricConfig, frozen=True):
-    """BAKS, the share of queries of known classes that are accepted and answered rightly, mean over the classes.
+    """BAKS, the share of queries of known classes that are accepted and answered correctly, averaged over the classes.
 
-    Accepted is a score from the threshold on. It is given: one chosen on these images would flatter. `OpenSet` says
-    what is searched.
+    A query is accepted if its score is at least the threshold. The threshold is an option, because one chosen on these
+    images would be too optimistic. `OpenSet` defines the gallery and the score.
     """
 
     name: Literal["baks"] = "baks"
     threshold: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
-    """Similarities, each a figure; ``dmlkit calibrate`` finds one on validation classes."""
+    """Similarity thresholds; each gives one metric. ``dmlkit calibrate`` chooses one on validation classes."""
     unknown_fraction: float = Field(0.5, gt=0, lt=1)
-    """Share of the classes, the last of them, that are unknown."""
+    """Share of the classes that are unknown; it is the last classes in the order of their labels."""
     key: ClassVar[str] = "baks@threshold=x"
     definition: ClassVar[str] = (
         "baks@threshold=x: queries scoring at least x and answered rightly, mean over known classes"
@@ -81,16 +81,17 @@ class BaksConfig(MetricConfig, frozen=True):
 
 
 class BausConfig(MetricConfig, frozen=True):
-    """BAUS, the share of queries of unknown classes that score less than the threshold, mean over the classes.
+    """BAUS, the share of queries of unknown classes that score less than the threshold, averaged over the classes.
 
-    The threshold is given: one chosen on these images would flatter. `OpenSet` says what is searched.
+    The threshold is an option, because one chosen on these images would be too optimistic. `OpenSet` defines the
+    gallery and the score.
     """
 
     name: Literal["baus"] = "baus"
     threshold: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
-    """Similarities, each a figure; ``dmlkit calibrate`` finds one on validation classes."""
+    """Similarity thresholds; each gives one metric. ``dmlkit calibrate`` chooses one on validation classes."""
     unknown_fraction: float = Field(0.5, gt=0, lt=1)
-    """Share of the classes, the last of them, that are unknown."""
+    """Share of the classes that are unknown; it is the last classes in the order of their labels."""
     key: ClassVar[str] = "baus@threshold=x"
     definition: ClassVar[str] = "baus@threshold=x: queries scoring less than x, mean over unknown classes"
     searches: ClassVar[bool] = False
@@ -103,28 +104,28 @@ class BausConfig(MetricConfig, frozen=True):
         }
 
 
-BLOCK_ENTRIES = 2**21  # similarities in float64 held at once: 16 MB, and as much for each step of a distance
+BLOCK_ENTRIES = 2**21  # similarities in float64 held at once: 16 MB, and as much for each temporary of a distance
 
 
 @dataclass(frozen=True)
 class OpenSet:
-    """What a search for known and unknown classes found.
+    """Result of a search with queries of known and unknown classes.
 
     1. Of the C classes, in the order of their labels, the last ``unknown_fraction`` (rounded to the nearest integer,
        at least one and at most C - 1) are unknown; the others are known.
-    2. The gallery is the first half of the images of every known class, in the order of the split and rounded up.
-       Where the dataset names a gallery, it is what that has of the known classes.
-    3. Queries are the other half of the known classes and all images of the unknown ones. Where the dataset names
-       queries, they are those; none finds itself.
+    2. The gallery is the first half, rounded up, of the images of every known class in the order of the split. If the
+       dataset has a gallery, it is the images of known classes in that gallery.
+    3. The queries are the other half of the known classes and all images of the unknown classes. If the dataset has
+       queries, it is those. No query finds itself.
     4. The score of a query is its largest similarity to the gallery, in float64 rounded to float32, and its answer is
        the class of that image (the first of several).
 
-    Nothing is chosen on these images: a threshold comes from elsewhere.
+    No threshold is chosen on these images.
 
     Args:
         known_scores: (K,) float32.
         known_labels: (K,) int64.
-        right: (K,) bool; the answer is the class of the query.
+        right: (K,) bool; whether the answer is the class of the query.
         unknown_scores: (U,) float32.
         unknown_labels: (U,) int64.
     """
@@ -137,10 +138,10 @@ class OpenSet:
 
     @classmethod
     def of(cls, points: Points, unknown_fraction: float) -> "OpenSet":
-        """Search; once for each share of unknown classes.
+        """Search with points; the result is cached for each share of unknown classes.
 
         Raises:
-            ValueError: there is no query of a known class, none of an unknown one, or no gallery.
+            ValueError: there is no query of a known class, no query of an unknown class, or no gallery.
 
         Example:
             >>> from dmlkit.manifolds import Euclidean
@@ -172,9 +173,9 @@ class OpenSet:
         is_unknown = labels[queries] >= first_unknown
         if len(gallery) == 0 or is_unknown.all() or not is_unknown.any():
             raise ValueError(
-                f"labels: {len(gallery)} images of known classes to search, {int((~is_unknown).sum())} queries of "
-                f"known and {int(is_unknown.sum())} of unknown classes; open-set figures need all three: a known class "
-                "with two images, and an unknown one"
+                f"labels: got {len(gallery)} gallery images of known classes, {int((~is_unknown).sum())} queries of "
+                f"known and {int(is_unknown.sum())} of unknown classes; open-set metrics need all three: at least one "
+                "known class with two images, and one unknown class"
             )
         found = points.embeddings if targets is None else targets.embeddings
         scores, nearest = most_similar(
@@ -187,7 +188,7 @@ class OpenSet:
 
 
 def first_half(labels: Tensor) -> Tensor:
-    """Which items of (N,) are in the first half of their class, rounded up: (N,) bool.
+    """Return which items of (N,) are in the first half of their class, rounded up, (N,) bool.
 
     Example:
         >>> first_half(torch.tensor([0, 1, 0, 0, 1])).tolist()
@@ -205,7 +206,7 @@ def first_half(labels: Tensor) -> Tensor:
 def most_similar(
     points: Points, queries: Tensor, ids: Tensor, items: Tensor, item_ids: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The largest similarity of each query (Q, D) to items (M, D) of other ids, and the item: (Q,), (Q,) int64."""
+    """Compute the largest similarity (Q,) of each query (Q, D) to items (M, D) of other ids; return also the items."""
     wide, best, nearest = items.double(), list[Tensor](), list[Tensor]()
     height = max(1, BLOCK_ENTRIES // len(items))
     for rows, own in zip(queries.split(height), ids.split(height), strict=True):
@@ -217,7 +218,7 @@ def most_similar(
 
 
 def wins(scores: Tensor, others: Tensor) -> Tensor:
-    """How many of the others (m,) each score (n,) beats; equal ones count half: (n,) float64.
+    """Count how many of the others (m,) are below each score (n,); equal scores count half, (n,) float64.
 
     Example:
         >>> wins(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0])).tolist()
@@ -228,7 +229,7 @@ def wins(scores: Tensor, others: Tensor) -> Tensor:
 
 
 def class_mean(values: Tensor, labels: Tensor) -> float:
-    """The mean over classes of the share of their values (n,) bool that are true."""
+    """Compute the share of true values (n,) bool in each class, averaged over the classes."""
     _, place, sizes = labels.unique(return_inverse=True, return_counts=True)
     shares = torch.zeros(len(sizes), dtype=torch.float64, device=values.device)
     return float((shares.index_add_(0, place, values.double()) / sizes).mean())

@@ -1,4 +1,4 @@
-"""Which points make pairs, and the similarity of all of them, block by block in bounded memory."""
+"""Pairs of points and their similarities, computed block by block in bounded memory."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,32 +13,33 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.products import inner_products_into
 from dmlkit.metrics.ranking.search import Lookup, repeated_rows
 
-BLOCK_ENTRIES = 2**24  # scores a thread holds: 64 MB; 277 rows of 60 502, whose product is as fast as of any more
-ALL_ENTRIES = 2**26  # of all threads together
-DISTANCE_ENTRIES = 2**21  # where a score needs some temporaries in float64: 16 MB each
+BLOCK_ENTRIES = 2**24  # scores per thread: 64 MB; 277 rows of 60 502, whose product is as fast as that of more rows
+ALL_ENTRIES = 2**26  # scores in all threads together
+DISTANCE_ENTRIES = 2**21  # scores that need temporaries in float64: 16 MB each
 
 Use = Callable[[Tensor, slice, slice], None]
-"""Takes the scores (n, m) of some rows and columns; those that are no negative pair are -inf. Called by several
-threads, each with memory of its own that it may write to."""
+"""Function of the scores (n, m) of some rows and columns, in which all but pairs of different classes are -inf. It is
+called by several threads, each with its own scores, which it may modify."""
 
 
 @dataclass(frozen=True)
 class Pairing:
     """Pairs of rows and columns, both sorted by class.
 
-    Without a gallery every point is both, and each unordered pair counts once: row i is paired with the columns after
-    i. With one every row is paired with every column but itself. Scores are similarities of the manifold in float32.
+    Without a gallery every point is a row and a column, and each unordered pair counts once: row i is paired with the
+    columns after i. With a gallery every row is paired with every column except itself. Scores are similarities of the
+    manifold in float32.
 
     Args:
         rows, columns: (N, D'), (M, D') points, or vectors whose inner product is the similarity.
         row_labels, column_labels: (N,), (M,) int64, ascending.
-        row_order: (N,) int64, where each row stood before it was sorted.
-        start, end: (N,) int64, the columns of each row's class.
+        row_order: (N,) int64, the position of each row before sorting.
+        start, end: (N,) int64, the range of columns of each row's class.
         unordered: whether rows and columns are the same points.
-        own: the columns that are the row itself, with a gallery.
-        manifold: whose similarity is computed; None: the inner product.
-        exact: compute in float64 and round. Distances cancel near zero, and of repeated points, which must tie, a
-            float32 product rounds equal entries differently.
+        own: with a gallery, the columns that are the row itself.
+        manifold: the manifold whose similarity is computed; None stands for the inner product.
+        exact: whether to compute in float64 and round. It is needed for distances, which cancel near zero, and for
+            repeated points, which must tie although a float32 product rounds equal entries differently.
     """
 
     rows: Tensor
@@ -55,7 +56,7 @@ class Pairing:
 
     @classmethod
     def of(cls, points: Points) -> "Pairing":
-        """All pairs of points, or of points and their gallery."""
+        """Build all pairs of points, or of points and their gallery."""
         sides, targets = [points.embeddings], points.targets
         labels = [points.labels]
         if targets is not None:
@@ -91,13 +92,13 @@ class Pairing:
 
     @property
     def same(self) -> int:
-        """How many pairs are of one class."""
+        """Number of pairs of the same class."""
         paired = int((self.end - self.start).sum())
         return (paired - len(self.rows)) // 2 if self.unordered else paired - self._own(same=True)
 
     @property
     def different(self) -> int:
-        """How many pairs are of two classes."""
+        """Number of pairs of different classes."""
         paired = int((len(self.columns) - (self.end - self.start)).sum())
         return paired // 2 if self.unordered else paired - self._own(same=False)
 
@@ -112,14 +113,14 @@ class Pairing:
         return total
 
     def scores(self, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
-        """The similarity of some rows (n, D') and columns (m, D'), in float32: (n, m)."""
+        """Compute the similarity of some rows (n, D') and columns (m, D'), in float32, (n, m)."""
         if self.exact:
             x, y = rows.double(), columns.double()
             return (x @ y.T if self.manifold is None else self.manifold.similarity(x, y)).float()
         return inner_products_into(rows, columns, rows.new_empty(len(rows), len(columns)) if out is None else out)
 
     def same_scores(self) -> Iterator[Tensor]:
-        """The scores of all pairs of one class, some at a time: (n,) each."""
+        """Yield the scores of all pairs of the same class in blocks (n,)."""
         from threadpoolctl import threadpool_limits
 
         sizes = self.row_labels.unique_consecutive(return_counts=True)[1]
@@ -143,7 +144,7 @@ class Pairing:
         return scores[kept]
 
     def each_block(self, use: Use) -> None:
-        """Have all scores of pairs of different classes looked at, on a CPU by as many threads as torch uses."""
+        """Call ``use`` with all scores of pairs of different classes, on a CPU in as many threads as torch uses."""
         if self.manifold is not None or self.rows.device.type != "cpu":
             for rows, columns in self._blocks(DISTANCE_ENTRIES if self.manifold is not None else BLOCK_ENTRIES):
                 use(self._different(rows, columns, None), rows, columns)
@@ -161,13 +162,13 @@ class Pairing:
                 memory.scores = torch.empty(max(entries, len(self.columns)))
             use(self._different(*block, memory.scores[: shape[0] * shape[1]].view(shape)), *block)
 
-        # every thread makes its own products: a threaded BLAS would spin on the cores that the sorting needs
+        # every thread computes its own products: a threaded BLAS would spin on the cores that the sorting needs
         with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(work, self._blocks(entries)):
                 pass
 
     def _blocks(self, entries: int) -> Iterator[tuple[slice, slice]]:
-        """Rows, and the columns that they may be paired with."""
+        """Yield blocks of rows with the columns that they may be paired with."""
         low = 0
         while low < len(self.rows):
             columns = slice(low if self.unordered else 0, len(self.columns))

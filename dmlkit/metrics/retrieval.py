@@ -1,4 +1,4 @@
-"""Retrieval metrics: expectations over ties of what a ranking gives each query."""
+"""Retrieval metrics, computed per query from its ranking, as expectations over ties."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,11 +10,11 @@ from dmlkit.metrics.base import MetricConfig, Ranking
 
 
 class RecallConfig(MetricConfig, frozen=True):
-    """R@k, the share of queries with a hit among their k nearest neighbours."""
+    """R@k, the share of queries with a hit among their k nearest neighbors."""
 
     name: Literal["recall"] = "recall"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 2, 4, 8)
-    """Cut-offs, each a figure."""
+    """Cut-offs k; each gives one metric."""
     key: ClassVar[str] = "recall@k"
     definition: ClassVar[str] = "recall@k: any hit in the k nearest"
     first_only: ClassVar[bool] = True
@@ -29,14 +29,14 @@ class RecallConfig(MetricConfig, frozen=True):
 class PrecisionConfig(MetricConfig, frozen=True):
     """P@k, the share of hits among the k nearest; P@1 equals R@1.
 
-    ``compat: oml`` divides by min(k, R), as open-metric-learning does, and reports ``precision@k:oml``.
+    ``compat: oml`` divides by min(k, R) like open-metric-learning, and reports ``precision@k:oml``.
     """
 
     name: Literal["precision"] = "precision"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
-    """Cut-offs, each a figure."""
+    """Cut-offs k; each gives one metric."""
     compat: Literal["oml"] | None = None
-    """Count as open-metric-learning: divide by min(k, R)."""
+    """``oml`` divides by min(k, R) like open-metric-learning."""
     key: ClassVar[str] = "precision@k"
     definition: ClassVar[str] = "precision@k: hits in the k nearest / k (:oml / min(R, k))"
 
@@ -68,20 +68,20 @@ class RPrecisionConfig(MetricConfig, frozen=True):
 
 
 class MapAtKConfig(MetricConfig, frozen=True):
-    r"""MAP@k, the mean of the precisions at the hits among the k nearest, out of the min(R, k) there could be.
+    r"""MAP@k, the sum of the precisions at the hits among the k nearest, divided by the possible number min(R, k).
 
     .. math:: \frac{1}{\min(R, k)} \sum_{i=1}^{k} P(i) \, \mathrm{rel}_i
 
-    Others divide by something else; ``compat`` follows them, and reports e.g. ``map@10:oml``:
-    ``pml`` (pytorch-metric-learning) by R, ``oml`` (open-metric-learning) by the number of hits found,
+    Other libraries divide by other numbers. ``compat`` selects one, and the metric is reported as e.g. ``map@10:oml``:
+    ``pml`` (pytorch-metric-learning) divides by R, ``oml`` (open-metric-learning) by the number of hits found, and
     ``mpa`` (Saeki et al. 2022, Table 1) by k.
     """
 
     name: Literal["map_at_k"] = "map_at_k"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
-    """Cut-offs, each a figure."""
+    """Cut-offs k; each gives one metric."""
     compat: Literal["pml", "oml", "mpa"] | None = None
-    """Divide as others do: ``pml`` by R, ``oml`` by the hits found, ``mpa`` by k."""
+    """Divisor of another library: ``pml`` divides by R, ``oml`` by the hits found, ``mpa`` by k."""
     key: ClassVar[str] = "map@k"
     definition: ClassVar[str] = (
         "map@k: (1/min(R, k)) sum over i <= k of precision(i) * hit(i) (:pml / R, :oml / hits found, :mpa / k)"
@@ -132,7 +132,7 @@ class MrrConfig(MetricConfig, frozen=True):
 
     name: Literal["mrr"] = "mrr"
     key: ClassVar[str] = "mrr"
-    definition: ClassVar[str] = "mrr: 1 / rank of the first hit; 0 where none was found"
+    definition: ClassVar[str] = "mrr: 1 / rank of the first hit; 0 if there is none"
     first_only: ClassVar[bool] = True
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ class MrrConfig(MetricConfig, frozen=True):
 
 
 def expected_reciprocal(above: Tensor, tied: Tensor, hits: Tensor) -> Tensor:
-    r"""E[1 / (a + X)], X the first of h hits among m tied items: (Q,) float64.
+    r"""Compute E[1 / (a + X)], (Q,) float64, where X is the position of the first of h hits among m tied items.
 
     .. math:: P(X > x) = \prod_{i=1}^{x} \frac{m - h - i + 1}{m - i + 1}
 
@@ -159,7 +159,7 @@ def expected_reciprocal(above: Tensor, tied: Tensor, hits: Tensor) -> Tensor:
 
 
 def _expected_reciprocal(above: int, tied: int, hits: int) -> float:
-    x = torch.arange(1, tied - hits + 2, dtype=torch.float64)  # the ranks that the first hit may have
+    x = torch.arange(1, tied - hits + 2, dtype=torch.float64)  # the possible positions of the first hit
     later = ((tied - hits - x + 1) / (tied - x + 1)).cumprod(0)  # P(X > x)
     probability = torch.cat([later.new_ones(1), later[:-1]]) - later
     return float((probability / (above + x)).sum())
@@ -173,9 +173,9 @@ class NdcgConfig(MetricConfig, frozen=True):
 
     name: Literal["ndcg"] = "ndcg"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
-    """Cut-offs, each a figure."""
+    """Cut-offs k; each gives one metric."""
     key: ClassVar[str] = "ndcg@k"
-    definition: ClassVar[str] = "ndcg@k: sum over i <= k of hit(i) / log2(i + 1), over that of min(R, k) hits in front"
+    definition: ClassVar[str] = "ndcg@k: sum over i <= k of hit(i) / log2(i + 1), divided by that of an ideal ranking"
 
     def cutoffs(self) -> tuple[int, ...]:
         return self.k
@@ -190,11 +190,11 @@ def _ndcg(ranking: Ranking, k: Tensor) -> Tensor:
 
 
 class CmcConfig(MetricConfig, frozen=True):
-    """CMC@k of re-identification and In-Shop: recall@k under the name and at the ranks used there."""
+    """CMC@k, which equals recall@k: the name and the ranks used in re-identification and for In-Shop."""
 
     name: Literal["cmc"] = "cmc"
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 10, 20, 30, 40, 50)
-    """Cut-offs, each a figure."""
+    """Cut-offs k; each gives one metric."""
     key: ClassVar[str] = "cmc@k"
     definition: ClassVar[str] = "cmc@k: any hit in the k nearest of the gallery; equals recall@k"
     first_only: ClassVar[bool] = True

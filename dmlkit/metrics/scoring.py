@@ -1,4 +1,4 @@
-"""Compute metrics: from embeddings and labels to named figures."""
+"""Computation of metrics by name from embeddings and labels, or from hits that were ranked elsewhere."""
 
 import re
 import warnings
@@ -22,7 +22,7 @@ from dmlkit.metrics.ranking.rankings import (
     build_search,
     default_manifold,
     rankings,
-    refuse_what_is_no_point,
+    require_points,
     search_vectors,
 )
 from dmlkit.metrics.ranking.search import Search
@@ -33,16 +33,16 @@ DEFAULT_METRICS = ("recall@1", "r_precision", "map@r")
 
 @dataclass(frozen=True)
 class Scores:
-    """Metrics and what they are made of.
+    """Metrics, and the values of each query.
 
     Args:
         values: the metrics by name.
-        definitions: what each metric is, by name, one line each.
+        definitions: the definition of each metric in one line, by name.
         per_query: (Q',) float64 by name, for the metrics that are means over queries.
-        queries: (Q',) int64, the queries that were scored: those with a positive.
-        nearest: (Q',) int64, the gallery item nearest to each.
-        left_out: how many queries have no positive.
-        notes: what a reader of the figures must know: clipped cut-offs, queries left out.
+        queries: (Q',) int64, the scored queries, which have a positive.
+        nearest: (Q',) int64, the gallery item nearest to each scored query.
+        left_out: number of queries without a positive.
+        notes: notes for the reader: clipped cut-offs, queries left out.
     """
 
     values: dict[str, float]
@@ -69,32 +69,33 @@ def retrieval_metrics(
 ) -> dict[str, float]:
     """Score embeddings by searching each one among all the others, or among a gallery.
 
-    - A query is never its own neighbour: without a gallery it is left out by its position, with a gallery and ids
-      by its id, however many duplicates it has. A gallery without ids leaves nothing out (In-Shop).
-    - Items of the same score are counted by the expected value over their orders; ``ties="pessimistic"`` puts
-      the right ones last. Equal gallery vectors always tie; other scores tie if equal in floating point.
-    - A k beyond the gallery is clipped to it, and queries without a positive are left out: both give a warning.
+    - A query is never its own neighbor: without a gallery it is excluded by its position, with a gallery and ids by
+      its id; its duplicates are not excluded. With a gallery and no ids nothing is excluded (In-Shop).
+    - Metrics are expected values over the orders of items of the same score; ``ties="pessimistic"`` ranks positives
+      last among them. Equal gallery vectors always tie; other scores tie if they are equal in floating point.
+    - A k larger than the gallery is clipped, and queries without a positive are left out: both give a warning.
 
     Args:
         embeddings: (N, D) points on the manifold, array or tensor.
         labels: (N,) integers or strings.
         gallery: (M, D) points to search instead; needs ``gallery_labels``.
-        gallery_labels: (M,).
-        manifold: the geometry whose similarity ranks the neighbours; None normalises and takes the cosine.
+        gallery_labels: (M,) integers or strings.
+        manifold: the geometry whose similarity ranks the neighbors; None normalizes the rows and uses the cosine.
         metrics: configs or names, e.g. ``["recall@1", "map@r", "ndcg@10", "nmi"]``; all share one search.
-            Those that do not search describe ``embeddings`` (nmi, ami, f1, diagnostics), or all pairs (eer, roc_auc).
-        ids: (N,) integers or strings that tell the queries apart; only with ``gallery_ids``. All items with the id of a
-            query are left out for it, so the ids may also be of groups: cameras, bursts, videos.
-        gallery_ids: (M,).
+            Metrics that do not search describe ``embeddings`` (nmi, ami, f1, spread) or all pairs (eer, roc_auc).
+        ids: (N,) integers or strings that identify the queries; only with ``gallery_ids``. All items with the id of a
+            query are excluded for it, so ids may also identify groups such as cameras, bursts or videos.
+        gallery_ids: (M,) integers or strings.
         ties: ``"expected"`` or ``"pessimistic"``.
-        group: a torch.distributed process group whose ranks share the queries; each must call with the same arguments.
+        group: a torch.distributed process group whose ranks share the queries; all must pass the same arguments.
 
     Returns:
         Fractions by name, e.g. ``{"recall@1": 0.93, "map@r": 0.61}``.
 
     Raises:
-        ValueError: embeddings that are not finite, off the manifold, or zero where the cosine is taken, lengths that
-            differ, an empty gallery, a single class, no query with a positive, an unknown metric or a k below 1.
+        ValueError: embeddings are not finite, not on the manifold, or zero and compared by the cosine; lengths differ;
+            the gallery is empty; there is a single class or no query with a positive; a metric is unknown; or a k is
+            below 1.
 
     Example:
         >>> points = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
@@ -133,10 +134,10 @@ def score_retrieval(
     group: Any = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Scores:
-    """`retrieval_metrics` with the values of each query, its nearest neighbour, and notes instead of warnings.
+    """Compute `retrieval_metrics` with the values and nearest neighbor of each query, and notes instead of warnings.
 
     Args:
-        advance: told how many more queries are ranked; the others are those of `retrieval_metrics`.
+        advance: receives how many more queries are ranked; the other arguments are those of `retrieval_metrics`.
 
     Raises:
         ValueError: see `retrieval_metrics`.
@@ -151,15 +152,15 @@ def score_retrieval(
     lengths = len(points), None if items is None else len(items)
     keys = as_keys(labels, gallery_labels, "labels", lengths)
     if int(max(side.max() if len(side) else 0 for side in keys)) == 0:
-        raise ValueError(f"labels: all {len(points)} are of one class; retrieval needs at least two")
+        raise ValueError(f"labels: all {len(points)} embeddings are of one class; retrieval needs at least two")
     names = _identities(ids, gallery_ids, lengths)
     if manifold is None:
         manifold = default_manifold(points)
         points = as_points(points, manifold, "embeddings")
         items = None if items is None else as_points(items, manifold, "gallery")
-    refuse_what_is_no_point(manifold, points, "embeddings")
+    require_points(manifold, points, "embeddings")
     if items is not None:
-        refuse_what_is_no_point(manifold, items, "gallery")
+        require_points(manifold, items, "gallery")
     targets = None if items is None else Targets(items, keys[1], names[1], keys[0], names[0])
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
     vectors = search_vectors(manifold, points, items)
@@ -185,7 +186,7 @@ def _score(
 ) -> Scores:
     scored = positives.nonzero()[:, 0]
     if len(scored) == 0:
-        raise ValueError("labels: no query has another item of its class to find; nothing to score")
+        raise ValueError("labels: no query has another item of its class to find, so there is nothing to score")
     searching = [config for config in configs if config.searches]
     per_query: dict[str, Tensor] = {}
     nearest = scored[:0]
@@ -216,6 +217,23 @@ def _score(
     )
 
 
+def share_of(rows: Tensor, group: Any) -> Tensor:
+    """Return every world-size-th row, starting at this rank; all rows without a group."""
+    return rows if group is None else rows[dist.get_rank(group) :: dist.get_world_size(group)]
+
+
+def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
+    """Gather values (n,) of each rank's rows in the order before `share_of`: (total,), equal on all ranks."""
+    if group is None:
+        return values
+    world = dist.get_world_size(group)
+    padded = values.new_zeros(-(-total // world))
+    padded[: len(values)] = values
+    shares = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(shares, padded, group=group)
+    return torch.stack(shares, 1).flatten()[:total]
+
+
 def _notes(configs: Sequence[MetricConfig], search: Search, positives: Tensor) -> Iterator[str]:
     left_out = int((positives == 0).sum())
     if left_out:
@@ -225,19 +243,19 @@ def _notes(configs: Sequence[MetricConfig], search: Search, positives: Tensor) -
 
 
 def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricConfig | str]) -> dict[str, float]:
-    """Score lists that were ranked elsewhere.
+    """Compute metrics from hits that were ranked elsewhere.
 
     Args:
-        hits: (N, K) bool or 0/1; whether neighbour k of query n, nearest first and without n itself, is right.
-        positives: (N,) integers >= 0; R, how many right items the gallery has. Queries with 0 are left out.
+        hits: (N, K) bool or 0/1; whether neighbor k of query n, nearest first and without n itself, is a positive.
+        positives: (N,) integers >= 0; R, the number of positives in the gallery. Queries with 0 are left out.
         metrics: search metrics, as configs or names.
 
     Returns:
-        Fractions by name. A k beyond K is clipped, and MRR counts 0 where no hit is listed: both give a warning.
+        Fractions by name. A k larger than K is clipped, and MRR is 0 for a query without a hit: both give a warning.
 
     Raises:
-        ValueError: wrong shapes, more hits than positives, a metric that does not search, or one at R where a list
-            ends before R.
+        ValueError: shapes are wrong; a query has more hits than positives; a metric does not search; or a metric
+            needs the first R items and a list ends before R.
 
     Example:
         >>> metrics_from_hits([[1, 0, 1, 0]], [2], ["precision@1", "map@4"])
@@ -246,7 +264,7 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     configs = metric_configs(metrics)
     for config in configs:
         if not config.searches:
-            raise ValueError(f"metrics: {config.key} is made of embeddings, not of hits")
+            raise ValueError(f"metrics: {config.key} is computed from embeddings and not from hits; leave it out")
     found, counts = torch.as_tensor(hits), torch.as_tensor(positives)
     check_hits(found, counts)
     found, left_out = found[counts > 0].bool(), int((counts == 0).sum())
@@ -255,22 +273,23 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     for config in configs:
         if config.to_r and short.any():
             raise ValueError(
-                f"hits: {config.key} needs the first R items, {int(short.sum())} lists of {found.shape[1]} end before"
+                f"hits: {config.key} needs the first R items, but {int(short.sum())} lists of {found.shape[1]} items "
+                "end before R"
             )
     if left_out:
         warnings.warn(f"{left_out} of {len(counts)} queries have no positive and are left out", stacklevel=2)
     if any(config.key == "mrr" for config in configs) and not found.any(1).all():
-        warnings.warn(f"mrr counts 0 for the {int((~found.any(1)).sum())} queries without a listed hit", stacklevel=2)
+        warnings.warn(f"mrr is 0 for the {int((~found.any(1)).sum())} queries without a listed hit", stacklevel=2)
     for note in clip_notes(configs, found.shape[1]):
         warnings.warn(note, stacklevel=2)
     return {name: float(value.mean()) for config in configs for name, value in config.per_query(ranking).items()}
 
 
 def check_hits(hits: Tensor, positives: Tensor) -> None:
-    """Refuse hit lists that contradict themselves.
+    """Check that hits and positives are consistent.
 
     Raises:
-        ValueError: says what came and what was expected.
+        ValueError: a shape or a type is wrong, or a query has more hits than positives.
 
     Example:
         >>> check_hits(torch.tensor([[1, 1]]), torch.tensor([1]))
@@ -291,11 +310,11 @@ def check_hits(hits: Tensor, positives: Tensor) -> None:
         query = int(excess[0])
         raise ValueError(f"hits: query {query} has {int(hits[query].sum())} hits but {int(positives[query])} positives")
     if not (positives > 0).any():
-        raise ValueError("positives: no query has any; nothing to score")
+        raise ValueError("positives: no query has any, so there is nothing to score")
 
 
 def ranking_of_hits(hits: Tensor, positives: Tensor) -> Ranking:
-    """The ranking that hits (N, K) bool say, without ties; positives that are not listed count as never found."""
+    """Build the ranking of hits (N, K) bool, without ties; positives that are not listed count as not found."""
     depth = hits.shape[1]
     width = max(1, int(hits.sum(1).max()))
     place = torch.arange(depth, device=hits.device).expand_as(hits)
@@ -306,7 +325,7 @@ def ranking_of_hits(hits: Tensor, positives: Tensor) -> Ranking:
 
 
 def clip_notes(configs: Sequence[MetricConfig], gallery: int) -> Iterator[str]:
-    """What to say of cut-offs beyond a gallery of ``gallery`` items.
+    """Yield a note for each cut-off that is larger than a gallery of ``gallery`` items.
 
     Example:
         >>> from dmlkit.metrics import RecallConfig
@@ -320,10 +339,10 @@ def clip_notes(configs: Sequence[MetricConfig], gallery: int) -> Iterator[str]:
 
 
 def metric_configs(metrics: Sequence["MetricConfig | str"]) -> list[MetricConfig]:
-    """Turn names into configs; configs stay as they are.
+    """Convert names of metrics to configs; configs are returned unchanged.
 
     Raises:
-        ValueError: no metric, an unknown name, or a k below 1.
+        ValueError: there is no metric, a name is unknown, or a k is below 1.
 
     Example:
         >>> from dmlkit.metrics import metric_configs
@@ -364,20 +383,3 @@ def _config(text: str) -> MetricConfig:
         if first["type"] == "missing":
             raise ValueError(f"metrics: {text!r}: expected {variant.key}, with a number for x") from None
         raise ValueError(f"metrics: {text!r}: {first['msg']}") from None
-
-
-def share_of(rows: Tensor, group: Any) -> Tensor:
-    """Return every world-size-th row, starting at this rank; all rows without a group."""
-    return rows if group is None else rows[dist.get_rank(group) :: dist.get_world_size(group)]
-
-
-def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
-    """Gather values (n,) of each rank's rows in the order before `share_of`: (total,), equal on all ranks."""
-    if group is None:
-        return values
-    world = dist.get_world_size(group)
-    padded = values.new_zeros(-(-total // world))
-    padded[: len(values)] = values
-    shares = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(shares, padded, group=group)
-    return torch.stack(shares, 1).flatten()[:total]

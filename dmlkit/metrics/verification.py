@@ -1,4 +1,7 @@
-"""Verification metrics: how well a similarity separates pairs of one class from other pairs."""
+"""Verification metrics (TAR@FAR, EER, ROC-AUC): how well scores separate pairs of one class from other pairs.
+
+The metrics come first, then the ROC curve over all pairs from which they are computed, in bounded memory.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,15 +20,15 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class TarAtFarConfig(MetricConfig, frozen=True):
-    """TAR@FAR, the share of the pairs of one class that are accepted where few of two classes are.
+    """TAR@FAR, the share of pairs of one class that are accepted at a given false accept rate.
 
-    Accepted are the scores from t on, the smallest threshold that at most the share ``far`` of the pairs of different
-    classes reaches. Nothing is interpolated: t is one of the scores. Pairs are those of `roc_auc`.
+    A pair is accepted if its score reaches t, the smallest score that at most the share ``far`` of the pairs of
+    different classes reaches. There is no interpolation. Pairs are those of `roc_auc`.
     """
 
     name: Literal["tar_at_far"] = "tar_at_far"
     far: Annotated[tuple[Share, ...], Field(min_length=1)] = (1e-3,)
-    """Shares of the pairs of different classes that may be accepted, each a figure."""
+    """False accept rates: shares of the pairs of different classes that may be accepted. Each gives one metric."""
     key: ClassVar[str] = "tar@far=x"
     definition: ClassVar[str] = (
         "tar@far=x: pairs of one class accepted at the lowest threshold that at most a share x of the others reaches"
@@ -42,27 +45,61 @@ class TarAtFarConfig(MetricConfig, frozen=True):
         return {name: count / curve.same for name, count in zip(self.names(), accepted, strict=True)}
 
     def notes(self, points: Points) -> Iterable[str]:
-        """Where there are fewer pairs of different classes than one accepted needs."""
+        """Return a note for each false accept rate at which not even one pair of different classes may be accepted."""
         different = PairCurve.of(points).different
         for name, far in zip(self.names(), self.far, strict=True):
             if far * different < 1:
-                yield f"{name}: with {different} pairs of different classes, none of them may be accepted"
+                yield f"{name}: there are {different} pairs of different classes, so that none may be accepted"
 
 
-BAND_SCORES = 2**22  # scores of the same class held at once, with their counts: 120 MB
-SORTED_ENTRIES = 2**22  # scores of different classes sorted at once, 3.4 ns each; 1.6 more to look up 130 000 levels
+class EerConfig(MetricConfig, frozen=True):
+    """EER, the false accept rate where it equals the false reject rate, over the pairs of `roc_auc`; less is better.
+
+    Between two thresholds both rates are interpolated linearly: the value is the point where the ROC curve, drawn
+    through its points at all distinct scores, meets the line TAR = 1 - FAR.
+    """
+
+    name: Literal["eer"] = "eer"
+    key: ClassVar[str] = "eer"
+    definition: ClassVar[str] = (
+        "eer: false accept rate where it equals the false reject rate, over all pairs; less is better"
+    )
+    searches: ClassVar[bool] = False
+    smaller_is_better: ClassVar[bool] = True
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        return {"eer": equal_error_rate(PairCurve.of(points))}
+
+
+class RocAucConfig(MetricConfig, frozen=True):
+    """ROC-AUC, the probability that a pair of one class scores above a pair of different classes; ties count half.
+
+    Every unordered pair counts once; with queries and a gallery, the pairs are every query with every item but itself.
+    """
+
+    name: Literal["roc_auc"] = "roc_auc"
+    key: ClassVar[str] = "roc_auc"
+    definition: ClassVar[str] = "roc_auc: probability that a pair of one class scores above any other; ties count half"
+    searches: ClassVar[bool] = False
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        return {"roc_auc": area(PairCurve.of(points))}
+
+
+BAND_SCORES = 2**22  # scores of the same class in memory at once, with their counts: 120 MB
+SORTED_ENTRIES = 2**22  # scores of different classes sorted at once: 3.4 ns each, and 1.6 to look up 130 000 levels
 
 
 @dataclass(frozen=True)
 class Band:
-    """The pairs of one class within a range of scores, and how many pairs of different classes score as high.
+    """Pairs of the same class within a range of scores, and how many pairs of different classes score as high.
 
     Args:
         scores: (n,) float32, distinct, descending.
-        count: (n,) int64 >= 1, pairs of one class with that score.
-        above: (n,) int64, pairs of different classes that score higher.
-        reached: (n,) int64, that score as high or higher.
-        before: pairs of one class above the band.
+        count: (n,) int64 >= 1, number of pairs of the same class with each score.
+        above: (n,) int64, number of pairs of different classes that score higher.
+        reached: (n,) int64, number of pairs of different classes that score as high or higher.
+        before: number of pairs of the same class above the band.
     """
 
     scores: Tensor
@@ -74,15 +111,17 @@ class Band:
 
 @dataclass(frozen=True)
 class PairCurve:
-    """The ROC curve over all pairs: a pair is accepted, taken for the same class, where its score reaches a threshold.
+    """ROC curve over all pairs. A pair is accepted as the same class if its score reaches the threshold.
 
-    Its points at the scores of the same class say all: between two of them the true accept rate stays.
+    Its points at the scores of pairs of the same class determine the curve: between two of them the true accept rate
+    is constant.
 
     Args:
-        same: how many pairs are of one class.
-        different: how many are of two.
-        bands: all scores of the same class from the highest on; kept where they are one band, else found again in one
-            pass over all pairs for each band.
+        same: number of pairs of the same class.
+        different: number of pairs of different classes.
+        pairing: the pairs.
+        kept: the only band if all scores of the same class fit into one; otherwise empty, and each use of `bands`
+            makes one pass over all pairs per band.
     """
 
     same: int
@@ -92,7 +131,7 @@ class PairCurve:
 
     @classmethod
     def of(cls, points: Points) -> "PairCurve":
-        """The curve of labelled points; computed once.
+        """Build the curve of labeled points; the result is cached.
 
         Example:
             >>> from dmlkit.manifolds import Euclidean
@@ -105,8 +144,8 @@ class PairCurve:
             pairing = Pairing.of(points)
             if pairing.same == 0 or pairing.different == 0:
                 raise ValueError(
-                    f"labels: {pairing.same} pairs of one class and {pairing.different} of different ones; figures "
-                    "over pairs need both"
+                    f"labels: got {pairing.same} pairs of one class and {pairing.different} of different classes; "
+                    "metrics over pairs need both"
                 )
             kept: list[Band] = []
             if pairing.same <= BAND_SCORES:
@@ -115,7 +154,7 @@ class PairCurve:
         return points.found[cls]
 
     def bands(self) -> Iterator[Band]:
-        """All scores of the same class, from the highest on."""
+        """Yield all scores of the same class in bands, from the highest on."""
         yield from self.kept or self._bands()
 
     def _bands(self) -> Iterator[Band]:
@@ -127,7 +166,7 @@ class PairCurve:
 
 
 def band_of(pairing: Pairing, low: float, high: float, before: int) -> Band:
-    """The scores of the same class in ``low <= score < high``; of infinite bounds, all."""
+    """Build the band of the scores of the same class in ``low <= score < high``."""
     found = [torch.empty(0, device=pairing.rows.device)]
     counts = [torch.empty(0, dtype=torch.int64, device=pairing.rows.device)]
     for block in pairing.same_scores():
@@ -146,30 +185,30 @@ def band_of(pairing: Pairing, low: float, high: float, before: int) -> Band:
 
 
 def band_edges(pairing: Pairing) -> list[float]:
-    """Bounds of bands of about `BAND_SCORES` scores, from infinity down: by the upper 16 bits of each score."""
+    """Compute bounds of bands of about `BAND_SCORES` scores, descending, from a histogram of their upper 16 bits."""
     histogram = torch.zeros(2**16, dtype=torch.int64, device=pairing.rows.device)
     for scores in pairing.same_scores():
         bits = (scores + 0.0).view(torch.int32)
-        ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> 16  # as the scores are
+        ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> 16  # in the order of the scores
         histogram += (ordered + 2**15).bincount(minlength=2**16)
-    edges, held = [torch.inf], 0
+    edges, total = [torch.inf], 0
     for place in range(2**16 - 1, -1, -1):
         size = int(histogram[place])
-        if held and held + size > BAND_SCORES:
+        if total and total + size > BAND_SCORES:
             edges.append(_least(place + 1 - 2**15))
-            held = 0
-        held += size
+            total = 0
+        total += size
     return [*edges, -torch.inf]
 
 
 def _least(ordered: int) -> float:
-    """The least score with these upper 16 bits in their order."""
+    """Return the least score with these upper 16 bits, given as an ordered integer."""
     bits = torch.tensor(ordered << 16, dtype=torch.int32)
     return float(torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32))
 
 
 def count_different(pairing: Pairing, levels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many pairs of different classes score above each level (n,), ascending, and how many reach it."""
+    """Count how many pairs of different classes score above each ascending level (n,), and how many reach it."""
     above, reached, lock = (
         torch.zeros_like(levels, dtype=torch.int64),
         torch.zeros_like(levels, dtype=torch.int64),
@@ -188,7 +227,9 @@ def count_different(pairing: Pairing, levels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_levels_of_any(scores: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many scores (m,) are above each of the ascending levels (n,), and how many reach it; scores may be sorted.
+    """Count how many scores (m,) are above each of the ascending levels (n,), and how many reach it.
+
+    The scores may be sorted in place.
 
     Example:
         >>> count_levels_of_any(torch.tensor([2.0, 1.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]))
@@ -208,27 +249,8 @@ def count_levels_of_any(scores: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]
     return torch.from_numpy(size - upto), torch.from_numpy(size - below)
 
 
-class EerConfig(MetricConfig, frozen=True):
-    """EER, the false accept rate where it equals the false reject rate, over the pairs of `roc_auc`; less is better.
-
-    Between two thresholds both rates go along straight lines: the figure is where the ROC curve, drawn through its
-    points at all distinct scores, meets the diagonal TAR = 1 - FAR.
-    """
-
-    name: Literal["eer"] = "eer"
-    key: ClassVar[str] = "eer"
-    definition: ClassVar[str] = (
-        "eer: false accept rate where it equals the false reject rate, over all pairs; less is better"
-    )
-    searches: ClassVar[bool] = False
-    smaller_is_better: ClassVar[bool] = True
-
-    def of_points(self, points: Points) -> dict[str, float]:
-        return {"eer": equal_error_rate(PairCurve.of(points))}
-
-
 def equal_error_rate(curve: PairCurve) -> float:
-    """Where the curve meets the diagonal TAR = 1 - FAR: the false accept rate there."""
+    """Compute the false accept rate at the point where the curve meets the line TAR = 1 - FAR."""
     for band in curve.bands():
         hits = band.before + band.count.cumsum(0)
         tar, far = hits.double() / curve.same, band.reached.double() / curve.different
@@ -237,29 +259,14 @@ def equal_error_rate(curve: PairCurve) -> float:
             place = int(passed[0])
             first_tar = float(hits[place] - band.count[place]) / curve.same
             first_far = float(band.above[place]) / curve.different
-            if first_tar + first_far >= 1:  # before this score, on the way along which the TAR stays
+            if first_tar + first_far >= 1:  # before this score, where the TAR is constant
                 return 1 - first_tar
             wide, high = float(far[place]) - first_far, float(tar[place]) - first_tar
             return first_far + wide * (1 - first_tar - first_far) / (wide + high)
     raise AssertionError  # the last point has TAR 1
 
 
-class RocAucConfig(MetricConfig, frozen=True):
-    """ROC-AUC, the probability that a pair of one class scores higher than a pair of two; equal scores count half.
-
-    All pairs count, each unordered one once; with queries and a gallery, every query with every item but itself.
-    """
-
-    name: Literal["roc_auc"] = "roc_auc"
-    key: ClassVar[str] = "roc_auc"
-    definition: ClassVar[str] = "roc_auc: probability that a pair of one class scores above a pair of two; ties half"
-    searches: ClassVar[bool] = False
-
-    def of_points(self, points: Points) -> dict[str, float]:
-        return {"roc_auc": area(PairCurve.of(points))}
-
-
 def area(curve: PairCurve) -> float:
-    """The area under the curve, in integers up to the last division."""
+    """Compute the area under the curve, with integers up to the last division."""
     twice = sum(int((band.count * (2 * curve.different - band.above - band.reached)).sum()) for band in curve.bands())
     return twice / (2 * curve.same * curve.different)

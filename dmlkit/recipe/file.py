@@ -257,7 +257,7 @@ def spell_out(tree: Tree) -> None:
     for index, item in enumerate(items):
         entry = _mapping(item)
         if entry is not None and spelled and _is_more_of(spelled[-1], entry, items[index - 1]):
-            option = MetricConfig.variants[entry["name"]].listed()
+            option = MetricConfig.variants[entry["name"]].option_in_name()
             spelled[-1][option] += entry[option]
             continue
         for key, origin in tree.origins.items():
@@ -281,7 +281,7 @@ def _mapping(item: Any) -> dict[str, Any] | None:
 
 def _is_more_of(last: Any, entry: dict[str, Any], item: Any) -> bool:
     """Return whether a name belongs to the same metric as the name before it."""
-    option = MetricConfig.variants[entry["name"]].listed()
+    option = MetricConfig.variants[entry["name"]].option_in_name()
     if not (isinstance(item, str) and isinstance(last, dict) and option in entry):
         return False
     return {**last, option: None} == {**entry, option: None}
@@ -297,10 +297,10 @@ def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
     """
     found: list[Any] = []
     for config in metrics:
-        option = config.listed()
+        option = config.option_in_name()
         options = {option: getattr(config, option)} if option else {}
         compat = getattr(config, "compat", None)
         plain = type(config)(**options, **({"compat": compat} if compat else {}))
-        names = [f"{name}:{compat}" if compat else name for name in config.asked()]
+        names = [f"{name}:{compat}" if compat else name for name in config.request_names()]
         found += names if plain == config else [config.model_dump(mode="json")]
     return found

@@ -80,7 +80,7 @@ def _checksum(text: str) -> str:
 
 
 def validation_fraction(classes: int) -> float:
-    """The share of training classes to validate on.
+    """Return the share of training classes to validate on.
 
     Example:
         >>> validation_fraction(40), validation_fraction(1000), validation_fraction(6)

@@ -1,1 +1,1 @@
-"""The folder of a run: its names, its documents, its checkpoints, and what may be used again."""
+"""The folder of a run: its file names, documents and checkpoints, and when its stored results may be reused."""

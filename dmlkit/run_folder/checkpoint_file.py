@@ -1,4 +1,4 @@
-"""Checkpoint files: tensors and plain values, with checksums that are looked at and without code."""
+"""Checkpoint files of tensors and plain values, whose checksums are verified and which contain no code."""
 
 import zipfile
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from dmlkit import __version__
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 
-FORMAT = 1  # raised when an older dmlkit could not read it
+FORMAT = 1  # increase it if older versions of dmlkit cannot read the new format
 
 Keys = Mapping[str, type | tuple[type, ...]]
-"""What a checkpoint must hold."""
+"""Keys that a checkpoint must have, and the types of their values."""
 WEIGHTS: Keys = {"model": dict, "objective": dict, "epoch": int}
 PROGRESS: Keys = {"step": int, "loss_sum": float, "seconds": float, "best": (dict, NoneType), "skipped": list}
 SESSION: Keys = {"optimizer": dict, "precision": dict, "random": dict}
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint, all or nothing.
+    """Write a checkpoint atomically.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.
@@ -31,9 +31,9 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     try:
         with atomic_write(path) as partial:
             torch.save({"format": FORMAT, "dmlkit": __version__, **state}, partial)
-    except RuntimeError as error:  # torch's, of a full disk: "unexpected pos 461312 vs 461208"
-        told = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{path}: cannot write this checkpoint; is the disk full? ({told})") from error
+    except RuntimeError as error:  # torch's error for a full disk: "unexpected pos 461312 vs 461208"
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{path}: cannot write this checkpoint; is the disk full? ({reason})") from error
 
 
 def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:
 
     Args:
         path: the file.
-        keys: what it must hold.
+        keys: the keys that it must have.
 
     Raises:
-        UserError: it is missing, damaged, of another format, or of another kind.
-        OSError: it may not be read.
+        UserError: the file is missing, damaged, of another format, or lacks keys.
+        OSError: the file cannot be read, e.g. for lack of permission.
     """
     try:
         _check_sums(path)
@@ -57,43 +57,46 @@ def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:
     except Exception as error:  # torch and zipfile raise many kinds for damaged files
         raise UserError(
             f"{path}: cannot read this checkpoint: it is damaged, or was not written by dmlkit; copy it again or "
-            "train again (--debug shows torch's words)"
+            "train again (--debug shows torch's error)"
         ) from error
     found = state.get("format") if isinstance(state, dict) else None
     if found != FORMAT:
         written_by = f"dmlkit {state.get('dmlkit')}" if isinstance(state, dict) else "another program"
         raise UserError(
             f"{path}: a checkpoint of format {found} ({written_by}); this is dmlkit {__version__}, which reads "
-            f"format {FORMAT}: use the version that wrote it, or train again"
+            f"format {FORMAT}: use the version that wrote the file, or train again"
         )
     wrong = [key for key, kind in keys.items() if key not in state or not isinstance(state[key], kind)]
     if wrong:
         raise UserError(
-            f"{path}: lacks {', '.join(wrong)}, which train writes into {path.name}; bring the right file back, or "
-            "train again"
+            f"{path}: this checkpoint lacks {', '.join(wrong)}, which train writes into {path.name}; restore the "
+            "original file, or train again"
         )
     return state
 
 
 def load_weights(module: nn.Module, weights: dict[str, Any], path: Path) -> None:
-    """Put the weights of a checkpoint into a module.
+    """Load the weights of a checkpoint into a module.
 
     Raises:
-        UserError: they are of another recipe.
+        UserError: the weights do not fit the module, because they are of another recipe.
     """
     try:
         module.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
         first, *details = [line.strip() for line in str(error).splitlines()] or [""]
         raise UserError(
-            f"{path}: these weights do not fit the run's recipe, they are of another run: "
+            f"{path}: these weights do not fit the run's recipe, because they are of another run: "
             f"{(details[0] if details else first)[:200]}"
         ) from error
 
 
 def _check_sums(path: Path) -> None:
-    """torch.load looks at no checksum: 64 inverted bytes gave MAP@R 0.06 instead of 0.27. To look at them takes
-    30 ms for 100 MB, where loading takes 55. Members are stored as they are; compressed ones might grow without end."""
+    """Verify the checksums of a checkpoint and that it is not compressed, because decompression could fill the memory.
+
+    torch.load does not verify checksums: 64 inverted bytes gave MAP@R 0.06 instead of 0.27. Verification takes 30 ms
+    for 100 MB; loading takes 55.
+    """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members) or archive.testzip():

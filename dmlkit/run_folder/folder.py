@@ -1,4 +1,8 @@
-"""The folder of a run: what is in it, who wrote it, and what a new run there replaces."""
+"""The folder of a run: its files, the checks before a run is continued, and the replacement of an old run.
+
+A new run in the folder of an old one is written to `NEW`. When it has its first checkpoint, `take_over` removes the
+files of the old run and moves the new ones into their place. Each step can be interrupted and resumed.
+"""
 
 import os
 from collections.abc import Generator
@@ -18,21 +22,21 @@ from dmlkit.run_folder.documents import Environment, EpochRow
 
 CheckpointName = Literal["last", "best"]
 CHECKPOINTS: dict[CheckpointName, Keys] = {"best": WEIGHTS, "last": {**WEIGHTS, **PROGRESS, **SESSION}}
-FREE = ("loggers", "workers")  # of training: no weight and no figure depends on them
-WEIGHED = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
-"""Recipe keys that weights belong to; a dataset may have moved since."""
+FREE = ("loggers", "workers")  # keys of training that change no weight and no metric
+WEIGHT_KEYS = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
+"""Recipe keys that a run and its checkpoint must share; the dataset may have moved."""
 
 
 class RunFolder:
-    """A run on disk::
+    """Run on disk::
 
         recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
         curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
         threshold.json        features/{train,validation,test}/     loggers.json    tensorboard/
-        evaluations/ embeddings/ exports/ plots/    what other commands make of the weights
+        evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
     Args:
-        path: the folder; it need not exist yet.
+        path: the folder; it may not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,9 +47,9 @@ class RunFolder:
         self.plots = path / "plots"
         self.threshold_path = path / "threshold.json"
         self.loggers_path = path / "loggers.json"
-        self._lie_in(path)
+        self._set_paths(path)
 
-    def _lie_in(self, folder: Path) -> None:
+    def _set_paths(self, folder: Path) -> None:
         self.checkpoints = folder / "checkpoints"
         self.untouched = folder / "untouched"
         self.features = folder / "features"
@@ -57,26 +61,28 @@ class RunFolder:
         self.curves_path = folder / "curves.png"
 
     def checkpoint_path(self, name: CheckpointName) -> Path:
-        """Where a checkpoint lies."""
+        """Return the path of a checkpoint."""
         return self.checkpoints / f"{name}.pt"
 
     def holds_run(self) -> bool:
-        """Return whether a run was started here: only `create` writes such an environment.json."""
+        """Return whether a run was started in this folder, known by the environment.json that only `create` writes."""
         return self.recipe_path.exists() and Environment.is_at(self.environment_path)
 
     def is_being_replaced(self) -> bool:
-        """Whether an old run lies here still, whose place a new one takes with its first checkpoint."""
+        """Return whether the folder has an old run that a new one will replace at its first checkpoint."""
         return is_being_replaced(self.path)
 
     @contextmanager
-    def held(self) -> Generator[None]:
-        """Be the only one who trains here; what a killed training left half done is brought to its end first.
+    def lock_for_training(self) -> Generator[None]:
+        """Lock the folder for a training, after finishing a replacement that a killed training left incomplete.
 
         Raises:
-            UserError: another training goes on here, or the folder holds something else.
+            UserError: another training is running in this folder, or the folder is not a run.
         """
         if self.path.exists() and not (self.holds_run() or is_being_replaced(self.path) or self._was_half_created()):
-            raise UserError(f"{self.path}: exists and is not a dmlkit run{self._fault()}; choose another --output")
+            raise UserError(
+                f"{self.path}: exists and is not a dmlkit run{self._environment_error()}; choose another --output"
+            )
         with sole_writer(self.path, what="a training"):
             take_over(self.path)
             discard_new(self.path)
@@ -85,8 +91,8 @@ class RunFolder:
             finally:
                 discard_new(self.path)
 
-    def _fault(self) -> str:
-        """Return what is wrong with an environment.json beside a recipe, which may be a run's that was damaged."""
+    def _environment_error(self) -> str:
+        """Return the error in an environment.json next to a recipe: the folder may be a damaged run."""
         try:
             if self.recipe_path.exists() and self.environment_path.exists():
                 Environment.read(self.environment_path)
@@ -95,11 +101,10 @@ class RunFolder:
         return ""
 
     def create(self, recipe: Recipe, *, overwrite: bool) -> None:
-        """Start a new run in a folder that is held. It replaces an old one, and what was made with its weights, at its
-        first checkpoint.
+        """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs.
 
         Raises:
-            UserError: the folder holds a run and ``overwrite`` is off.
+            UserError: the folder has a run and ``overwrite`` is off.
         """
         if self.holds_run():
             if not overwrite:
@@ -107,18 +112,18 @@ class RunFolder:
                     f"{self.path}: this folder already holds a run; continue it with --resume, replace it with "
                     "--overwrite, or choose another --output"
                 )
-            self._lie_in(self.path / NEW)
+            self._set_paths(self.path / NEW)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         Environment.here(recipe).write(self.environment_path)
         self.write_recipe(recipe)
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Keep the recipe that the run goes on with."""
+        """Write the recipe with which the run starts or continues."""
         with atomic_write(self.recipe_path) as partial:
             partial.write_text(dump_recipe(recipe), encoding="utf-8")
 
     def _was_half_created(self) -> bool:
-        """Whether nothing is here but what a killed `create` leaves."""
+        """Return whether the folder has only files that a killed `create` may leave."""
         ours = ("checkpoints", "environment.json", LOCK)
         return (
             self.path.is_dir()
@@ -128,10 +133,10 @@ class RunFolder:
         )
 
     def recipe(self) -> Recipe:
-        """The resolved recipe of the run.
+        """Read the resolved recipe of the run.
 
         Raises:
-            UserError: the folder holds no run, or one of missing plug-ins, or of a dmlkit with other recipe keys.
+            UserError: the folder has no run, its plug-ins are missing, or its recipe has keys that are unknown here.
         """
         if not (self.recipe_path.exists() and self.environment_path.exists()):
             raise UserError(
@@ -142,55 +147,54 @@ class RunFolder:
         return read_recipe(self.recipe_path, is_trained=True)
 
     def check_same_recipe(self, recipe: Recipe) -> None:
-        """Refuse to continue a run with another recipe, or with other code of its plug-ins. Keys that no figure depends
-        on may differ: `FREE`.
+        """Check that a run is continued with its own recipe, except the keys in `FREE`, and with its plug-ins' code.
 
         Raises:
-            UserError: lists every key that differs.
+            UserError: the recipe or a plug-in differs; the message lists every key that differs.
         """
         plugins = changed_plugins(Environment.read(self.environment_path).plugins)
         if plugins:
             raise UserError(
-                f"{self.path}: {'; '.join(plugins)}; bring that plug-in back, or start a new run in another --output"
+                f"{self.path}: {'; '.join(plugins)}; restore that plug-in, or start a new run in another --output"
             )
         changes = list(differences("", *(_without_free_keys(plain(one)) for one in (self.recipe(), recipe))))
         if changes:
             raise UserError(
-                f"{self.path}: the recipe has changed since this run began ({'; '.join(changes)}); "
-                "undo that, or start a new run in another --output"
+                f"{self.path}: the recipe has changed since this run started ({'; '.join(changes)}); "
+                "undo the change, or start a new run in another --output"
             )
 
     def save_checkpoint(self, name: CheckpointName, state: dict[str, Any]) -> None:
-        """Write a checkpoint of tensors and plain values, all or nothing; see `write_checkpoint`. With the first last
-        one a new run takes the place of an old one."""
+        """Write a checkpoint, see `write_checkpoint`; with the first ``last.pt`` a new run replaces an old one."""
         write_checkpoint(self.checkpoint_path(name), state)
         if name == "last":
             take_over(self.path)
-            self._lie_in(self.path)
+            self._set_paths(self.path)
 
     def load_checkpoint(self, name: CheckpointName) -> dict[str, Any]:
         """Read a checkpoint onto the CPU.
 
         Raises:
-            UserError: it is missing, damaged, of another format, or of another run.
+            UserError: the file is missing, damaged, of another format, or of another run.
         """
         path = self.checkpoint_path(name)
         state = read_checkpoint(path, CHECKPOINTS[name])
         if "recipe" in state:  # not in those of dmlkit 0.1.0
             recipes = plain(parse_recipe(str(state["recipe"]), f"{path}: recipe")), plain(self.recipe())
-            theirs, ours = ({key: recipe[key] for key in WEIGHED} for recipe in recipes)
+            theirs, ours = ({key: recipe[key] for key in WEIGHT_KEYS} for recipe in recipes)
             changes = list(differences("", theirs, ours))
             if changes:
                 raise UserError(
-                    f"{path}: a checkpoint of another run ({'; '.join(changes)}); bring this run's back, or train again"
+                    f"{path}: this is a checkpoint of another run ({'; '.join(changes)}); restore this run's "
+                    "checkpoint, or train again"
                 )
         return state
 
     def read_metrics(self) -> list[EpochRow]:
-        """The rows of metrics.jsonl, one per finished epoch; a last line cut off by a crash is left out.
+        """Read the rows of metrics.jsonl, one per finished epoch; a last line cut off by a crash is left out.
 
         Raises:
-            UserError: a line before the last is damaged, or of another version.
+            UserError: a line before the last is damaged, or of another format version.
         """
         if not self.metrics_path.exists():
             return []
@@ -209,10 +213,10 @@ class RunFolder:
         with self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(row.json_line())
             file.flush()
-            os.fsync(file.fileno())  # the checkpoint that follows is on the disk too, and counts on the row
+            os.fsync(file.fileno())  # the checkpoint that follows is flushed to disk too, and relies on this row
 
     def keep_metrics(self, epochs: int) -> None:
-        """Drop the rows of epochs after the first ``epochs``: they are about to be trained again."""
+        """Remove the rows of epochs after the first ``epochs``, which will be trained again."""
         rows = [row for row in self.read_metrics() if row.epoch <= epochs]
         with atomic_write(self.metrics_path) as partial:
             partial.write_text("".join(row.json_line() for row in rows), encoding="utf-8")
@@ -223,8 +227,8 @@ def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
     return {**recipe, "training": training}
 
 
-NEW = ".new"  # in the folder of the old run: the new one, until it has a checkpoint
-MOVING = ".moving"  # the new one, while the old one is gone and the new one is not yet in its place
+NEW = ".new"  # subfolder of the old run with the new run, until that has a checkpoint
+MOVING = ".moving"  # subfolder with the new run after the old run was removed, until all files are moved
 
 RUN_FILES = (
     *("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"),
@@ -243,7 +247,7 @@ RUN_FOLDERS = (
     "features",
     "checkpoints",
 )
-# What other commands write into a run by default, all of it made with the run's weights.
+# Files that other commands write into a run by default, all of them computed with the run's weights.
 EMBEDDING_FILES = (
     *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
     *("index.manifest.json", "manifest.json", "parts/*.safetensors", "parts/job.json", "tensorboard/tensors.bytes"),
@@ -257,19 +261,19 @@ DERIVED_FILES = (
 
 
 def is_being_replaced(folder: Path) -> bool:
-    """Whether a new run grows here, or is about to take the place of an old one."""
+    """Return whether the folder has a new run that has not yet replaced the old one."""
     return (folder / NEW).exists() or (folder / MOVING).exists()
 
 
 def take_over(folder: Path) -> None:
-    """Put a new run that has a checkpoint in the place of the old one; after a kill in between, go on with that."""
+    """Replace the old run by a new one that has a checkpoint; continue a replacement that was interrupted."""
     new, moving = folder / NEW, folder / MOVING
     if not moving.exists():
         if not (new / "checkpoints" / "last.pt").exists():
             return
         remove_files(folder, (*RUN_FILES, *DERIVED_FILES))
         new.rename(moving)
-    for name in RUN_FILES:  # the last checkpoint comes last: until then the run cannot be taken for a whole one
+    for name in RUN_FILES:  # last.pt is moved last: until then the run cannot be mistaken for a complete one
         if (moving / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (moving / name).replace(folder / name)
@@ -277,14 +281,14 @@ def take_over(folder: Path) -> None:
 
 
 def discard_new(folder: Path) -> None:
-    """Remove a new run that came to no checkpoint."""
+    """Remove a new run that has no checkpoint."""
     if (folder / NEW).exists():
         remove_files(folder / NEW, RUN_FILES)
         remove_emptied(folder / NEW, [folder / NEW / name for name in RUN_FOLDERS])
 
 
 def remove_files(folder: Path, patterns: tuple[str, ...]) -> None:
-    """Remove files, and the folders below that are empty then: where a file of somebody else's lies, both stay."""
+    """Remove files, and the folders below that become empty; a folder with other files is kept."""
     files = {file for pattern in patterns for file in folder.glob(pattern)}
     for file in files:
         file.unlink()
@@ -295,7 +299,7 @@ def remove_files(folder: Path, patterns: tuple[str, ...]) -> None:
 
 
 def remove_emptied(folder: Path, below: list[Path]) -> None:
-    """Remove a folder and folders in it, those that are empty."""
+    """Remove a folder and given folders in it if they are empty."""
     for empty in (*below, folder):
         if empty.is_dir() and not any(empty.iterdir()):
             empty.rmdir()

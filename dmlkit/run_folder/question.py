@@ -1,4 +1,4 @@
-"""What an evaluation asked: stored figures may be used again for the same question only."""
+"""The question that an evaluation answers: stored metrics may be reused only for the same question."""
 
 import hashlib
 import json
@@ -12,25 +12,25 @@ from dmlkit.recipe.schema import Recipe
 
 
 class Question(BaseModel, frozen=True, extra="forbid"):
-    """Everything that the figures of an evaluation depend on."""
+    """Everything that the metrics of an evaluation depend on."""
 
     weights: str
     """Fingerprint of the model."""
     checkpoint: Literal["last", "best", "untouched"]
-    """``untouched`` is no checkpoint: the backbone before training, without the head."""
+    """Name of the checkpoint; ``untouched`` is the backbone before training, without the head."""
     split: Split
     dataset: dict[str, Any]
-    """As in the recipe, resolved."""
+    """Dataset of the resolved recipe."""
     transform: dict[str, Any] | None
-    """As in the recipe, resolved; null for vectors."""
+    """Transform of the resolved recipe; null for vectors."""
     metrics: list[Any]
-    """By name where names say all."""
+    """Names of metrics, or their options where a name is not enough."""
     ties: Literal["expected", "pessimistic"]
-    """How items of the same score count."""
+    """How items with the same score are counted."""
 
     @classmethod
     def of(cls, recipe: Recipe, weights: str, checkpoint: str, split: str, ties: str = "expected") -> "Question":
-        """The question that a recipe's dataset, transform and metrics ask of weights."""
+        """Build the question for weights and a recipe's dataset, transform and metrics."""
         resolved = plain(recipe)
         fields = {name: resolved[name] for name in ("dataset", "transform", "metrics")}
         return cls.model_validate(
@@ -38,10 +38,10 @@ class Question(BaseModel, frozen=True, extra="forbid"):
         )
 
     def key(self) -> str:
-        """Eight characters that differ between questions."""
+        """Return a hash of eight characters that identifies the question."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:8]
 
     def file_name(self, own: "Question") -> str:
-        """The name of its report, without the suffix; that of the run's ``own`` question is the plain one."""
+        """Return the file name of the report without its suffix; only the run's ``own`` question has no hash in it."""
         name = f"{self.split}-{self.checkpoint}"
         return name if self == own else f"{name}-{self.key()}"

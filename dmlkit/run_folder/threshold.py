@@ -1,4 +1,4 @@
-"""``threshold.json``: from which similarity on two images are taken for the same class."""
+"""``threshold.json``: the similarity from which on two images are considered the same class."""
 
 from typing import Annotated, ClassVar
 
@@ -11,46 +11,46 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PairRates(BaseModel, frozen=True, extra="forbid"):
-    """What a threshold does to all pairs of the images of some classes."""
+    """Error rates of a threshold over all pairs of images of some classes."""
 
     classes: NonNegativeInt
     images: NonNegativeInt
     same: NonNegativeInt
-    """Pairs of one class."""
+    """Number of pairs of the same class."""
     different: NonNegativeInt
-    """Pairs of two classes."""
+    """Number of pairs of different classes."""
     far: Share
-    """False accept rate: the share of the pairs of two classes that reach the threshold."""
+    """False accept rate: the share of pairs of different classes that reach the threshold."""
     frr: Share
-    """False reject rate: the share of the pairs of one class that do not."""
+    """False reject rate: the share of pairs of the same class that do not reach the threshold."""
 
 
 class Threshold(Document, frozen=True):
-    """What ``dmlkit calibrate`` found for a run's model."""
+    """Threshold that ``dmlkit calibrate`` chose for a run's model."""
 
     kind: ClassVar[str] = "calibrated threshold"
 
     weights: str
-    """Fingerprint of the model that it belongs to."""
+    """Fingerprint of the model that the threshold belongs to."""
     checkpoint: CheckpointName
-    """Which of the run's checkpoints that is."""
+    """Checkpoint with these weights."""
     similarity: str
-    """In whose unit it is."""
+    """Name of the similarity in whose unit the threshold is."""
     threshold: FiniteFloat
-    """Two images are taken for the same class where their similarity is at least this."""
+    """Two images are considered the same class if their similarity is at least this."""
     far: Share
-    """The false accept rate that was asked for."""
+    """Requested false accept rate."""
     far_interval: tuple[Share, Share] | None
-    """95 %: the false accept rate to expect on as many other classes, by bootstrap over classes; null where there are
-    too few to tell how classes vary."""
+    """95 % interval of the false accept rate on as many other classes, by bootstrap over classes; null if there are
+    too few classes for an interval."""
     validation: PairRates
-    """On the classes that chose it."""
+    """Rates on the validation classes, on which the threshold was chosen."""
     test: PairRates | None
-    """On test classes, which chose nothing; null where there are none."""
+    """Rates on test classes, which are not used for the choice; null if there are none."""
 
 
 def threshold_of(run: RunFolder, weights: str) -> Threshold | None:
-    """The threshold of a run that belongs to weights; none where there is none, or one of another checkpoint.
+    """Return the threshold of a run for weights; None if there is none, or if it is for other weights.
 
     Raises:
         UserError: ``threshold.json`` is damaged.

@@ -58,9 +58,9 @@ def it_returns_its_names(config: MetricConfig) -> None:
     values = retrieval_metrics(points, labels, metrics=[config])
     expect(tuple(values) == config.names(), f"got values for {tuple(values)}, expected {config.names()}")
     expect(all(isinstance(value, float) for value in values.values()), f"got {values}, which are not all floats")
-    if _options(config) - {config.listed()} or config.variants.get(config.name) is not type(config):
+    if _options(config) - {config.option_in_name()} or config.variants.get(config.name) is not type(config):
         return  # names express no other options, and refer to the registered metric
-    by_name = [list(config.asked())] if _options(config) else [[config.name], list(config.asked())]
+    by_name = [list(config.request_names())] if _options(config) else [[config.name], list(config.request_names())]
     for names in by_name:
         found = retrieval_metrics(points, labels, metrics=names)
         expect(found == values, f"requested as {names} it returns {found}, by configuration {values}")

@@ -65,7 +65,7 @@ def train(
     fabric = fabric or start_fabric(device, recipe.training.precision)
     run = RunFolder(Path(folder))
     check_places(recipe, run.path)
-    held = run.held() if fabric.is_global_zero else nullcontext()
+    held = run.lock_for_training() if fabric.is_global_zero else nullcontext()
     with held, mirror_to_loggers(progress or Silent(), recipe, run, fabric) as progress:
         return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite)
 

@@ -14,7 +14,7 @@ from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.evaluation.run import asked_otherwise
+from dmlkit.evaluation.run import with_overrides
 from dmlkit.evaluation.statistics import paired_differences
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
 from dmlkit.loading.cache import images_of_split
@@ -147,7 +147,7 @@ def evaluate_untrained(
     if path.is_dir():
         RunFolder(path).recipe()  # refuses another folder
     recipe = read_recipe(RunFolder(path).recipe_path if path.is_dir() else path, overrides)
-    recipe = asked_otherwise(recipe, dataset_root, overrides, metrics)
+    recipe = with_overrides(recipe, dataset_root, overrides, metrics)
     split = split or ("all" if dataset_root is not None else "test")
     with faults_of(recipe, "dataset") if dataset_root is None else nullcontext():
         dataset = images_of_split(recipe.dataset, split)

@@ -102,7 +102,7 @@ def test_somebody_elses_picture_stays(dmlkit, here: Path, suffix: str):
     theirs = here / f"theirs{suffix}"
     theirs.write_bytes(b"not ours")
     result = dmlkit("plot", "one", "two", "-o", theirs)
-    assert result.code == 2 and "nothing tells that this command has written it" in result.err
+    assert result.code == 2 and "was not written by this command" in result.err
     assert theirs.read_bytes() == b"not ours"
 
 

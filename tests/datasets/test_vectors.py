@@ -245,7 +245,7 @@ def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: 
     refused = {
         ("embed", run, tmp_path / "wide.npy"): "got vectors of 9 numbers, but the model takes vectors of 5 numbers",
         ("embed", run, tmp_path): "is a folder, but the model takes vectors",
-        ("eval", run, "--dataset-root", tmp_path): "is of images, but this run takes vectors",
+        ("eval", run, "--dataset-root", tmp_path): "this is a folder of images, but the run takes vectors",
         ("data", "cache", recipe, "-o", tmp_path / "cache"): "has vectors; only images can be cached",
     }
     for command, told in refused.items():

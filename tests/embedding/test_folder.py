@@ -81,7 +81,7 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
         ({"dtype": "float16"}, "dtype: input should be 'float32'"),
         (
             {"manifold": {"name": "torus"}},
-            "manifold.name: nothing here is called 'torus'; install the plug-in",
+            "manifold.name: 'torus' is unknown; install the plug-in",
         ),
         ({"model": {**manifest()["model"], "checkpoint": "middle"}}, "model.checkpoint: input should be"),
         ({"skipped": "no"}, "skipped: input should be a valid array"),
@@ -219,8 +219,10 @@ def test_every_key_says_what_it_is(kind: type[BaseModel]):
 
 def test_rows_are_checked_once_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     looked: list[int] = []
-    real = folder_module.fault_in
-    monkeypatch.setattr(folder_module, "fault_in", lambda space, block: looked.append(len(block)) or real(space, block))
+    real = folder_module.find_invalid_point
+    monkeypatch.setattr(
+        folder_module, "find_invalid_point", lambda space, block: looked.append(len(block)) or real(space, block)
+    )
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out"))
     assert looked == [] and len(next(folder.blocks(2))) == 2 and looked == [2]
     assert [len(block) for block in folder.blocks(3)] == [3, 2] and looked == [2, 3, 2]

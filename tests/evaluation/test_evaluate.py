@@ -228,7 +228,10 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
         refused(dmlkit("eval", *arrays, *option), option[0], "does not apply to arrays")
     refused(dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold does not apply")
     refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold does not apply to a run")
-    refused(dmlkit("eval", run, "--dataset-root", tmp_path, "--set", "dataset.classes=12"), "takes the place of")
+    refused(
+        dmlkit("eval", run, "--dataset-root", tmp_path, "--set", "dataset.classes=12"),
+        "--dataset-root replaces the dataset",
+    )
     refused(dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last"), "--checkpoint does not apply")
     refused(dmlkit("curvature", tmp_path / "e", "--split", "test"), "--split does not apply")
 
@@ -284,7 +287,7 @@ def test_bad_input_of_eval(dmlkit, arrays):
     refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--per-class", folder / "no" / "c.csv"), "no such folder")
     refused(
         dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "nmi", "--per-class", folder / "c.csv"),
-        "none of the metrics is made of single queries",
+        "none of the metrics has a value per query",
     )
 
 

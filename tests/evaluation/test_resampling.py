@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.evaluation.statistics import bootstrap_intervals, effective_number, paired_comparison, told_few
+from dmlkit.evaluation.statistics import bootstrap_intervals, effective_number, few_classes_note, paired_comparison
 
 
 def test_bootstrap_of_a_share_is_the_normal_interval():
@@ -115,7 +115,7 @@ def test_fewer_than_five_classes_have_no_interval(count: int):
     assert found.ends is None and found.as_dict()["low"] is None
     assert found.p_value >= 2 / 2**count - 0.02
     assert bootstrap_intervals({"x": values}, classes)["x"].ends is None
-    assert f"no intervals over {count} classes: at least 5" in str(told_few(count))
+    assert f"no intervals over {count} classes: at least 5" in str(few_classes_note(count))
 
 
 def test_exchanges_of_classes_against_all_exchanges():
@@ -158,11 +158,12 @@ def test_a_single_class_has_no_interval():
     assert (found.difference, found.p_value, found.ends) == (1, 1, None)
     assert found.as_dict() == {"difference": 1, "low": None, "high": None, "p_value": 1}
     assert bootstrap_intervals({"x": second}, torch.zeros(9, dtype=torch.int64))["x"].ends is None
-    assert "a single class" in str(told_few(1)) and bootstrap_intervals({}, None) == {}
+    assert "a single class" in str(few_classes_note(1)) and bootstrap_intervals({}, None) == {}
 
 
 def test_a_p_value_over_few_classes_is_not_below_what_is_told():
     for count in (2, 4, 9):
         classes = torch.arange(10 * count) % count
         p_value = paired_comparison(torch.zeros(10 * count), torch.ones(10 * count), classes).p_value
-        assert p_value == pytest.approx(2 / 2**count, abs=0.02) and f"below {2 / 2**count:.3g}" in str(told_few(count))
+        assert p_value == pytest.approx(2 / 2**count, abs=0.02)
+        assert f"below {2 / 2**count:.3g}" in str(few_classes_note(count))

@@ -34,7 +34,7 @@ def holder(tmp_path: Path):
 
 def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(holder, tmp_path: Path):
     folder = tmp_path / "run"
-    refused = pytest.raises(UserError, match="a study is going on in this folder")
+    refused = pytest.raises(UserError, match="a study is running in this folder")
     with refused, sole_writer(folder, what="a study", patience=0.1):
         pass
     assert (folder / ".lock").exists()

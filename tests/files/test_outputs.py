@@ -177,7 +177,7 @@ def test_pictures_are_known_by_their_metadata(tmp_path: Path):
 def test_a_link_to_a_source_is_the_source(tmp_path: Path):
     (tmp_path / "x.npy").write_text("x")
     (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
-    with pytest.raises(UserError, match="is read by this command"):
+    with pytest.raises(UserError, match="this command reads this file"):
         check_output(tmp_path / "link.npy", lambda _: True, sources=[tmp_path / "none", tmp_path / "x.npy"])
 
 

@@ -41,7 +41,7 @@ def test_another_suffix_and_somebody_elses_file_are_refused(tmp_path: Path):
         with pytest.raises(UserError, match=r"expected a file name that ends in \.png, \.svg or \.pdf"):
             check_picture(tmp_path / name)
     (tmp_path / "p.pdf").write_bytes(b"%PDF-1.4 of somebody else")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         check_picture(tmp_path / "p.pdf")
 
 

@@ -72,7 +72,7 @@ def test_no_command_writes_into_data_a_run_or_a_gallery(
     ]
     cached = "backbone.tuning={name: none, cache: %s}"
     for place, reason in (
-        ("photos/new", "all of which is read as data"),
+        ("photos/new", "where every file is read as data"),
         ("run/new", "is inside a run"),
         ("birds/new", "is inside a gallery"),
     ):

@@ -42,7 +42,7 @@ def test_queries_without_positives_and_short_lists_are_said():
         assert metrics_from_hits([[1, 0], [0, 0], [0, 1]], [1, 0, 1], ["recall@1"]) == {"recall@1": 0.5}
     with pytest.warns(UserWarning, match="recall@9: only 2 items are ranked"):
         metrics_from_hits([[1, 0]], [1], ["recall@9"])
-    with pytest.warns(UserWarning, match="mrr counts 0 for the 1 queries"):
+    with pytest.warns(UserWarning, match="mrr is 0 for the 1 queries"):
         assert metrics_from_hits([[0, 0], [0, 1]], [1, 1], ["mrr"]) == {"mrr": 0.25}
 
 
@@ -55,8 +55,8 @@ def test_queries_without_positives_and_short_lists_are_said():
         ([[1, 2]], [3], ["recall@1"], "hits: expected only 0 and 1"),
         ([[0, 0], [1, 1]], [1, 1], ["recall@1"], "hits: query 1 has 2 hits but 1 positives"),
         ([[0, 0]], [0], ["recall@1"], "positives: no query has any"),
-        ([[1, 0]], [3], ["map@r"], "hits: map@r needs the first R items, 1 lists of 2 end before"),
-        ([[1, 0]], [1], ["nmi"], "metrics: nmi is made of embeddings, not of hits"),
+        ([[1, 0]], [3], ["map@r"], "hits: map@r needs the first R items, but 1 lists of 2 items end before R"),
+        ([[1, 0]], [1], ["nmi"], "metrics: nmi is computed from embeddings and not from hits"),
     ],
 )
 def test_bad_input(hits, positives, metrics, message):

@@ -21,13 +21,13 @@ ZERO[3] = ZERO[6] = 0
     [
         ((BROKEN, LABELS), {}, "embeddings: 2 of 8 rows hold NaN or infinity, the first is row 5"),
         ((POINTS, LABELS, BROKEN, LABELS), {}, "gallery: 2 of 8 rows hold NaN or infinity, the first is row 5"),
-        ((POINTS, LABELS[:7]), {}, "labels: expected one for each embedding, shape (8,), got (7,)"),
-        ((POINTS, LABELS, POINTS, LABELS[:3]), {}, "labels: expected one for each embedding, shape (8,), got (3,)"),
+        ((POINTS, LABELS[:7]), {}, "labels: expected one per embedding, shape (8,), got (7,)"),
+        ((POINTS, LABELS, POINTS, LABELS[:3]), {}, "labels: expected one per embedding, shape (8,), got (3,)"),
         ((POINTS, LABELS.float()), {}, "labels: expected integers or strings, got float32"),
         ((POINTS, LABELS.tolist(), POINTS, list("abcdabcd")), {}, "labels: the queries have int64 and the gallery <U1"),
-        ((POINTS, LABELS * 0), {}, "labels: all 8 are of one class; retrieval needs at least two"),
-        ((POINTS[:4], LABELS[:4]), {}, "labels: no query has another item of its class to find; nothing to score"),
-        ((POINTS, LABELS, POINTS, LABELS + 9), {}, "labels: no query has another item of its class to find; nothing"),
+        ((POINTS, LABELS * 0), {}, "labels: all 8 embeddings are of one class; retrieval needs at least two"),
+        ((POINTS[:4], LABELS[:4]), {}, "labels: no query has another item of its class to find, so there"),
+        ((POINTS, LABELS, POINTS, LABELS + 9), {}, "labels: no query has another item of its class to find, so there"),
         ((POINTS, LABELS, POINTS[:0], LABELS[:0]), {}, "gallery: expected shape (N, D) with at least one row, got (0"),
         ((POINTS[:0], LABELS[:0]), {}, "embeddings: expected shape (N, D) with at least one row, got (0, 4)"),
         ((POINTS[0], LABELS), {}, "embeddings: expected shape (N, D) with at least one row, got (4,)"),
@@ -42,7 +42,7 @@ ZERO[3] = ZERO[6] = 0
             ((POINTS.numpy().astype(kind), LABELS), {}, "embeddings: expected real numbers of up to 64 bits, got")
             for kind in ("complex64", "U8", "longdouble", "M8[s]", [("a", "f4")])
         ),
-        ((POINTS * 1e25, LABELS), {"manifold": Euclidean(4, similarity="dot")}, "embeddings: too long, their inner"),
+        ((POINTS * 1e25, LABELS), {"manifold": Euclidean(4, similarity="dot")}, "embeddings: the vectors are too long"),
         ((POINTS * 1e25, LABELS), {"manifold": Sphere(4)}, "embeddings: row 0: its length is "),
         ((POINTS, LABELS), {"metrics": []}, "metrics: expected at least one"),
         ((POINTS, LABELS), {"metrics": ["recall@0"]}, "metrics: 'recall@0': k must be at least 1, got 0"),

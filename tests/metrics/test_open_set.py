@@ -62,7 +62,7 @@ def test_among_themselves_against_loops(data):
         (gallery if enrolled else queries).append(item)
         order[label] += 1
     if all(label in unknown for _, label in queries):
-        with pytest.raises(ValueError, match="open-set figures need"):
+        with pytest.raises(ValueError, match="open-set metrics need"):
             retrieval_metrics(points, labels, manifold=Euclidean(1), metrics=NAMES)
         return
     ours = score_retrieval(points, labels, manifold=Euclidean(1), metrics=NAMES)
@@ -89,7 +89,7 @@ def test_queries_and_a_gallery_against_loops(queries, gallery):
         for config in metric_configs(NAMES)
     ]
     if not kept or len(asked) < 2:
-        with pytest.raises(ValueError, match="open-set figures need"):
+        with pytest.raises(ValueError, match="open-set metrics need"):
             retrieval_metrics(*arrays, Euclidean(1), configs, ids=ids, gallery_ids=gallery_ids)
         return
     ours = score_retrieval(*arrays, Euclidean(1), configs, ids=ids, gallery_ids=gallery_ids)

@@ -114,7 +114,7 @@ def test_two_trainings_do_not_share_a_folder(options, dmlkit, tiny_recipe: Path,
         result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", *options)
     assert result.code == 2
     assert result.err == (
-        f"error: {run}: a training is going on in this folder in another process; wait for it, or choose another "
+        f"error: {run}: a training is running in this folder in another process; wait until it ends, or choose another "
         "--output\n"
     )
     assert not run.exists() or not any(run.iterdir())

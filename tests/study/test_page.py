@@ -52,8 +52,8 @@ def test_what_is_asked_does_not_end_the_comment(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("# Somebody's\n", "nothing tells that this command has written it"),
-        ("", "nothing tells that this command has written it"),
+        ("# Somebody's\n", "was not written by this command"),
+        ("", "was not written by this command"),
         (f"# Own\n\n{BEGINNING} a -->\n", "got 1 and 0 of them"),
         (f"{BLOCK}\n\n{BLOCK}\n", "got 2 and 2 of them"),
         (f"{BLOCK}\n{END}\n", "got 1 and 2 of them"),

@@ -133,7 +133,7 @@ def test_a_complete_cache_is_read_while_another_process_holds_it_and_an_incomple
     holder = held_by_another_process(cache, 2)
     assert_same_weights(first, run_of(recipe, tmp_path / "third", f"backbone.tuning.cache={cache}"))
     assert holder.poll() is not None
-    assert "is going on in this folder in another process; waiting for it to end" in caplog.text
+    assert "is running in this folder in another process; waiting for it to end" in caplog.text
 
 
 def test_folds_share_a_cache_in_which_test_images_are_once(recipe: Path, tmp_path: Path):

@@ -14,7 +14,7 @@ import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.evaluation.statistics import paired_comparison
-from dmlkit.evaluation.untouched import told_gain
+from dmlkit.evaluation.untouched import gain_message
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -200,7 +200,7 @@ def test_damaged_figures_are_scored_again_and_left_out_of_comparisons(
     path = run / "untouched" / name
     path.unlink() if text == "gone" else path.write_text(text)
     shown = dmlkit("compare", run, other, "--device", "cpu")
-    assert shown.code == 0 and "left out here" in " ".join(shown.out.split())
+    assert shown.code == 0 and "are left out here" in " ".join(shown.out.split())
     assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
     assert f"{name}: " in caplog.text and "scored again" in caplog.text
     assert summary_of(run) == before
@@ -287,22 +287,22 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     mixed = dmlkit("compare", first, fresh, "--markdown", "--device", "cpu").out
     assert "| untouched (first) |" in mixed
     other = dmlkit("compare", first, second, "--device", "cpu", "--set", "transform.size=20")
-    assert "untouched figures answer another question" in " ".join(other.out.split())
+    assert "untouched metrics are for another dataset" in " ".join(other.out.split())
 
 
 @pytest.mark.parametrize(
     ("interval", "tuned", "ends"),
     [
         ((0.081, 0.105), 0.420, "+0.093 (0.081 to 0.105)"),
-        ((-0.001, 0.105), 0.420, "+0.093 (-0.001 to 0.105): training did not pay here"),
-        ((0.0, 0.105), 0.420, "+0.093 (0.000 to 0.105): training did not pay here"),
-        ((-0.03, -0.01), 0.307, "-0.020 (-0.030 to -0.010): training did not pay here"),
+        ((-0.001, 0.105), 0.420, "+0.093 (-0.001 to 0.105): training did not help here"),
+        ((0.0, 0.105), 0.420, "+0.093 (0.000 to 0.105): training did not help here"),
+        ((-0.03, -0.01), 0.307, "-0.020 (-0.030 to -0.010): training did not help here"),
         (None, 0.420, "+0.093, without an interval"),
-        (None, 0.307, "-0.020, without an interval: training did not pay here"),
+        (None, 0.307, "-0.020, without an interval: training did not help here"),
     ],
 )
 def test_the_line_says_whether_training_paid(interval, tuned: float, ends: str):
-    line = told_gain("map@r", tuned, 0.327, interval)
+    line = gain_message("map@r", tuned, 0.327, interval)
     assert line == f"map@r on test: {tuned:.3f} tuned, 0.327 untouched: {ends}"
 
 

@@ -11,7 +11,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.outputs import writing
-from dmlkit.files.regular import check_regular, refuse_what_is_no_file
+from dmlkit.files.regular import check_regular, require_regular_file
 
 MAX_BYTES = 640_000_000  # size of an image: the limit of 80 megapixels with 8 bytes each
 MOST_OPEN = 64  # tar files that a process keeps open; macOS allows 256 files, and opening takes 1 ms on a network
@@ -129,7 +129,7 @@ def _read(path: Path, filters: Any) -> tuple[ShardIndex, Any]:
     from pyarrow import ArrowException, parquet
 
     again = "remove it so that it is written again, or set dataset.index to another file"
-    refuse_what_is_no_file(path)
+    require_regular_file(path)
     try:
         table: Any = parquet.read_table(path, filters=filters, page_checksum_verification=True)
     except (OSError, ArrowException) as error:

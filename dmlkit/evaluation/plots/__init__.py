@@ -1,1 +1,1 @@
-"""Pictures of how a run's model retrieves, one kind a module."""
+"""Pictures of a run's similarities and retrieval; one kind per module."""

@@ -1,4 +1,4 @@
-"""Similarities as a heat map: of samples to proxies, and of the samples of any two classes."""
+"""Heat maps of similarities: of samples to proxies, and of classes to each other."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class HeatMaps(NamedTuple):
         classes: (c,) int64, labels, ascending.
         between: (c, c) float64, see `class_similarities`.
         sample_labels: (n,) int64, ascending.
-        to_proxies: (n, P) float32 of samples to proxies; None where there are none of these classes.
+        to_proxies: (n, P) float32, similarities of samples to proxies; None if these classes have no proxies.
         proxy_labels: (P,) int64, ascending.
     """
 
@@ -33,12 +33,12 @@ class HeatMaps(NamedTuple):
 
 
 def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int = 20) -> tuple[Path, HeatMaps]:
-    """Draw the similarities of samples to proxies, where training classes have some, and of classes to each other.
+    """Draw the similarities of samples to proxies, if the classes have proxies, and of classes to each other.
 
     Args:
-        embedded: a split.
-        output: where; by default in the run.
-        classes: how many to show, evenly spread.
+        embedded: the embeddings of a split.
+        output: the file; by default one in the run.
+        classes: number of classes to show, evenly spread.
     """
     output = output or embedded.run.plots / f"{embedded.split}-heatmap.png"
     shown = embedded.of_classes(classes)
@@ -49,7 +49,7 @@ def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int =
 
 @torch.no_grad()
 def heat_maps(embedded: EmbeddedSplit) -> HeatMaps:
-    """The figures of both maps."""
+    """Compute the values of both maps."""
     order = embedded.labels.argsort(stable=True)
     points, labels = embedded.points[order], embedded.labels[order]
     proxies = embedded.proxies()
@@ -61,12 +61,12 @@ def heat_maps(embedded: EmbeddedSplit) -> HeatMaps:
 
 
 def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Tensor:
-    """The mean similarity of two samples, by their classes: (c, c) float64, nan where a class has no two samples.
+    """Compute the mean similarity of two samples by their classes, (c, c) float64; nan for a class of a single sample.
 
     Args:
         manifold: the geometry.
         points: (N, D).
-        labels: (N,) int64; a row and a column for each that is there, ascending.
+        labels: (N,) int64; the result has a row and a column for each distinct label, ascending.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -80,13 +80,13 @@ def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Te
     for one in range(len(present)):
         own = (codes == one).nonzero()[:, 0]
         similarities = manifold.similarity(points[own].double(), points.double())
-        similarities[torch.arange(len(own)), own] = 0  # of a sample to itself
+        similarities[torch.arange(len(own)), own] = 0  # similarity of a sample to itself
         sums[one].index_add_(0, codes, similarities.sum(0))
     return sums / (counts[:, None] * counts - torch.diag(counts))
 
 
 def draw_maps(embedded: EmbeddedSplit, maps: HeatMaps, output: Path) -> None:
-    """The maps one above the other, each with its own scale of colours."""
+    """Draw the maps one above the other, each with its own color scale."""
     measure = embedded.manifold.similarity_name.replace("_", " ")
     names = shortened_apart([embedded.class_names[label] for label in maps.classes.tolist()], LONGEST_NAME)
     above = maps.to_proxies is not None
@@ -104,8 +104,8 @@ def draw_maps(embedded: EmbeddedSplit, maps: HeatMaps, output: Path) -> None:
 
 
 def draw_map(figure: Any, axes: Any, values: Any, names: list[str], places: Any, measure: str) -> None:
-    """A map (rows, columns) with names at their places, and the scale of its colours."""
-    image = axes.imshow(values.numpy(), cmap="viridis", aspect="auto")  # told apart by the colour-blind, and in grey
+    """Draw a map (rows, columns) with names at their places, and its color scale."""
+    image = axes.imshow(values.numpy(), cmap="viridis", aspect="auto")  # readable by the color-blind and in gray
     figure.colorbar(image, ax=axes, label=measure)
     named = len(names) <= MOST_NAMES
     axes.set_yticks(places[0] if named else [], names if named else [], fontsize=5)
@@ -113,7 +113,7 @@ def draw_map(figure: Any, axes: Any, values: Any, names: list[str], places: Any,
 
 
 def class_places(labels: Tensor) -> list[float]:
-    """The middle of each class among ascending labels (n,).
+    """Return the middle position of each class among ascending labels (n,).
 
     Example:
         >>> class_places(torch.tensor([3, 3, 3, 5]))

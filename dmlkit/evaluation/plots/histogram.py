@@ -1,4 +1,4 @@
-"""Similarities of pairs of one class and of two, before training and after it."""
+"""Histograms of the similarities of pairs of the same class and of different classes, before and after training."""
 
 from pathlib import Path
 from typing import Any
@@ -19,35 +19,36 @@ from dmlkit.model import build_model
 def plot_histogram(
     embedded: EmbeddedSplit, output: Path | None, *, bar: Bar = no_bar
 ) -> tuple[Path, ScoreHistograms, ScoreHistograms]:
-    """Draw how similar pairs are, by the untouched backbone and by the trained model.
+    """Draw histograms of the similarities of pairs by the untouched backbone and by the trained model.
 
     Args:
-        embedded: a split.
-        output: where; by default in the run.
-        bar: shows the images.
+        embedded: the embeddings of a split.
+        output: the file; by default one in the run.
+        bar: shows the progress.
 
     Returns:
-        Where it is, and the counts before and after.
+        The file, and the counts before and after training.
 
     Raises:
-        UserError: there are no pairs of both kinds, or the weights that training began with are gone.
+        UserError: there are no pairs of both kinds, or the initial weights of the training are missing.
     """
     output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
     before = counted(untouched_points(embedded, bar), embedded.split)
     weights = "pretrained" if has_pretrained_weights(embedded.trained.recipe) else "random"
-    begun = f"Untouched backbone, {weights} weights" if embedded.dataset.num_features is None else "Vectors as they are"
+    has_images = embedded.dataset.num_features is None
+    baseline = f"Untouched backbone, {weights} weights" if has_images else "Untransformed vectors"
     measure = embedded.manifold.similarity_name.replace("_", " ")
     with picture(output, 92) as figure:
         above, below = figure.subplots(2, 1, sharex=measure == "cosine")
-        draw_histogram(above, before, f"{begun}, {embedded.split} split", "cosine")
+        draw_histogram(above, before, f"{baseline}, {embedded.split} split", "cosine")
         draw_histogram(below, after, f"Trained model, {embedded.split} split", measure)
         figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return output, before, after
 
 
 def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
-    """The features of the backbone that training began with, see `untouched_model`, of all images of the split."""
+    """Compute the features of all images of the split by the backbone before training, see `untouched_model`."""
     recipe, dataset = embedded.trained.recipe, embedded.dataset
     try:
         with torch.random.fork_rng(devices=[]):
@@ -61,10 +62,10 @@ def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
 
 
 def counted(points: Points, split: str) -> ScoreHistograms:
-    """The pairs of a split by their similarity.
+    """Count the pairs of a split by their similarity.
 
     Raises:
-        UserError: there are none of one class, or none of two.
+        UserError: there are no pairs of the same class, or none of different classes.
     """
     try:
         return score_histograms(points)
@@ -73,14 +74,14 @@ def counted(points: Points, split: str) -> ScoreHistograms:
 
 
 def draw_histogram(axes: Any, counts: ScoreHistograms, title: str, measure: str) -> None:
-    """The shares of either kind: one filled in a solid line, the other hatched in a dashed one."""
+    """Draw the shares of both kinds of pairs: one filled with a solid line, the other hatched with a dashed line."""
     edges = counts.edges.numpy()
     looks: tuple[dict[str, Any], ...] = (
         {"facecolor": f"{COLORS[0]}70", "edgecolor": COLORS[0]},
         {"facecolor": "none", "edgecolor": COLORS[1], "hatch": "////", "linestyle": "--"},
     )
-    kinds = (("pairs of one class", counts.same), ("pairs of two classes", counts.different))
+    kinds = (("pairs of the same class", counts.same), ("pairs of different classes", counts.different))
     for look, (name, bins) in zip(looks, kinds, strict=True):
         share = 100 * bins.double() / bins.sum()
         axes.stairs(share.numpy(), edges, fill=True, label=name, linewidth=0.9, **look)
-    axes.set(title=title, xlabel=measure, ylabel="% of the pairs, by bin")
+    axes.set(title=title, xlabel=measure, ylabel="% of the pairs, per bin")

@@ -1,4 +1,4 @@
-"""A panel of queries with their nearest images: which are right, and which are wrong."""
+"""Panel of queries with their nearest images, which are marked as right or wrong."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,19 +17,19 @@ from dmlkit.metrics.retrieval import MapAtRConfig
 
 METRIC = "map@r"
 SIDE = 160  # pixels of an image: 300 dpi in 13 mm
-HEADING, LINE, GAP = 5.0, 1.9, 0.8  # mm: of a section, of a line below an image, and between images
-RIGHT, WRONG = ("✓", "#0072b2", "-"), ("✗", "#d55e00", (0, (2.5, 1.2)))  # sign, colour and dashes of a frame
+HEADING, LINE, GAP = 5.0, 1.9, 0.8  # mm: height of a heading, height of a line below an image, gap between images
+RIGHT, WRONG = ("✓", "#0072b2", "-"), ("✗", "#d55e00", (0, (2.5, 1.2)))  # sign, color and dashes of a frame
 MM_A_CHARACTER = 1.12  # a digit of 5 points
 
 
 class RetrievalPanel(NamedTuple):
-    """Queries and what is found for them, as rows of an `EmbeddedSplit`.
+    """Queries and their neighbors, as rows of an `EmbeddedSplit`.
 
     Args:
-        queries: (P,) int64, the worst first, then those drawn at random.
-        values: (P,) float64 of map@r.
-        worst: how many are the worst.
-        neighbors: (P, k) int64, nearest first; -1 where there are no more.
+        queries: (P,) int64, first the worst queries, then random ones.
+        values: (P,) float64, map@r of each query.
+        worst: number of worst queries.
+        neighbors: (P, k) int64, nearest first; -1 if there are no more.
         similarities: (P, k) float64.
     """
 
@@ -49,18 +49,18 @@ def plot_retrieval(
     seed: int = 0,
     bar: Bar = no_bar,
 ) -> tuple[Path, RetrievalPanel]:
-    """Draw queries with their nearest: half of them the worst, half of them at random.
+    """Draw queries with their nearest images; half of the queries are the worst ones, half are random.
 
     Args:
-        embedded: a split; where it names queries and a gallery, they are searched apart.
-        output: where; by default in the run.
-        queries: how many.
-        neighbors: how many of each.
-        seed: of those drawn at random.
-        bar: shows the ranking.
+        embedded: the embeddings of a split; if it has queries and a gallery, the queries search the gallery.
+        output: the file; by default one in the run.
+        queries: number of queries.
+        neighbors: number of images per query.
+        seed: seed of the random queries.
+        bar: shows the progress.
 
     Raises:
-        UserError: the dataset holds vectors, or there is nothing to retrieve.
+        UserError: the samples are vectors, or there is nothing to retrieve.
     """
     embedded.require_images("--kind retrieval")
     output = output or embedded.run.plots / f"{embedded.split}-retrieval.png"
@@ -71,7 +71,7 @@ def plot_retrieval(
 
 @torch.no_grad()
 def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, seed: int, bar: Bar) -> RetrievalPanel:
-    """The worst half of the queries by map@r, at most two of a class, the others at random, and their nearest."""
+    """Choose the worst queries by map@r, at most two per class, and as many random ones, and find their neighbors."""
     rows, dataset = embedded.rows, embedded.dataset
     found = Embeddings(embedded.points, embedded.labels, rows, [])
     try:
@@ -80,28 +80,28 @@ def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, seed:
             scores = score_dataset(found, dataset, model, [MapAtRConfig()], advance=advance).scores
     except ValueError as error:
         raise UserError(f"cannot search in the {embedded.split} split: {error}") from error
-    asked = torch.arange(len(rows)) if dataset.query is None else dataset.query[rows].nonzero()[:, 0]
+    scored = torch.arange(len(rows)) if dataset.query is None else dataset.query[rows].nonzero()[:, 0]
     stored = torch.arange(len(rows)) if dataset.gallery is None else dataset.gallery[rows].nonzero()[:, 0]
-    asked, nearest, values = asked[scores.queries], stored[scores.nearest], scores.per_query[METRIC]
+    scored, nearest, values = scored[scores.queries], stored[scores.nearest], scores.per_query[METRIC]
     points = embedded.points
-    alike = embedded.manifold.paired_similarity(points[asked].double(), points[nearest].double())
-    alike = alike.masked_fill(embedded.labels[asked] == embedded.labels[nearest], -torch.inf)
-    worst, others = choose_queries(values, embedded.labels[asked], alike, queries, seed)
+    wrong = embedded.manifold.paired_similarity(points[scored].double(), points[nearest].double())
+    wrong = wrong.masked_fill(embedded.labels[scored] == embedded.labels[nearest], -torch.inf)
+    worst, others = choose_queries(values, embedded.labels[scored], wrong, queries, seed)
     chosen = torch.cat([worst, others])
-    near = [nearest_of(embedded, int(row), stored, neighbors) for row in asked[chosen].tolist()]
+    near = [nearest_of(embedded, int(row), stored, neighbors) for row in scored[chosen].tolist()]
     similarities, indices = (torch.stack(column) for column in zip(*near, strict=True))
-    return RetrievalPanel(asked[chosen], values[chosen], len(worst), indices, similarities)
+    return RetrievalPanel(scored[chosen], values[chosen], len(worst), indices, similarities)
 
 
 def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Positions of the worst queries, and of others at random: half of ``count`` each.
+    """Choose the positions of the worst queries and of random other queries, half of ``count`` each.
 
     Args:
-        values: (Q,) of a metric.
+        values: (Q,) values of a metric.
         labels: (Q,) int64.
-        wrong: (Q,) the similarity of the nearest where it is wrong; of equally bad ones the largest comes first.
-        count: how many of both.
-        seed: of those drawn.
+        wrong: (Q,) similarity of the nearest item if it is wrong; among equal values the largest is worst.
+        count: number of queries of both kinds together.
+        seed: seed of the random queries.
 
     Example:
         >>> values = torch.tensor([0.0, 1.0, 0.5, 1.0])
@@ -115,9 +115,9 @@ def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int, se
 
 
 def nearest_of(embedded: EmbeddedSplit, query: int, stored: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Similarities (k,) and rows (k,) of what is nearest to a query among stored rows (G,).
+    """Return the similarities (k,) and rows (k,) of the nearest neighbors of a query among stored rows (G,).
 
-    The query itself and images of its own group are left out, as in evaluation.
+    The query itself and images of its own group are excluded, as in evaluation.
     """
     groups = embedded.dataset.groups
     own = embedded.rows if groups is None else groups[embedded.rows]
@@ -133,18 +133,18 @@ def nearest_of(embedded: EmbeddedSplit, query: int, stored: Tensor, k: int) -> t
 
 
 def draw_panel(embedded: EmbeddedSplit, panel: RetrievalPanel, output: Path) -> None:
-    """One row a query: the query, and its nearest in frames that tell right from wrong by sign, dashes and colour."""
+    """Draw one row per query with its neighbors, whose frames show right or wrong by sign, dashes and color."""
     columns = panel.neighbors.shape[1] + 1
     side = (COLUMN - (columns + 2) * GAP) / columns
     sections = [(f"Worst queries by {METRIC}", range(panel.worst))]
-    sections.append(("Queries drawn at random", range(panel.worst, len(panel.queries))))
+    sections.append(("Random queries", range(panel.worst, len(panel.queries))))
     sections = [(text, rows) for text, rows in sections if rows]
     labels = embedded.labels.tolist()
     rows = [*panel.queries.tolist(), *panel.neighbors.flatten().tolist()]
     shown = sorted({labels[row] for row in rows if row >= 0})
     characters = int(side / MM_A_CHARACTER)
-    told = shortened_apart([embedded.class_names[label] for label in shown], 2 * characters - 2)
-    names = {label: name_lines(name, characters) for label, name in zip(shown, told, strict=True)}
+    short = shortened_apart([embedded.class_names[label] for label in shown], 2 * characters - 2)
+    names = {label: name_lines(name, characters) for label, name in zip(shown, short, strict=True)}
     caption = (1.5 + max(map(len, names.values()))) * LINE
     height = (len(sections) + 1) * HEADING + len(panel.queries) * (side + caption)
     with picture(output, height) as figure:
@@ -153,28 +153,29 @@ def draw_panel(embedded: EmbeddedSplit, panel: RetrievalPanel, output: Path) -> 
         axes.axis("off")
         top = 0.0
         for text, rows in sections:
-            axes.text(GAP, top + HEADING - 1, f"{text}, and their nearest ({embedded.split} split)", va="bottom")
+            axes.text(GAP, top + HEADING - 1, f"{text}, and their neighbors ({embedded.split} split)", va="bottom")
             top += HEADING
             for row in rows:
                 query = int(panel.queries[row])
-                told = [f"{METRIC} {float(panel.values[row]):.2f}", *names[labels[query]]]
-                draw_image(axes, embedded.image(query, SIDE), (GAP, top, side), told, ("", "k", "-"))
+                lines = [f"{METRIC} {float(panel.values[row]):.2f}", *names[labels[query]]]
+                draw_image(axes, embedded.image(query, SIDE), (GAP, top, side), lines, ("", "k", "-"))
                 for rank, index in enumerate(panel.neighbors[row].tolist()):
                     if index < 0:
                         continue
                     look = RIGHT if labels[index] == labels[query] else WRONG
-                    told = [f"{look[0]} {float(panel.similarities[row, rank]) + 0.0:.2f}", *names[labels[index]]]
+                    lines = [f"{look[0]} {float(panel.similarities[row, rank]) + 0.0:.2f}", *names[labels[index]]]
                     left = 2 * GAP + (rank + 1) * (side + GAP)
-                    draw_image(axes, embedded.image(index, SIDE), (left, top, side), told, look)
+                    draw_image(axes, embedded.image(index, SIDE), (left, top, side), lines, look)
                 top += side + caption
-        same, other = (f"{look[0]} {text}" for look, text in ((RIGHT, "solid: its class"), (WRONG, "dashed: another")))
+        texts = ((RIGHT, "solid: same class"), (WRONG, "dashed: other class"))
+        same, other = (f"{look[0]} {text}" for look, text in texts)
         measure = embedded.manifold.similarity_name.replace("_", " ")
         axes.text(GAP, top + HEADING - 1, f"{same};  {other};  number: {measure}", va="bottom", fontsize=6)
         axes.set(xlim=(0, COLUMN), ylim=(height, 0))
 
 
-def draw_image(axes: Any, pixels: Any, place: tuple[float, float, float], told: list[str], look: Any) -> None:
-    """An image in a square (left, top, side), framed, with lines below; a question mark where it cannot be read."""
+def draw_image(axes: Any, pixels: Any, place: tuple[float, float, float], lines: list[str], look: Any) -> None:
+    """Draw an image in a framed square (left, top, side) with lines of text below; ``?`` if it cannot be read."""
     from matplotlib.patches import Rectangle
 
     left, top, side = place
@@ -186,12 +187,12 @@ def draw_image(axes: Any, pixels: Any, place: tuple[float, float, float], told: 
         axes.imshow(pixels, extent=(x, x + wide, y + high, y), aspect="auto")
     frame: dict[str, Any] = {"edgecolor": look[1], "linestyle": look[2], "linewidth": 1.2, "fill": False}
     axes.add_patch(Rectangle((left, top), side, side, **frame))
-    for line, text in enumerate(told):
+    for line, text in enumerate(lines):
         axes.text(left + side / 2, top + side + 0.6 + LINE * line, text, ha="center", va="top", fontsize=5)
 
 
 def name_lines(name: str, most: int) -> list[str]:
-    """A name in one line, or in two, the first of at most so many characters; it ends with a word if there is room.
+    """Split a name into one or two lines, the first of at most ``most`` characters, at the end of a word if possible.
 
     Example:
         >>> name_lines("Ginger", 11), name_lines("Granny-Smith", 11), name_lines("Asparagus_officinalis", 11)

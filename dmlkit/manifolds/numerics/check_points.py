@@ -16,7 +16,7 @@ ROWS = 8192  # checked at once: 16 MB at 512 dimensions stay in the cache from o
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned
-def fault_in(manifold: Manifold, points: Tensor) -> tuple[int, str] | None:
+def find_invalid_point(manifold: Manifold, points: Tensor) -> tuple[int, str] | None:
     """Find the first row of (N, D) that is not a point of a manifold; return its number and a description of the error.
 
     The result is None if all rows are points. Checking 100 000 x 512 numbers takes 10 ms on the sphere or hyperboloid
@@ -24,7 +24,7 @@ def fault_in(manifold: Manifold, points: Tensor) -> tuple[int, str] | None:
 
     Example:
         >>> from dmlkit.manifolds import Sphere
-        >>> fault_in(Sphere(2), torch.tensor([[0.6, 0.8], [3.0, 4.0], [0.0, float("nan")]]))
+        >>> find_invalid_point(Sphere(2), torch.tensor([[0.6, 0.8], [3.0, 4.0], [0.0, float("nan")]]))
         (1, 'its length is 5, where points of the sphere have length 1')
     """
     for number, block in enumerate(points.split(ROWS)):
@@ -53,7 +53,7 @@ def check_points(manifold: Manifold, points: Tensor, name: Callable[[int], str],
     Raises:
         UserError: a row is not finite, or not on the manifold.
     """
-    error = fault_in(manifold, points)
+    error = find_invalid_point(manifold, points)
     if error is not None:
         row, what = error
         raise UserError(f"{name(row)}: {what}; {advice}")

@@ -82,7 +82,7 @@ def farthest(dtype: torch.dtype) -> float:
 
 
 def strongest_curvature(radius: float) -> float:
-    """The K < 0 of the strongest curvature with points in float32 at a distance of ``radius`` from the origin.
+    """Return the strongest curvature K < 0 with points in float32 at a distance of ``radius`` from the origin.
 
     Example:
         >>> round(strongest_curvature(2.0), 2)

@@ -1,1 +1,1 @@
-"""Searching, and where the positives of a query rank."""
+"""Search, and the ranks of the positives of each query."""

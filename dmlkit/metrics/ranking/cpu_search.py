@@ -1,4 +1,4 @@
-"""The search on a CPU: NumPy row by row, whose products, comparing, counting and selecting are vectorised."""
+"""Search on a CPU, row by row with NumPy, whose products, comparisons, counts and selections are vectorized."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from dmlkit.metrics.ranking.search import Depth, Search, Standing, repeated_rows
 
-BLOCK_ROWS = 512  # of products a thread holds: 124 MB at N = 60 502; 150 GFLOP/s on 2 cores, 96 with 64 rows
+BLOCK_ROWS = 512  # rows of products per thread: 124 MB at N = 60 502; 150 GFLOP/s on 2 cores, 96 with 64 rows
 BLOCK_ENTRIES = 2**25
-ALL_ENTRIES = 2**28  # of all threads together: 1 GB in float32
+ALL_ENTRIES = 2**28  # products in all threads together: 1 GB in float32
 
-# Ranking one more positive by comparing a row of 60 502 with it takes 44 us, twice 22. Selecting the best 1 000 takes
-# 133 us and sorting the row 426 us, and either ranks all positives.
+# Ranking one more positive by comparing a row of 60 502 with it takes 44 us, for two comparisons of 22. Selecting the
+# best 1 000 takes 133 us and sorting the row 426 us, and either ranks all positives.
 SELECT_ABOVE = 3
 SORT_ABOVE = 9
 
 
 def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterator[Standing]:
-    """Count for blocks of queries (n,), each block shared out over as many threads as torch uses.
+    """Count for blocks of queries (n,); each block is split over as many threads as torch uses.
 
-    Every thread makes its own products: a threaded BLAS would spin on the cores that the counting needs.
+    Every thread computes its own products: a threaded BLAS would spin on the cores that the counting needs.
     """
     from threadpoolctl import threadpool_limits
 
@@ -41,7 +41,7 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
 
 
 def rows_of(gallery: int, threads: int) -> int:
-    """How many rows of products each thread holds."""
+    """Return how many rows of products each thread keeps."""
     return max(1, min(BLOCK_ROWS, min(BLOCK_ENTRIES, ALL_ENTRIES // threads) // gallery))
 
 
@@ -54,7 +54,7 @@ class _Worker:
         self.thread = local()
 
     def __call__(self, width: int, block: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The tensors of a `Standing` for queries (n,), padded to ``width`` positives."""
+        """Compute the tensors of a `Standing` for queries (n,), padded to ``width`` positives."""
         import numpy as np
 
         products = self._products(block)
@@ -91,14 +91,14 @@ class _Worker:
 
 
 def count_levels(row: Any, levels: Any, depth: int, above: Any, reached: Any) -> None:
-    """Write how many entries of a row are above each level, and how many reach it, by comparing.
+    """Count by comparison how many entries of a row are above each level, and how many reach it.
 
     Args:
         row: (N,) scores.
         levels: (R,) entries of the row in descending order.
-        depth: levels other than the first with ``depth`` or more entries above them may be left as they are.
-        above: (J,) int64, J >= R, to write to.
-        reached: (J,) int64, to write to.
+        depth: the counts of a level with ``depth`` or more entries above it, except the first level, may be left out.
+        above: (J,) int64, J >= R, receives the counts above.
+        reached: (J,) int64, receives the counts that reach the level.
 
     Example:
         >>> import numpy as np
@@ -118,13 +118,13 @@ def count_levels(row: Any, levels: Any, depth: int, above: Any, reached: Any) ->
 
 
 def select_levels(rows: Any, levels: list[Any], depth: int, above: Any, reached: Any) -> None:
-    """`count_levels` of many rows (n, N) by sorting their ``depth`` best entries; the rows are reordered.
+    """Compute `count_levels` for many rows (n, N) by sorting their ``depth`` best entries; the rows are reordered.
 
     Example:
         >>> import numpy as np
         >>> rows, above, reached = np.array([[3.0, 1.0, 2.0, 2.0]]), np.full((1, 2), 4), np.full((1, 2), 5)
         >>> select_levels(rows, [np.array([2.0, 1.0])], 2, above, reached)
-        >>> above.tolist(), reached.tolist()  # the entry at 1.0 lies below the depth
+        >>> above.tolist(), reached.tolist()  # the entry at 1.0 is below the depth
         ([[1, 4]], [[3, 5]])
     """
     size = rows.shape[1]
@@ -140,5 +140,5 @@ def select_levels(rows: Any, levels: list[Any], depth: int, above: Any, reached:
         reached[i, :found] = depth - best[i].searchsorted(inside, "left") if tied[i] else above[i, :found] + 1
         if found == 0:
             count_levels(rows[i], row_levels[:1], depth, above[i], reached[i])
-        elif inside[-1] == best[i, 0]:  # the items tied with it may go on below the selected
+        elif inside[-1] == best[i, 0]:  # items tied with it may be among those that were not selected
             reached[i, :found][inside == best[i, 0]] = (rows[i] >= best[i, 0]).sum()

@@ -1,4 +1,4 @@
-"""The search on a GPU: torch, block by block."""
+"""Search on a GPU, block by block with torch."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from dmlkit.metrics.ranking.products import block_rows, inner_products_into
 from dmlkit.metrics.ranking.search import Depth, Search, Standing, repeated_rows
 
-SORT_ABOVE = 8  # positives; each is a pass over the products, and sorting them takes about as long as ten
+SORT_ABOVE = 8  # positives; each needs a pass over the products, and sorting them takes about as long as ten passes
 
 
 def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterator[Standing]:
-    """Count for blocks of queries (n,); everything is ranked, however deep."""
+    """Count for blocks of queries (n,); all positives are ranked at any depth."""
     copies, originals = repeated_rows(search.gallery)
     rows = block_rows(len(search.gallery))
     out = search.gallery.new_empty(rows, len(search.gallery))
@@ -39,7 +39,7 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
 
 
 def count_levels(products: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many entries of each row (n, N) are above each of its levels (n, J), and how many reach it: (n, J) both.
+    """Count how many entries of each row (n, N) are above each of its levels (n, J), and how many reach it, (n, J).
 
     Example:
         >>> above, reached = count_levels(torch.tensor([[3.0, 1.0, 2.0, 2.0]]), torch.tensor([[2.0, 1.0]]))

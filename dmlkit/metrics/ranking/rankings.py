@@ -1,4 +1,4 @@
-"""Rankings: queries and gallery as they are checked and prepared, and the neighbors of each query."""
+"""Rankings: checks and preparation of queries and gallery, and the ranks of each query's positives."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.check_points import fault_in
+from dmlkit.manifolds.numerics.check_points import find_invalid_point
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Ranking
 from dmlkit.metrics.ranking import cpu_search, gpu_search
@@ -20,14 +20,171 @@ BLOCK_POSITIVES = 2**20  # ranked at once: 8 MB for each column of a ranking
 BLOCK_QUERIES = 4096
 
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+else:
+    Array: TypeAlias = Any
+
+
+def as_embeddings(values: Array, name: str) -> Tensor:
+    """Convert values to embeddings (N, D) in float32 or float64.
+
+    Raises:
+        ValueError: the values are not real numbers, have another shape or no rows, or a row is not finite.
+
+    Example:
+        >>> as_embeddings([[1.0, float("nan")]], "embeddings")
+        Traceback (most recent call last):
+        ...
+        ValueError: embeddings: 1 of 1 rows hold NaN or infinity, the first is row 0
+    """
+    import numpy as np
+
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
+            raise ValueError(f"{name}: expected real numbers of up to 64 bits, got {values.dtype}")
+        if not (values.flags.writeable and values.dtype.isnative):  # torch warns of read-only and rejects non-native
+            values = values.astype(values.dtype.newbyteorder("="))
+    embeddings = torch.as_tensor(values).detach()
+    if embeddings.is_complex():
+        raise ValueError(f"{name}: expected real numbers, got {embeddings.dtype}")
+    if embeddings.ndim != 2 or 0 in embeddings.shape:
+        raise ValueError(f"{name}: expected shape (N, D) with at least one row, got {tuple(embeddings.shape)}")
+    if embeddings.dtype not in (torch.float32, torch.float64):
+        embeddings = embeddings.float()
+    if not embeddings.sum().isfinite():  # a sum is 20 times faster than a check of each; it may overflow
+        rows = (~embeddings.isfinite().all(1)).nonzero()
+        if len(rows):
+            raise ValueError(
+                f"{name}: {len(rows)} of {len(embeddings)} rows hold NaN or infinity, the first is row {int(rows[0])}"
+            )
+    return embeddings.contiguous()
+
+
+def as_points(features: Tensor, manifold: Manifold, name: str) -> Tensor:
+    """Map features (N, D) of any model to points; on the sphere to their directions, whatever their length.
+
+    Raises:
+        ValueError: a row is zero and the manifold is the sphere.
+    """
+    if not isinstance(manifold, Sphere):
+        return manifold.from_features(features)
+    largest = features.abs().amax(1, keepdim=True)
+    zero = (largest[:, 0] == 0).nonzero()
+    if len(zero):
+        raise ValueError(
+            f"{name}: {len(zero)} of {len(features)} rows are zero and have no direction for the cosine, the first is "
+            f"row {int(zero[0])}; remove them, or compare by distance (manifold euclidean)"
+        )
+    # a model's outputs are near 1; below 1e-6 the sphere's gradient is capped, above 2e19 squares overflow in float32
+    extreme = (largest < 1e-6) | (largest > 1e15)
+    return manifold.from_features(features / largest.where(extreme, 1.0))
+
+
+def require_points(manifold: Manifold, points: Tensor, name: str) -> None:
+    """Check that embeddings (N, D) are points of a manifold.
+
+    Raises:
+        ValueError: the number of coordinates is wrong, or a row is not on the manifold.
+    """
+    if points.shape[1] != manifold.point_dim:
+        raise ValueError(f"{name}: expected {manifold.point_dim} coordinates, got {points.shape[1]}")
+    error = find_invalid_point(manifold, points)
+    if error is not None:
+        raise ValueError(
+            f"{name}: row {error[0]}: {error[1]}; map features onto the manifold with manifold.from_features"
+        )
+
+
+def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
+    """Map the labels or ids of queries and gallery to common numbers, int64 in 0..C-1.
+
+    Integers and strings are accepted; floats are not, because float32 represents only the integers up to 2^24.
+
+    Raises:
+        ValueError: a length is wrong, or the values are neither integers nor strings.
+
+    Example:
+        >>> as_keys(["b", "a"], ["c", "a"], "labels", (2, 2))
+        (tensor([1, 0]), tensor([2, 0]))
+    """
+    import numpy as np
+
+    sides: list[Any] = []
+    for side, length in zip((values, others), lengths, strict=True):
+        keys = side.detach().cpu().numpy() if isinstance(side, Tensor) else np.asarray(side)
+        if side is None:
+            keys = sides[0][:0]
+        elif keys.shape != (length,):
+            raise ValueError(f"{name}: expected one per embedding, shape ({length},), got {keys.shape}")
+        elif keys.dtype.kind not in "iuUS":
+            raise ValueError(f"{name}: expected integers or strings, got {keys.dtype}")
+        sides.append(keys)
+    if (sides[0].dtype.kind in "iu") != (sides[1].dtype.kind in "iu"):
+        raise ValueError(
+            f"{name}: the queries have {sides[0].dtype} and the gallery {sides[1].dtype}; expected the same type"
+        )
+    _, numbers = np.unique(np.concatenate(sides), return_inverse=True)
+    return torch.from_numpy(numbers[: len(sides[0])]), torch.from_numpy(numbers[len(sides[0]) :])
+
+
+def default_manifold(points: Tensor) -> Manifold:
+    """Return the unit sphere, which is compared by the cosine."""
+    return Sphere(points.shape[1])
+
+
+def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute the vectors of queries and gallery whose inner product orders the gallery.
+
+    If the two sides are mapped differently (distances, hyperbolic spaces), the product cancels near zero distance, so
+    it is computed in float64; cosine and dot products keep their dtype.
+
+    Raises:
+        ValueError: points are so long that their products overflow.
+    """
+    items = points if gallery is None else gallery
+    queries = manifold.index_vectors(points, "query")
+    targets = manifold.index_vectors(items, "gallery")
+    probe = manifold.index_vectors(points[:1], "gallery")
+    if probe.shape != queries[:1].shape or not torch.equal(probe, queries[:1]):
+        queries = manifold.index_vectors(points.double(), "query")
+        targets = manifold.index_vectors(items.double(), "gallery")
+    longest = torch.stack([torch.linalg.vector_norm(x, dim=1).max().double() for x in (queries, targets)])
+    if not longest.prod() < torch.finfo(queries.dtype).max:
+        raise ValueError("embeddings: the vectors are too long, so that their inner products overflow; rescale them")
+    return queries.contiguous(), targets.contiguous()
+
+
+def build_search(
+    vectors: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor], ids: tuple[Tensor, Tensor]
+) -> tuple[Search, Tensor]:
+    """Build a search, and count the positives of each query without the query itself, (Q,).
+
+    Args:
+        vectors: vectors of queries (Q, D') and gallery (N, D').
+        labels: labels of both, int64.
+        ids: ids of both, int64; a gallery item with the id of the query is the query itself.
+    """
+    device = vectors[0].device
+    labels, ids = (labels[0].to(device), labels[1].to(device)), (ids[0].to(device), ids[1].to(device))
+    positives, excluded = Lookup.of(*labels), Lookup.of(*ids)
+    own = torch.zeros_like(positives.count)
+    for block in torch.arange(len(own), device=device).split(2**14):
+        columns, present = excluded.columns(block)
+        own[block] = ((labels[1][columns] == labels[0][block, None]) & present).sum(1)
+    return Search(*vectors, positives, excluded), positives.count - own
+
+
 def rankings(
     search: Search, queries: Tensor, configs: Sequence[MetricConfig], ties: Ties
 ) -> Iterator[tuple[Ranking, Tensor]]:
     """Rank the positives of ``queries`` (n,), each with at least one, block by block in bounded memory.
 
-    No metric needs the neighbours themselves: the ranks of a query's few positives say all. To count the items that
-    score above a positive takes a fraction of a top-k selection (22 us against 570 us for k = 1 000 of 60 502 in
-    FAISS), and gives the ties as well.
+    No metric needs the neighbors themselves, only the ranks of a query's few positives. Counting the items that score
+    above a positive takes a fraction of the time of a top-k selection (22 us instead of 570 us for k = 1 000 of 60 502
+    in FAISS), and finds the ties as well.
 
     Yields:
         A ranking, and the nearest gallery item of each of its queries (the first of several).
@@ -47,7 +204,7 @@ def rankings(
 
 
 def ranking_of(standing: Standing, gallery: Tensor) -> Ranking:
-    """The ranking of queries with ``gallery`` (n,) items to rank."""
+    """Build the ranking of queries with ``gallery`` (n,) ranked items."""
     kept = standing.above.shape[1]
     hits_above, hits_tied = _order_of_hits(standing.scores)
     return Ranking(
@@ -61,7 +218,7 @@ def ranking_of(standing: Standing, gallery: Tensor) -> Ranking:
 
 
 def _order_of_hits(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the descending scores (n, R) of each row are above each, and how many equal it: (n, R) both."""
+    """Count how many of the descending scores (n, R) of each row are above each score, and how many equal it."""
     equal = (scores[:, 1:] == scores[:, :-1]) & (scores[:, 1:] > -torch.inf)
     if not equal.any():
         above = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
@@ -72,7 +229,7 @@ def _order_of_hits(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pessimistic(ranking: Ranking) -> Ranking:
-    """The same ranking with the positives last among the items of the same score, one rank each."""
+    """Return the same ranking with the positives last among the items of the same score, one rank each."""
     column = torch.arange(ranking.above.shape[1], device=ranking.above.device)
     place = column - ranking.hits_above  # 0..h-1 among the tied positives
     last = ranking.above + ranking.tied - ranking.hits_tied + place
@@ -80,156 +237,3 @@ def pessimistic(ranking: Ranking) -> Ranking:
     ones = torch.ones_like(last)
     above = torch.where(found, last, ranking.above)
     return replace(ranking, above=above, tied=ones, hits_above=ranking.hits_above + place, hits_tied=ones)
-
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
-else:
-    Array: TypeAlias = Any
-
-
-def as_embeddings(values: Array, name: str) -> Tensor:
-    """Embeddings (N, D) in float32 or float64, all finite.
-
-    Raises:
-        ValueError: no real numbers, another shape, no row, or a row that is not finite.
-
-    Example:
-        >>> as_embeddings([[1.0, float("nan")]], "embeddings")
-        Traceback (most recent call last):
-        ...
-        ValueError: embeddings: 1 of 1 rows hold NaN or infinity, the first is row 0
-    """
-    import numpy as np
-
-    if isinstance(values, np.ndarray):
-        if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
-            raise ValueError(f"{name}: expected real numbers of up to 64 bits, got {values.dtype}")
-        if not (values.flags.writeable and values.dtype.isnative):  # torch warns of the one and refuses the other
-            values = values.astype(values.dtype.newbyteorder("="))
-    embeddings = torch.as_tensor(values).detach()
-    if embeddings.is_complex():
-        raise ValueError(f"{name}: expected real numbers, got {embeddings.dtype}")
-    if embeddings.ndim != 2 or 0 in embeddings.shape:
-        raise ValueError(f"{name}: expected shape (N, D) with at least one row, got {tuple(embeddings.shape)}")
-    if embeddings.dtype not in (torch.float32, torch.float64):
-        embeddings = embeddings.float()
-    if not embeddings.sum().isfinite():  # a sum is 20 times quicker than a look at each; it may overflow
-        rows = (~embeddings.isfinite().all(1)).nonzero()
-        if len(rows):
-            raise ValueError(
-                f"{name}: {len(rows)} of {len(embeddings)} rows hold NaN or infinity, the first is row {int(rows[0])}"
-            )
-    return embeddings.contiguous()
-
-
-def as_points(features: Tensor, manifold: Manifold, name: str) -> Tensor:
-    """Features (N, D) of any model as points; on the sphere their directions, however long or short they are.
-
-    Raises:
-        ValueError: on the sphere, a row of zeros.
-    """
-    if not isinstance(manifold, Sphere):
-        return manifold.from_features(features)
-    largest = features.abs().amax(1, keepdim=True)
-    zero = (largest[:, 0] == 0).nonzero()
-    if len(zero):
-        raise ValueError(
-            f"{name}: {len(zero)} of {len(features)} rows are zero and have no direction for the cosine, the first is "
-            f"row {int(zero[0])}; leave them out, or compare by distance (manifold euclidean)"
-        )
-    # a model's outputs are near 1; below 1e-6 the sphere's gradient is capped, above 2e19 squares overflow in float32
-    extreme = (largest < 1e-6) | (largest > 1e15)
-    return manifold.from_features(features / largest.where(extreme, 1.0))
-
-
-def refuse_what_is_no_point(manifold: Manifold, points: Tensor, name: str) -> None:
-    """Make sure that embeddings (N, D) are points of the manifold that they are said to lie on.
-
-    Raises:
-        ValueError: another number of coordinates, or a row that is off.
-    """
-    if points.shape[1] != manifold.point_dim:
-        raise ValueError(f"{name}: expected {manifold.point_dim} coordinates, got {points.shape[1]}")
-    fault = fault_in(manifold, points)
-    if fault is not None:
-        raise ValueError(f"{name}: row {fault[0]}: {fault[1]}; map features onto it with manifold.from_features")
-
-
-def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
-    """Labels or ids of queries and gallery as int64 in 0..C-1, numbered alike on both sides.
-
-    Integers and strings are taken; floats are not, because float32 holds only the integers up to 2^24.
-
-    Raises:
-        ValueError: a wrong length, or neither integers nor strings.
-
-    Example:
-        >>> as_keys(["b", "a"], ["c", "a"], "labels", (2, 2))
-        (tensor([1, 0]), tensor([2, 0]))
-    """
-    import numpy as np
-
-    sides: list[Any] = []
-    for side, length in zip((values, others), lengths, strict=True):
-        keys = side.detach().cpu().numpy() if isinstance(side, Tensor) else np.asarray(side)
-        if side is None:
-            keys = sides[0][:0]
-        elif keys.shape != (length,):
-            raise ValueError(f"{name}: expected one for each embedding, shape ({length},), got {keys.shape}")
-        elif keys.dtype.kind not in "iuUS":
-            raise ValueError(f"{name}: expected integers or strings, got {keys.dtype}")
-        sides.append(keys)
-    if (sides[0].dtype.kind in "iu") != (sides[1].dtype.kind in "iu"):
-        raise ValueError(f"{name}: the queries have {sides[0].dtype} and the gallery {sides[1].dtype}")
-    _, numbers = np.unique(np.concatenate(sides), return_inverse=True)
-    return torch.from_numpy(numbers[: len(sides[0])]), torch.from_numpy(numbers[len(sides[0]) :])
-
-
-def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The vectors of queries and gallery whose inner product is searched.
-
-    Where the two sides are lifted differently (distances, hyperbolic spaces) the product cancels near zero
-    distance, so it is taken in float64; cosine and dot products keep their dtype.
-
-    Raises:
-        ValueError: points so long that their products overflow.
-    """
-    items = points if gallery is None else gallery
-    queries = manifold.index_vectors(points, "query")
-    targets = manifold.index_vectors(items, "gallery")
-    probe = manifold.index_vectors(points[:1], "gallery")
-    if probe.shape != queries[:1].shape or not torch.equal(probe, queries[:1]):
-        queries = manifold.index_vectors(points.double(), "query")
-        targets = manifold.index_vectors(items.double(), "gallery")
-    longest = torch.stack([torch.linalg.vector_norm(x, dim=1).max().double() for x in (queries, targets)])
-    if not longest.prod() < torch.finfo(queries.dtype).max:
-        raise ValueError("embeddings: too long, their inner products overflow")
-    return queries.contiguous(), targets.contiguous()
-
-
-def default_manifold(points: Tensor) -> Manifold:
-    """The unit sphere with the cosine."""
-    return Sphere(points.shape[1])
-
-
-def build_search(
-    vectors: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor], ids: tuple[Tensor, Tensor]
-) -> tuple[Search, Tensor]:
-    """A search, and how many positives each query has, without itself: (Q,).
-
-    Args:
-        vectors: of queries (Q, D') and gallery (N, D').
-        labels: int64 of both.
-        ids: int64 of both; a gallery item with the id of the query is the query itself.
-    """
-    device = vectors[0].device
-    labels, ids = (labels[0].to(device), labels[1].to(device)), (ids[0].to(device), ids[1].to(device))
-    positives, excluded = Lookup.of(*labels), Lookup.of(*ids)
-    own = torch.zeros_like(positives.count)
-    for block in torch.arange(len(own), device=device).split(2**14):
-        columns, present = excluded.columns(block)
-        own[block] = ((labels[1][columns] == labels[0][block, None]) & present).sum(1)
-    return Search(*vectors, positives, excluded), positives.count - own

@@ -1,4 +1,4 @@
-"""What is searched for what, and what a search finds."""
+"""Input and output of a search: which gallery items are positives or the query itself, and the counts it returns."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Lookup:
-    """The gallery positions of each query's key, as slices of one sorted order.
+    """Gallery positions of each query's key, as slices of one sorted order.
 
     Args:
         order: (N,) int64, gallery positions sorted by key.
-        start: (Q,) int64, where the slice of query q begins in ``order``.
-        count: (Q,) int64, its length.
+        start: (Q,) int64, the start of the slice of query q in ``order``.
+        count: (Q,) int64, the length of the slice.
     """
 
     order: Tensor
@@ -38,7 +38,7 @@ class Lookup:
         return cls(order, start, torch.searchsorted(keys, queries, right=True) - start)
 
     def columns(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Gallery positions (n, J) of some queries (n,), padded to the longest, and which of them are present."""
+        """Return the gallery positions (n, J) of some queries (n,), padded to the longest, and which are present."""
         count = self.count[queries, None]
         offset = torch.arange(int(count.max()), device=count.device)  # (J,)
         present = offset < count
@@ -48,7 +48,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Search:
-    """All queries against all of a gallery.
+    """Search of all queries in all of a gallery.
 
     Args:
         queries, gallery: (Q, D'), (N, D') vectors whose inner product orders the gallery.
@@ -64,12 +64,12 @@ class Search:
 
 @dataclass(frozen=True)
 class Depth:
-    """How far down the ranks must be known; the best positive is ranked wherever it is.
+    """Depth down to which ranks must be known; the best positive is ranked at any depth.
 
     Args:
-        fixed: the first so many items of every query.
-        to_r: the first R items as well.
-        first_only: nothing but the best positive.
+        fixed: number of first items of every query.
+        to_r: whether the first R items are needed as well.
+        first_only: whether only the best positive is needed.
     """
 
     fixed: int
@@ -77,24 +77,24 @@ class Depth:
     first_only: bool
 
     def of(self, positives: int) -> int:
-        """The depth of a query with R = ``positives``."""
+        """Return the depth of a query with R = ``positives``."""
         return max(self.fixed, positives if self.to_r else 0)
 
 
 class Standing(NamedTuple):
-    """What was counted for n queries with up to R positives each."""
+    """Counts for n queries with up to R positives each."""
 
-    scores: Tensor  # (n, R), of the positives in descending order; -inf where there is none
-    above: Tensor  # (n, J) int64, J = 1 or R: items that score higher; N where unknown: below the depth, or no positive
-    reached: Tensor  # (n, J) int64: items that score as high or higher; N + 1 where unknown
+    scores: Tensor  # (n, R), scores of the positives in descending order; -inf where there is none
+    above: Tensor  # (n, J) int64, J = 1 or R: items that score higher; N if unknown: below the depth, or no positive
+    reached: Tensor  # (n, J) int64: items that score as high or higher; N + 1 if unknown
     nearest: Tensor  # (n,) int64, the item with the highest score
 
 
 def repeated_rows(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of (N, D) that repeat an earlier row, and the first row that each repeats.
+    """Find the rows of (N, D) that repeat an earlier row, and the first row that each repeats.
 
-    A matrix product may round equal columns differently (115 of 256 entries on OpenBLAS), so equal vectors tie
-    only if their products are copied. Rows are told apart by an integer hash; rows that share one are compared.
+    A matrix product may round equal columns differently (115 of 256 entries on OpenBLAS), so equal vectors tie only if
+    their products are copied. Rows are distinguished by an integer hash; rows with the same hash are compared.
 
     Example:
         >>> repeats, first = repeated_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]))

@@ -13,8 +13,8 @@ from dmlkit.embedding.questions.page import Page, Picture, Shelf
 from dmlkit.evaluation.mistakes import (
     NEIGHBORS,
     PLANTED,
-    alike_across_labels,
     planted_precision,
+    similar_pairs_across_labels,
     suspects,
     worst_queries,
 )
@@ -110,7 +110,7 @@ def write_suspects(page: Page, found: ModelInspection) -> None:
 def write_alike(page: Page, found: ModelInspection) -> None:
     """The most alike pairs of two labels: near-duplicates among them have a wrong label, or two."""
     assert found.neighbors is not None
-    pairs = alike_across_labels(found.labels, found.neighbors, PAIRS)
+    pairs = similar_pairs_across_labels(found.labels, found.neighbors, PAIRS)
     page.text(f"The most alike pairs of two labels, among the {NEIGHBORS} nearest of each image.")
     _write_pairs(page, found.collection, found.collection, *pairs)
 

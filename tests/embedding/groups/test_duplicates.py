@@ -93,7 +93,7 @@ def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
         (["{e}", "--threshold", "0.9", "--split", "test"], "holds embeddings, which are made already"),
         (["{e}", "--threshold", "0.9", "--device", "cpu"], "holds embeddings, which are made already"),
         (["{e}", "--threshold", "0.9", "--csv", "{folder}"], "is a folder; expected the name of a file"),
-        (["{e}", "--threshold", "0.9", "--html", "{foreign}"], "nothing tells that this command has written it"),
+        (["{e}", "--threshold", "0.9", "--html", "{foreign}"], "was not written by this command"),
         (["{e}", "{model}", "--threshold", "0.9"], "embeddings of another model"),
         (["{nan}", "--threshold", "0.9"], "its embedding has nan or inf"),
         (["{empty}", "--threshold", "0.9"], "holds no embeddings"),

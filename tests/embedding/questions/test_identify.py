@@ -132,7 +132,7 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         ((place / "gallery", other), "embeddings of 8 dimensions, but"),
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
         ((tmp_path, place / "asked"), "no gallery here"),
-        ((place / "gallery", place / "asked", "-o", tmp_path / "mine.csv"), "is there already"),
+        ((place / "gallery", place / "asked", "-o", tmp_path / "mine.csv"), "exists already"),
     ):
         result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))
         assert result.code == 2 and len(result.err.strip().splitlines()) == 1 and told in result.err, result.err

@@ -129,7 +129,7 @@ def test_a_page_shows_pictures_and_obeys_no_name(tmp_path: Path):
     assert not [one for _, one in page.tags if any(name.startswith("on") or name == "style" for name in one)]
     check_page(path, option="--html")  # it may be written again
     (tmp_path / "mine.html").write_text("<p>mine</p>")
-    with pytest.raises(UserError, match="nothing tells that this command has written it"):
+    with pytest.raises(UserError, match="was not written by this command"):
         check_page(tmp_path / "mine.html", option="--html")
 
 

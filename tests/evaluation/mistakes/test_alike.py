@@ -3,7 +3,7 @@
 import torch
 
 from dmlkit.embedding.groups.neighbors import neighbors_of
-from dmlkit.evaluation.mistakes import alike_across_labels, worst_queries
+from dmlkit.evaluation.mistakes import similar_pairs_across_labels, worst_queries
 from dmlkit.manifolds import Sphere
 
 
@@ -13,13 +13,13 @@ def test_pairs_are_the_most_alike_of_all_of_two_labels():
     similarity = Sphere(5).paired_similarity(points.double()[:, None], points.double())
     pairs = [(float(similarity[i, j]), i, j) for i in range(80) for j in range(i + 1, 80) if labels[i] != labels[j]]
     wanted = [(i, j) for _, i, j in sorted(pairs, reverse=True)[:12]]
-    found = alike_across_labels(labels, neighbors_of(Sphere(5), points, 20), 12)
+    found = similar_pairs_across_labels(labels, neighbors_of(Sphere(5), points, 20), 12)
     assert list(zip(found.first.tolist(), found.second.tolist(), strict=True)) == wanted
 
 
 def test_one_label_has_no_such_pair():
     points = Sphere(2).from_features(torch.eye(2).repeat(3, 1))
-    found = alike_across_labels(torch.zeros(6, dtype=torch.int64), neighbors_of(Sphere(2), points, 3), 4)
+    found = similar_pairs_across_labels(torch.zeros(6, dtype=torch.int64), neighbors_of(Sphere(2), points, 3), 4)
     assert [len(column) for column in found] == [0, 0, 0]
 
 

@@ -58,5 +58,5 @@ def test_random_numbers_go_on_as_before(tested: EmbeddedSplit):
 
 
 def test_a_single_class_is_one_line():
-    with pytest.raises(UserError, match="the test split has 3 pairs of one class and 0 of two"):
+    with pytest.raises(UserError, match="the test split has 3 pairs of one class and 0 of different classes"):
         counted(Points(torch.eye(3), torch.zeros(3, dtype=torch.int64), Sphere(3)), "test")

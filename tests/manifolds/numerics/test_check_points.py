@@ -9,7 +9,7 @@ from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics import check_points as module
-from dmlkit.manifolds.numerics.check_points import check_points, fault_in
+from dmlkit.manifolds.numerics.check_points import check_points, find_invalid_point
 
 CURVATURES = (-1e-4, -1.0, -50.0)
 
@@ -49,7 +49,7 @@ def test_all_that_we_make_are_points_from_the_origin_to_the_edge(dim: int, dtype
             if not kept.isfinite().all():  # above 65 504 in float16: of another order than embeddings
                 continue
             for read in (kept, kept.float()):
-                assert fault_in(manifold, read) is None, (manifold, length)
+                assert find_invalid_point(manifold, read) is None, (manifold, length)
 
 
 def test_how_far_off_is_that_of_the_closed_form():
@@ -60,7 +60,7 @@ def test_how_far_off_is_that_of_the_closed_form():
         expected = off_by_closed_form(manifold, points)
         assert manifold.distance_off(points).detach().numpy() == pytest.approx(expected, rel=1e-4, abs=1e-6)
         faulty = np.flatnonzero(expected > 0.01)
-        found = fault_in(manifold, points)
+        found = find_invalid_point(manifold, points)
         assert (found is None and len(faulty) == 0) or (found is not None and found[0] == faulty[0])
 
 
@@ -68,9 +68,9 @@ def test_how_far_off_is_that_of_the_closed_form():
 def test_the_boundary_of_the_ball_is_outside(dtype: torch.dtype):
     ball, step = Poincare(3), torch.finfo(dtype).eps
     for length in (1.0, 1 + 2 * step, 1.5, 1e30):
-        row, what = fault_in(ball, torch.tensor([[0.5, 0, 0], [0, length, 0]], dtype=dtype)) or (-1, "")
+        row, what = find_invalid_point(ball, torch.tensor([[0.5, 0, 0], [0, length, 0]], dtype=dtype)) or (-1, "")
         assert row == 1 and "shorter than its radius of 1" in what
-    assert fault_in(ball, torch.tensor([[0, 1 - 2 * step, 0]], dtype=dtype)) is None
+    assert find_invalid_point(ball, torch.tensor([[0, 1 - 2 * step, 0]], dtype=dtype)) is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -79,16 +79,24 @@ def test_the_first_faulty_row_of_all_blocks_is_named(manifold: Manifold, value: 
     monkeypatch.setattr(module, "ROWS", 3)
     points = manifold.from_features(torch.ones(11, 3)).detach()
     points[7, 2], points[9, 0] = value, value
-    assert fault_in(manifold, points) == (7, "its embedding has nan or inf")
-    assert fault_in(manifold, points[:7]) is None and fault_in(manifold, points[:0]) is None
+    assert find_invalid_point(manifold, points) == (7, "its embedding has nan or inf")
+    assert find_invalid_point(manifold, points[:7]) is None and find_invalid_point(manifold, points[:0]) is None
     with pytest.raises(UserError, match=r"^photo 7: its embedding has nan or inf; embed again$"):
         check_points(manifold, points, "photo {}".format, "embed again")
 
 
 def test_numbers_whose_squares_overflow_are_points_of_flat_space_alone():
     huge = torch.full((2, 3), 3e38)
-    assert fault_in(Euclidean(3), huge) is None
-    assert fault_in(Euclidean(3), torch.full((2, 3), 1e308, dtype=torch.float64)) is None
-    assert fault_in(Sphere(3), huge) == (0, "its length is 5.196e+38, where points of the sphere have length 1")
-    assert "its x_0 is 3e+38, where the point of the hyperboloid has 4.243e+38" in str(fault_in(Lorentz(2), huge))
-    assert fault_in(Sphere(3), torch.zeros(1, 3)) == (0, "its length is 0, where points of the sphere have length 1")
+    assert find_invalid_point(Euclidean(3), huge) is None
+    assert find_invalid_point(Euclidean(3), torch.full((2, 3), 1e308, dtype=torch.float64)) is None
+    assert find_invalid_point(Sphere(3), huge) == (
+        0,
+        "its length is 5.196e+38, where points of the sphere have length 1",
+    )
+    assert "its x_0 is 3e+38, where the point of the hyperboloid has 4.243e+38" in str(
+        find_invalid_point(Lorentz(2), huge)
+    )
+    assert find_invalid_point(Sphere(3), torch.zeros(1, 3)) == (
+        0,
+        "its length is 0, where points of the sphere have length 1",
+    )

@@ -159,7 +159,7 @@ def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str |
     ("words", "told"),
     [
         (["{e}", "-o", "{folder}"], "is a folder; expected the name of a file"),
-        (["{e}", "-o", "{foreign}"], "nothing tells that this command has written it"),
+        (["{e}", "-o", "{foreign}"], "was not written by this command"),
         (["{e}", "-o", "{gone}/x.html"], "cannot write this file"),
         (["{e}", "-o", "{new}", "--split", "test"], "holds embeddings, which are made already"),
         (["{e}", "-o", "{new}", "--set", "dataset.root=x"], "holds embeddings, which are made already"),
