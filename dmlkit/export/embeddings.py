@@ -106,7 +106,7 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
         index.add(vectors.numpy())
     if index is None:
         raise UserError(f"{folder.path}: there are no embeddings to index")
-    items, manifest = beside(output)
+    items, manifest = companions(output)
     described = FaissIndex(**manifold.index_form(), dim=index.d)
     fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None}
     # the manifest is renamed first: whatever a kill leaves has one, and is dmlkit's
@@ -123,7 +123,7 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     return [output, items, manifest]
 
 
-def beside(index: Path) -> tuple[Path, Path]:
+def companions(index: Path) -> tuple[Path, Path]:
     """The items and the manifest of an index."""
     name = index.name.removesuffix(".faiss")
     return index.with_name(f"{name}.items.parquet"), index.with_name(f"{name}.manifest.json")
@@ -137,7 +137,7 @@ def check_index(output: Path, sources: Sequence[Path]) -> None:
     """
     if not output.name:
         raise UserError("--output: expected the name of a file")
-    items, manifest = beside(output)
+    items, manifest = companions(output)
     name = output.name.removesuffix(".faiss")
     twin = output.with_name(name if output.name != name else f"{name}.faiss")
     if twin.is_file():

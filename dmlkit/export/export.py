@@ -15,7 +15,7 @@ from dmlkit.export.embeddings import FILE_NAMES as EMBEDDING_FILES
 from dmlkit.export.embeddings import EmbeddingFormat, check_embeddings_output, export_embeddings
 from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
-from dmlkit.export.model import ModelFormat, ModelManifest, beside, check_model_output, export_model
+from dmlkit.export.model import ModelFormat, ModelManifest, check_model_output, export_model, manifest_path
 from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
@@ -123,7 +123,7 @@ def export(
         trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides, merged=False)
         path = path or run.exports / MODEL_FILES[kind]
         manifest = export_model(trained, kind, path, threshold_of(run, trained.model.fingerprint()))
-        return Exported([path, beside(path)], manifest)
+        return Exported([path, manifest_path(path)], manifest)
     if RunFolder(source).holds_run():
         raise UserError(f"{source}: is a run; --format {format} exports embeddings: run dmlkit embed {source} first")
     for name, value in (("--checkpoint", checkpoint), ("--set", overrides)):

@@ -92,7 +92,7 @@ def export_model(
     with (
         writing(output, SafetensorError),
         atomic_write(output) as partial,
-        atomic_write(beside(output)) as described,
+        atomic_write(manifest_path(output)) as described,
         torch.inference_mode(),
     ):
         run = write(trained, inputs, partial)
@@ -113,7 +113,7 @@ def export_model(
     return manifest
 
 
-def beside(output: Path) -> Path:
+def manifest_path(output: Path) -> Path:
     """The manifest of an exported model."""
     return output.with_name(f"{output.name}.json")
 
@@ -125,11 +125,11 @@ def check_model_output(format: ModelFormat, output: Path, sources: Sequence[Path
         UserError: something is there that such an export has not written; see `check_output`.
     """
     check_output(output, lambda _: _is_model(format, output), sources=sources)
-    check_output(beside(output), lambda _: _is_model(format, output), sources=sources)
+    check_output(manifest_path(output), lambda _: _is_model(format, output), sources=sources)
 
 
 def _is_model(format: ModelFormat, output: Path) -> bool:  # noqa: A002
-    manifest = beside(output)
+    manifest = manifest_path(output)
     return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
 
 

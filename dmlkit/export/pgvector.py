@@ -9,7 +9,7 @@ import numpy as np
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
-from dmlkit.export.store import Destination, StoreIndex, StoreRows, rows_of, shown_address, store_manifest
+from dmlkit.export.store import Destination, StoreIndex, StoreRows, rows_of, store_manifest, without_password
 
 SCHEMES = ("postgresql://", "postgres://")
 LONGEST_NAME = 63  # bytes; PostgreSQL would cut a longer one without an error
@@ -34,7 +34,7 @@ def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
     """
     if not to.target.startswith(SCHEMES):
         raise UserError("--format pgvector: name the database with --output postgresql://USER@HOST/DATABASE")
-    shown_address(to.target)  # refuses what cannot be shown before anything tells of it
+    without_password(to.target)  # refuses what cannot be shown before anything tells of it
     if not 0 < len(to.table.encode()) <= LONGEST_NAME or "\0" in to.table:
         raise UserError(f"--table {to.table!r}: expected a name of 1 to {LONGEST_NAME} bytes")
     try:
@@ -78,7 +78,7 @@ def _need_pgvector(cursor: Any, to: Destination) -> None:
     except psycopg.Error as error:
         told = str(error).splitlines()[0]
         raise UserError(
-            f"{shown_address(to.target)}: this database has no pgvector: {told}; install it on the server, and let its "
+            f"{without_password(to.target)}: this database has no pgvector: {told}; install it on the server, and let its "
             "administrator run CREATE EXTENSION vector"
         ) from error
 

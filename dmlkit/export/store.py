@@ -64,7 +64,7 @@ class Destination:
     bar: Bar = no_bar
 
     def __str__(self) -> str:
-        shown = shown_address(self.target) if is_address(self.target) else self.target
+        shown = without_password(self.target) if is_address(self.target) else self.target
         return f"{shown}: table {self.table!r}"
 
     def check_replaceable(self, manifest: str | None) -> None:
@@ -172,14 +172,14 @@ def is_address(target: str) -> bool:
     return "://" in target
 
 
-def shown_address(address: str) -> str:
+def without_password(address: str) -> str:
     """An address without its password and its options, which may hold one.
 
     Raises:
         UserError: it cannot be told what of it is the password; then nothing of it is shown.
 
     Example:
-        >>> shown_address("postgresql://me:secret@db:5433/birds?sslmode=require")
+        >>> without_password("postgresql://me:secret@db:5433/birds?sslmode=require")
         'postgresql://me@db:5433/birds'
     """
     try:
