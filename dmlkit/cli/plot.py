@@ -196,7 +196,7 @@ def plot_of_study(folder: Path, kind: Kind | None, metric: str | None, output: P
     from dmlkit.files.outputs import writing
     from dmlkit.files.pictures import check_picture
     from dmlkit.study.reports.overview import read_results
-    from dmlkit.study.reports.plot import epoch_groups, metrics_asked, plot_study
+    from dmlkit.study.reports.plot import epoch_groups, plot_study, requested_metrics
     from dmlkit.training.epochs import plot_epochs
 
     if kind not in ("results", "epochs"):
@@ -208,7 +208,7 @@ def plot_of_study(folder: Path, kind: Kind | None, metric: str | None, output: P
     if kind == "epochs":
         plot_epochs(epoch_groups(folder, results), output, metric=metric)
     else:
-        metrics = metrics_asked(results, metric)
+        metrics = requested_metrics(results, metric)
         output.parent.mkdir(parents=True, exist_ok=True)
         with writing(output), atomic_write(output) as partial:
             plot_study(results, partial, output.suffix.lower(), metrics=metrics)

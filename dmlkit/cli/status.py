@@ -47,7 +47,7 @@ def status(
 
 def rows_of(found: "StudyStatus") -> list[list[str]]:
     """One row a variant, or one a value that is tried of it."""
-    from dmlkit.study.reports.tables import spoken_time
+    from dmlkit.study.reports.tables import format_duration
 
     rows = [["variant", "seeds", "validation", "spent"]]
     for (variant, choice), group in groupby(found.runs, key=lambda run: (run.variant, run.choice)):
@@ -59,7 +59,7 @@ def rows_of(found: "StudyStatus") -> list[list[str]]:
             name += " (best)"
         scores = [run.score for run in runs if run.score is not None]  # their mean is what chooses
         seconds = sum(run.seconds for run in runs)
-        rows.append([name, seeds_of(runs), f"{fmean(scores):.4f}" if scores else "", spoken_time(seconds)])
+        rows.append([name, seeds_of(runs), f"{fmean(scores):.4f}" if scores else "", format_duration(seconds)])
     return rows
 
 
@@ -75,13 +75,13 @@ def seeds_of(runs: "Iterable[RunStatus]") -> str:
 
 def totals(found: "StudyStatus") -> str:
     """Counts and times in one line."""
-    from dmlkit.study.reports.tables import spoken_time
+    from dmlkit.study.reports.tables import format_duration
 
     counts = [f"{found.count('done')} of {len(found.runs)} runs done"]
     counts += [f"{found.count(state)} {state}" for state in ("running", "stopped", "failed") if found.count(state)]
-    times = [f"{spoken_time(found.seconds)} of training"]
+    times = [f"{format_duration(found.seconds)} of training"]
     if found.seconds_left:
-        times.append(f"about {spoken_time(found.seconds_left)} left, one run after another")
+        times.append(f"about {format_duration(found.seconds_left)} left, one run after another")
         if found.count("running") > 1:
-            times.append(f"{spoken_time(found.seconds_left / found.count('running'))} with as many at once as now")
+            times.append(f"{format_duration(found.seconds_left / found.count('running'))} with as many at once as now")
     return f"{', '.join(counts)}; {', '.join(times)}"

@@ -57,11 +57,11 @@ def study(
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
-    from dmlkit.study.reports.tables import seconds_of
+    from dmlkit.study.reports.tables import parse_duration
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
 
     console, output = Console(), output or Path("runs") / "study" / study.stem
-    seconds = inf if budget is None else seconds_of(budget, "--budget")
+    seconds = inf if budget is None else parse_duration(budget, "--budget")
     read = read_study(study, overrides or [])
     if dry_run:
         describe(read, output, console)

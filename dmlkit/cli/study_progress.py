@@ -10,7 +10,7 @@ from dmlkit.cli.console import say
 from dmlkit.cli.progress import format_metrics
 from dmlkit.files.escape import printable
 from dmlkit.run_folder.documents import EpochRow
-from dmlkit.study.reports.tables import spoken_time
+from dmlkit.study.reports.tables import format_duration
 from dmlkit.training.progress import Silent
 
 
@@ -79,7 +79,7 @@ class RunsProgress:
         if self.started is None or not self.trained:
             return ""
         each = (perf_counter() - self.started) / self.trained
-        return f"about {spoken_time(each * (self.epochs - self.epochs_behind - sum(self.training.values())))} left"
+        return f"about {format_duration(each * (self.epochs - self.epochs_behind - sum(self.training.values())))} left"
 
 
 class RunLine(Silent):
@@ -128,7 +128,7 @@ class RunLine(Silent):
         study.epochs_behind += self.epochs
         study.training.pop(self.name, None)
         if self.started is not None:
-            took = spoken_time(perf_counter() - self.started)
+            took = format_duration(perf_counter() - self.started)
             line = f"run {study.finished}/{study.runs}  {self.name}  {format_metrics(figures)}  {took}"
             left = study.time_left() if study.finished < study.runs else ""
             say(study.console, f"{line}, {left}" if left else line)

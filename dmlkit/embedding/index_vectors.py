@@ -8,24 +8,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-SHORTEST = 1e-6  # a direction is taken of vectors at least this long, as the manifolds do
+SHORTEST = 1e-6  # smallest norm that is divided by, as in the manifolds
 
 Vectors = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", "gallery"]) -> Vectors:
-    """Vectors whose inner product <query, gallery> orders a gallery as the model's similarity does.
+    """Return vectors whose inner product <query, gallery> orders a gallery as the model's similarity does.
 
     Args:
         points: (N, D) embeddings.
-        index: ``manifest["index"]``: the ``form`` of the vectors, and the ``curvature`` where it has one.
+        index: ``manifest["index"]`` with the ``form`` of the vectors, and the ``curvature`` if the form has one.
         side: ``"query"`` or ``"gallery"``; the two may be lifted differently.
 
     Returns:
-        (N, D') float64, the same D' on both sides.
+        (N, D') float64 with the same D' on both sides.
 
     Raises:
-        ValueError: the points are no matrix, or the side or the form is unknown.
+        ValueError: the points are not a matrix, or the side or the form is unknown.
 
     Example:
         >>> flat = {"form": "euclidean_lift", "curvature": None}
@@ -55,7 +55,7 @@ def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", 
         case "lorentz_lift":
             return _lift_sheet(x[:, 1:], -float(index["curvature"]), side)
         case other:
-            raise ValueError(f"index_vectors: the form {other!r} is unknown; this manifest is of another dmlkit")
+            raise ValueError(f"index_vectors: unknown form {other!r}; another version of dmlkit wrote this manifest")
 
 
 def _squares(x: Vectors) -> Vectors:
@@ -74,5 +74,5 @@ def _lift_ball(x: Vectors, c: float, side: str) -> Vectors:
 
 def _lift_sheet(space: Vectors, c: float, side: str) -> Vectors:
     squares, radius = _squares(space), c**-0.5
-    height = squares / (np.sqrt(1 / c + squares) + radius)  # of the point above the origin, without cancellation
+    height = squares / (np.sqrt(1 / c + squares) + radius)  # of the point above the origin; avoids cancellation
     return np.hstack([-height - radius if side == "query" else height, space])

@@ -1,4 +1,4 @@
-"""Models and embeddings in the formats of other programs."""
+"""Export of models and embeddings to the formats of other programs."""
 
 from dmlkit.export.export import export
 

@@ -1,4 +1,4 @@
-"""Export embeddings to formats that vector databases and other programs read."""
+"""Export of embeddings to files: a FAISS index, Parquet, NumPy, and TensorBoard's projector."""
 
 import shutil
 import zipfile
@@ -32,18 +32,18 @@ def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: 
 
     Args:
         folder: the embeddings.
-        format: ``faiss`` (exact inner-product index, items beside it), ``parquet`` (a fixed-size-list column),
-            ``npz``, or ``tensorboard`` (a folder for the embedding projector).
-        output: the file, or for tensorboard the folder, to write.
+        format: ``faiss`` (exact inner-product index, with its items next to it), ``parquet`` (a fixed-size-list
+            column), ``npz``, or ``tensorboard`` (a folder for the embedding projector).
+        output: the file to write, or the folder for tensorboard.
 
     Returns:
-        What was written.
+        The files that were written.
 
     Raises:
-        UserError: an embedding is no point of its manifold, or cannot be written in this format, or the disk is full;
-            nothing is left half written.
+        UserError: an embedding is not a point of its manifold or cannot be written in this format, or the disk is full;
+            no partial file is left.
     """
-    folder.check_points()  # of a faulty one nothing is written
+    folder.check_points()  # nothing is written if a point is invalid
     write = {"faiss": write_faiss, "parquet": write_parquet, "npz": write_npz, "tensorboard": write_tensorboard}
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -51,10 +51,10 @@ def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: 
 
 
 def check_embeddings_output(folder: Path, format: EmbeddingFormat, output: Path) -> None:  # noqa: A002
-    """Make sure that an export of a folder may be written where the user says.
+    """Check that an export of a folder may be written to the given output.
 
     Raises:
-        UserError: something is there that such an export has not written; see `check_output`.
+        UserError: the output exists and was not written by such an export; see `check_output`.
     """
     sources = [folder / name for name in ("manifest.json", "embeddings.npy", "items.parquet")]
     if format == "faiss":
@@ -71,23 +71,23 @@ class FaissIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
     type: Literal["IndexFlatIP"] = "IndexFlatIP"
     """FAISS's class."""
     dim: PositiveInt
-    """Coordinates of a vector; on some manifolds more than an embedding has."""
+    """Dimension of a vector; on some manifolds larger than that of an embedding."""
 
 
 class FaissManifest(Manifest, frozen=True, strict=True):
-    """What stands beside a FAISS index: the manifest of its embeddings, and what is in the index."""
+    """Manifest of a FAISS index: the manifest of its embeddings, and a description of the index."""
 
     kind: ClassVar[str] = "manifest of a FAISS index"
     older: ClassVar[dict[int, tuple[str, ...]]] = {3: ()}
 
     index: FaissIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
-    """The search for the most similar ones."""
+    """How the index is searched."""
 
 
 def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
-    """An IndexFlatIP over the manifold's index vectors; position i of the index is id i of the items.
+    """Write an IndexFlatIP over the manifold's index vectors; position i of the index is id i of the items.
 
-    ``birds.faiss`` has ``birds.items.parquet`` and ``birds.manifest.json`` beside it, and ``birds.2023`` has
+    ``birds.faiss`` comes with ``birds.items.parquet`` and ``birds.manifest.json``, and ``birds.2023`` with
     ``birds.2023.items.parquet`` and ``birds.2023.manifest.json``.
 
     Raises:
@@ -99,50 +99,52 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     index: Any = None
     for number, block in enumerate(folder.blocks()):
         vectors = manifold.index_vectors(block, "gallery").detach()
-        # large numbers are points, their squares may be none
+        # the square of a large finite number may be inf
         fault = find_invalid_point(Euclidean(vectors.shape[1]), vectors)
         if fault is not None:
-            folder.refuse_row(number * BLOCK + fault[0], "its vector in the index would have nan or inf")
+            folder.refuse_row(number * BLOCK + fault[0], "its index vector would have nan or inf")
         index = index or faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors.numpy())
     if index is None:
         raise UserError(f"{folder.path}: there are no embeddings to index")
-    items, manifest = beside(output)
+    items, manifest = companions(output)
     described = FaissIndex(**manifold.index_form(), dim=index.d)
     fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None}
-    # the manifest is renamed first: whatever a kill leaves has one, and is dmlkit's
+    # the manifest is renamed first, so that files left by a kill are recognized as dmlkit's
     with (
         writing(output, RuntimeError),
         atomic_write(output) as index_path,
         atomic_write(items) as items_path,
         atomic_write(manifest) as manifest_path,
     ):
-        with index_path.open("wb") as file:  # FAISS itself takes no notice of a full disk: it would leave half an index
+        with index_path.open("wb") as file:  # FAISS ignores a full disk and would leave half an index
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))  # pyright: ignore[reportAttributeAccessIssue]
         shutil.copyfile(folder.path / "items.parquet", items_path)
         manifest_path.write_text(FaissManifest(**fields).text(), encoding="utf-8")
     return [output, items, manifest]
 
 
-def beside(index: Path) -> tuple[Path, Path]:
-    """The items and the manifest of an index."""
+def companions(index: Path) -> tuple[Path, Path]:
+    """Return the paths of the items and of the manifest that belong to an index."""
     name = index.name.removesuffix(".faiss")
     return index.with_name(f"{name}.items.parquet"), index.with_name(f"{name}.manifest.json")
 
 
 def check_index(output: Path, sources: Sequence[Path]) -> None:
-    """Make sure that an index, its items and its manifest may be written.
+    """Check that an index, its items and its manifest may be written.
 
     Raises:
-        UserError: one of them is somebody else's, or belongs to an index of almost the same name.
+        UserError: one of the files was not written by dmlkit, or belongs to an index of almost the same name.
     """
     if not output.name:
         raise UserError("--output: expected the name of a file")
-    items, manifest = beside(output)
+    items, manifest = companions(output)
     name = output.name.removesuffix(".faiss")
     twin = output.with_name(name if output.name != name else f"{name}.faiss")
     if twin.is_file():
-        raise UserError(f"--output {output}: {twin.name} is there already and would share {items.name}; choose another")
+        raise UserError(
+            f"--output {output}: {twin.name} already exists and uses the same {items.name}; choose another name"
+        )
     for path in (output, items, manifest):
         check_output(path, lambda _: FaissManifest.is_at(manifest), sources=sources)
 
@@ -151,7 +153,7 @@ MARK = b"dmlkit"  # the comment of the archive
 
 
 def write_npz(folder: EmbeddingFolder, output: Path) -> list[Path]:
-    """Arrays ``embeddings ids paths labels``, readable without pickle; a missing label is an empty string."""
+    """Write arrays ``embeddings ids paths labels``, readable without pickle; a missing label is an empty string."""
     columns = {name: folder.items[name].to_pylist() for name in ("path", "label")}
     with atomic_write(output) as partial:
         with partial.open("wb") as file:
@@ -168,7 +170,7 @@ def write_npz(folder: EmbeddingFolder, output: Path) -> list[Path]:
 
 
 def is_our_npz(path: Path) -> bool:
-    """Whether `write_npz` wrote a file."""
+    """Return whether `write_npz` wrote a file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.comment == MARK
@@ -177,7 +179,7 @@ def is_our_npz(path: Path) -> bool:
 
 
 def write_parquet(folder: EmbeddingFolder, output: Path) -> list[Path]:
-    """One row per image: id, path, label, and the embedding as fixed_size_list<float32>."""
+    """Write one row per image: id, path, label, and the embedding as fixed_size_list<float32>."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -192,7 +194,7 @@ def write_parquet(folder: EmbeddingFolder, output: Path) -> list[Path]:
 
 
 def is_our_parquet(path: Path) -> bool:
-    """Whether `write_parquet` wrote a file."""
+    """Return whether `write_parquet` wrote a file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -207,7 +209,7 @@ BEGINNING = 'embeddings {\n  tensor_name: "embeddings"\n'  # of the configuratio
 
 
 def write_tensorboard(folder: EmbeddingFolder, output: Path) -> list[Path]:
-    """A log folder for TensorBoard's embedding projector."""
+    """Write a log folder for TensorBoard's embedding projector."""
     output.mkdir(parents=True, exist_ok=True)
     tensors, metadata, config = (output / name for name in FILES)
     rows = zip(folder.items["label"].to_pylist(), folder.items["path"].to_pylist(), strict=True)
@@ -215,7 +217,7 @@ def write_tensorboard(folder: EmbeddingFolder, output: Path) -> list[Path]:
     count, dim = folder.points.shape
     shape = f"  tensor_shape: {count}\n  tensor_shape: {dim}\n"
     paths = f'  tensor_path: "{tensors.name}"\n  metadata_path: "{metadata.name}"\n}}\n'
-    # the configuration is renamed first: whatever a kill leaves has one, and is dmlkit's
+    # the configuration is renamed first, so that files left by a kill are recognized as dmlkit's
     with (
         atomic_write(tensors) as tensors_path,
         atomic_write(metadata) as metadata_path,
@@ -231,10 +233,10 @@ def write_tensorboard(folder: EmbeddingFolder, output: Path) -> list[Path]:
 
 
 def check_projector(output: Path) -> None:
-    """Make sure that a projector's files may be written into a folder.
+    """Check that the projector's files may be written into a folder.
 
     Raises:
-        UserError: it is no folder, or holds such files of somebody else.
+        UserError: it is not a folder, or has such files that dmlkit did not write.
     """
     if output.exists() and not output.is_dir():
         raise UserError(f"--output {output}: is a file; expected a folder for TensorBoard's projector")

@@ -1,4 +1,4 @@
-"""Embeddings as a table of LanceDB."""
+"""Export of embeddings as a table of LanceDB."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,18 +7,18 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.manifest import lancedb
 from dmlkit.export.store import Destination, rows_of, store_manifest
 
-MARK = b"dmlkit"  # of the schema's metadata, where the manifest stands
+MARK = b"dmlkit"  # key of the manifest in the schema's metadata
 
 
 def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
-    """A table with the columns ``id path label vector``, in one commit.
+    """Write a table with the columns ``id path label vector`` in one commit.
 
     Args:
         folder: the embeddings.
-        to: a folder that holds, or shall hold, a database, or an address that LanceDB knows, such as ``s3://``.
+        to: a folder for the database, or an address that LanceDB supports, such as ``s3://``.
 
     Raises:
-        UserError: the table is there already, or cannot be written.
+        UserError: the table already exists or cannot be written.
     """
     import pyarrow as pa
 
@@ -40,7 +40,7 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
             yield from table.combine_chunks().to_batches()
 
     for _ in rows_of(folder, manifest.index):
-        pass  # a faulty row is told here; LanceDB would tell it as a fault of its own
+        pass  # reports an invalid row here; LanceDB would raise an error of its own
     with to.writing(ValueError, RuntimeError, OSError):
         connection = database.connect(to.target)
         found = _manifest_in(connection, to.table)
@@ -52,10 +52,10 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
 
 
 def _manifest_in(connection: Any, table: str) -> str | None:
-    """The manifest that a table bears, empty for a foreign one; None where there is no such table."""
+    """Return the manifest of a table; empty if dmlkit did not write the table, None if there is no such table."""
     try:
         metadata = connection.open_table(table).schema.metadata or {}
-    except ValueError as error:  # also of what a kill left of its creation
+    except ValueError as error:  # raised also for a table whose creation was killed
         if "was not found" in str(error):
             return None
         raise

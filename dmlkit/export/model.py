@@ -1,4 +1,4 @@
-"""Export a trained model to formats that other programs load, each checked against the run before it is kept."""
+"""Export of a trained model to safetensors, ONNX and torch.export; each export is compared with the run's model."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,34 +27,34 @@ FILE_NAMES: dict[ModelFormat, str] = {
     "onnx": "model.onnx",
     "torch-export": "model.pt2",
 }
-TOLERANCE = 1e-4  # of a coordinate; float32 kernels of two runtimes differ by up to 2e-6 on unit vectors
+TOLERANCE = 1e-4  # per coordinate; float32 kernels of two runtimes differ by up to 2e-6 on unit vectors
 PARITY_IMAGES = 16
 
 
 class Parity(BaseModel, frozen=True, extra="forbid", strict=True):
-    """How far the exported model was from the run's own."""
+    """Difference between the exported model and the run's model."""
 
     images: PositiveInt
-    """Real images, or vectors, that both embedded."""
+    """Number of real images, or vectors, that both models embedded."""
     largest_difference: FiniteFloat
-    """Of a coordinate."""
+    """Largest difference of a coordinate."""
 
 
 class ModelManifest(Description, frozen=True, strict=True):
-    """What stands beside an exported model: its preprocessing and geometry."""
+    """Manifest of an exported model: its preprocessing and geometry."""
 
     kind: ClassVar[str] = "manifest of an exported model"
 
     file_format: ModelFormat
-    """Of the file beside it."""
+    """Format of the exported file."""
     input: str
-    """Name, type and shape of what the model takes."""
+    """Name, type and shape of the input."""
     output: str
-    """Likewise of what it gives."""
+    """Name, type and shape of the output."""
     parity: Parity
-    """What was found before it was kept."""
+    """Comparison with the run's model."""
     threshold: Threshold | None = None
-    """From which similarity on two embeddings are of one class, where ``dmlkit calibrate`` was run before."""
+    """Similarity from which two embeddings are of one class, if ``dmlkit calibrate`` was run before."""
 
 
 def export_model(
@@ -63,22 +63,22 @@ def export_model(
     output: Path,
     threshold: Threshold | None = None,
 ) -> ModelManifest:
-    """Write a model and, beside it, a manifest of its preprocessing and geometry.
+    """Write a model, and next to it a manifest of its preprocessing and geometry.
 
     The exported model takes RGB pixels (B, 3, S, S) uint8, resized as the manifest says, or vectors (B, F) float32, and
-    gives points (B, D).
+    returns points (B, D).
 
     Args:
-        trained: on the CPU, and not merged: the export is merged, and checked against the model as it was trained.
-        format: ``safetensors`` (weights alone), ``onnx``, or ``torch-export`` (a .pt2 program).
+        trained: the model on the CPU, not merged: the merged export is compared with the model as it was trained.
+        format: ``safetensors`` (weights only), ``onnx``, or ``torch-export`` (a .pt2 program).
         output: the file to write.
-        threshold: of the model, if it was calibrated.
+        threshold: the threshold of the model, if it was calibrated.
 
     Returns:
-        The manifest, with ``parity``: the largest difference to the run's own embeddings over real images.
+        The manifest; its ``parity`` is the largest difference from the run's embeddings of real images.
 
     Raises:
-        UserError: a package for the format is missing, or the exported model disagrees with the run.
+        UserError: a package for the format is missing, or the exported model differs from the run's model.
     """
     model = trained.model
     inputs = parity_inputs(trained)
@@ -88,19 +88,21 @@ def export_model(
     model.backbone.merge()
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-    # the manifest is renamed first: whatever a kill leaves has one, and is dmlkit's
+    # the manifest is renamed first, so that files left by a kill are recognized as dmlkit's
     with (
         writing(output, SafetensorError),
         atomic_write(output) as partial,
-        atomic_write(beside(output)) as described,
+        atomic_write(manifest_path(output)) as described,
         torch.inference_mode(),
     ):
         run = write(trained, inputs, partial)
-        # a smaller batch than the exporter saw: the batch size must not be baked in
+        # a batch of another size than the exporter saw: the batch size must not be fixed
         differences = [(run(batch) - points).abs().max() for batch, points in expected]
-        difference = torch.stack(differences).max().item()  # of nan and a number nan, which Python's max may drop
+        difference = torch.stack(differences).max().item()  # nan stays nan, which Python's max may drop
         if not difference <= TOLERANCE:
-            raise UserError(f"{output}: the exported model differs from the run by {difference:.1e}; nothing was kept")
+            raise UserError(
+                f"{output}: the exported model differs from the run by {difference:.1e}; nothing was written"
+            )
         manifest = ModelManifest(
             **dict(describe(trained)),
             file_format=format,
@@ -113,28 +115,28 @@ def export_model(
     return manifest
 
 
-def beside(output: Path) -> Path:
-    """The manifest of an exported model."""
+def manifest_path(output: Path) -> Path:
+    """Return the path of an exported model's manifest."""
     return output.with_name(f"{output.name}.json")
 
 
 def check_model_output(format: ModelFormat, output: Path, sources: Sequence[Path]) -> None:  # noqa: A002
-    """Make sure that an exported model and its manifest may be written where the user says.
+    """Check that an exported model and its manifest may be written to the given output.
 
     Raises:
-        UserError: something is there that such an export has not written; see `check_output`.
+        UserError: a file exists that such an export did not write; see `check_output`.
     """
     check_output(output, lambda _: _is_model(format, output), sources=sources)
-    check_output(beside(output), lambda _: _is_model(format, output), sources=sources)
+    check_output(manifest_path(output), lambda _: _is_model(format, output), sources=sources)
 
 
 def _is_model(format: ModelFormat, output: Path) -> bool:  # noqa: A002
-    manifest = beside(output)
+    manifest = manifest_path(output)
     return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
 
 
 def input_text(inputs: Tensor) -> str:
-    """Name, type and shape of what a model takes.
+    """Describe name, type and shape of a model's input.
 
     Example:
         >>> input_text(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)), input_text(torch.zeros(2, 384))
@@ -145,7 +147,7 @@ def input_text(inputs: Tensor) -> str:
 
 
 def parity_inputs(trained: TrainedModel) -> Tensor:
-    """A few real samples of the test split, evenly spread, as the model takes them.
+    """Return a few samples of the test split, evenly spaced, as input of the model.
 
     Raises:
         UserError: none of them can be read.
@@ -162,7 +164,7 @@ def parity_inputs(trained: TrainedModel) -> Tensor:
 
 
 def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    """An ONNX graph with a free batch size; its input is named ``images``, or ``vectors``.
+    """Write an ONNX graph with a dynamic batch size; its input is named ``images`` or ``vectors``.
 
     Raises:
         UserError: onnxruntime or onnxscript is not installed.
@@ -186,23 +188,23 @@ def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
 
 
 def write_program(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    """A program for ``torch.export.load``, with a free batch size."""
+    """Write a program for ``torch.export.load`` with a dynamic batch size."""
     program, buffer = program_of(trained, inputs), BytesIO()
-    torch.export.save(program, buffer)  # on a full disk torch itself would end the process
+    torch.export.save(program, buffer)  # torch would abort the process on a full disk
     path.write_bytes(buffer.getbuffer())
     with path.open("rb") as file:
         return torch.export.load(file).module()
 
 
 def program_of(trained: TrainedModel, inputs: Tensor) -> torch.export.ExportedProgram:
-    """The model traced on images, or vectors, with a free batch size."""
+    """Return the model traced on images or vectors, with a dynamic batch size."""
     batch = torch.export.Dim("batch", min=1)
-    example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a single one would fix the batch size at 1
+    example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
     return torch.export.export(trained.model, (example,), dynamic_shapes={"inputs": {0: batch}})
 
 
 def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    """Weights and, in the file's metadata, all that is needed to rebuild the model."""
+    """Write the weights, with everything needed to rebuild the model in the file's metadata."""
     from safetensors.torch import load_file, save_file
 
     description = describe(trained)
@@ -211,6 +213,6 @@ def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[
     metadata = {"dmlkit": json.dumps(document), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
-    again: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.model.num_features)
-    again.load_state_dict(load_file(path))
-    return again.eval()
+    rebuilt: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.model.num_features)
+    rebuilt.load_state_dict(load_file(path))
+    return rebuilt.eval()

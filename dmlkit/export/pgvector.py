@@ -1,4 +1,4 @@
-"""Embeddings as a table of PostgreSQL with pgvector."""
+"""Export of embeddings as a table of PostgreSQL with pgvector."""
 
 import os
 import struct
@@ -9,32 +9,32 @@ import numpy as np
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
-from dmlkit.export.store import Destination, StoreIndex, StoreRows, rows_of, shown_address, store_manifest
+from dmlkit.export.store import Destination, StoreIndex, StoreRows, rows_of, store_manifest, without_password
 
 SCHEMES = ("postgresql://", "postgres://")
-LONGEST_NAME = 63  # bytes; PostgreSQL would cut a longer one without an error
-MOST_INDEXED = 2000  # coordinates that an index of pgvector takes in float32
-MOST_HALVED = 4000  # likewise in float16
-TIMEOUT = 10  # seconds in which a server must answer, where PGCONNECT_TIMEOUT and the address say nothing
+LONGEST_NAME = 63  # bytes; PostgreSQL would truncate a longer name without an error
+MOST_INDEXED = 2000  # largest dimension of a pgvector index in float32
+MOST_HALVED = 4000  # the same in float16
+TIMEOUT = 10  # seconds to connect, unless PGCONNECT_TIMEOUT or the address sets another time
 
 
 def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
-    """A table with the columns ``id path label vector`` and an HNSW index, in one transaction, by COPY.
+    """Write a table with the columns ``id path label vector`` and an HNSW index, by COPY in one transaction.
 
     Args:
         folder: the embeddings.
-        to: a ``postgresql://`` address; what it leaves out, the password too, libpq takes from the PG* variables of the
-            environment and from ~/.pgpass.
+        to: a ``postgresql://`` address. Parts that it omits, including the password, are read by libpq from the PG*
+            environment variables and from ~/.pgpass.
 
     Returns:
-        What to know of the index.
+        Notes about the index.
 
     Raises:
-        UserError: the server does not answer, has no pgvector, or has such a table already.
+        UserError: the server does not answer, has no pgvector, or the table already exists.
     """
     if not to.target.startswith(SCHEMES):
-        raise UserError("--format pgvector: name the database with --output postgresql://USER@HOST/DATABASE")
-    shown_address(to.target)  # refuses what cannot be shown before anything tells of it
+        raise UserError("--format pgvector: expected --output postgresql://USER@HOST/DATABASE")
+    without_password(to.target)  # rejects an address whose password cannot be removed, before any message shows it
     if not 0 < len(to.table.encode()) <= LONGEST_NAME or "\0" in to.table:
         raise UserError(f"--table {to.table!r}: expected a name of 1 to {LONGEST_NAME} bytes")
     try:
@@ -49,7 +49,7 @@ def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
         _create(cursor, to.table, manifest.index.dim)
         copy = sql.SQL("COPY {} (id, path, label, vector) FROM STDIN (FORMAT BINARY)")
         with cursor.copy(copy.format(sql.Identifier(to.table))) as stream:
-            # bytes are sent as they are, and the server reads them as a vector
+            # bytes are sent unchanged, and the server reads them as a vector
             stream.set_types(["int8", "text", "text", "bytea"])
             for rows in rows_of(folder, manifest.index, to.bar):
                 for row in _encoded(rows):
@@ -60,7 +60,7 @@ def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
 
 
 def _connect(address: str) -> Any:
-    """A connection whose transaction is committed at the end of its block, and taken back at an error."""
+    """Return a connection whose transaction is committed at the end of its block, and rolled back after an error."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -76,18 +76,18 @@ def _need_pgvector(cursor: Any, to: Destination) -> None:
     try:
         cursor.execute("CREATE EXTENSION vector")
     except psycopg.Error as error:
-        told = str(error).splitlines()[0]
+        message = str(error).splitlines()[0]
         raise UserError(
-            f"{shown_address(to.target)}: this database has no pgvector: {told}; install it on the server, and let its "
-            "administrator run CREATE EXTENSION vector"
+            f"{without_password(to.target)}: this database has no pgvector ({message}); install it on the server, and "
+            "let its administrator run CREATE EXTENSION vector"
         ) from error
 
 
 def _make_room(cursor: Any, to: Destination) -> None:
-    """Drop the table that is to be replaced: other sessions see it until the transaction ends.
+    """Drop the table to replace; other sessions see it until the transaction ends.
 
     Raises:
-        UserError: it may not be replaced.
+        UserError: the table may not be replaced.
     """
     from psycopg import sql
 
@@ -111,7 +111,7 @@ def _create(cursor: Any, table: str, dim: int) -> None:
 
 
 def _encoded(rows: StoreRows) -> Iterator[tuple[int, str, str | None, bytes]]:
-    """Rows as COPY takes them: a vector is its length, two bytes for later use, and big-endian floats."""
+    """Yield rows for binary COPY: a vector is its length, two reserved bytes, and big-endian floats."""
     ids, paths, labels = (rows.items[name].to_pylist() for name in ("id", "path", "label"))
     header = struct.pack(">hh", rows.vectors.shape[1], 0)
     vectors = (header + vector.tobytes() for vector in rows.vectors.astype(np.dtype(">f4")))
@@ -119,12 +119,12 @@ def _encoded(rows: StoreRows) -> Iterator[tuple[int, str, str | None, bytes]]:
 
 
 def _index(cursor: Any, table: str, index: StoreIndex) -> list[str]:
-    """An HNSW index with the operator class of the distance; of wide vectors over their halves."""
+    """Create an HNSW index with the operator class of the distance, for wide vectors over their float16 values."""
     from psycopg import sql
 
-    whole = "every search reads the whole table"
+    full_scan = "every search reads the full table"
     if not index.suits_graph():
-        return [f"no index: HNSW would lose neighbours of hyperbolic vectors; {whole}, which is exact"]
+        return [f"no index: HNSW would miss neighbors of hyperbolic vectors; {full_scan}, which is exact"]
     has_halves = cursor.execute("SELECT to_regtype('halfvec')").fetchone()[0] is not None
     operators = {"cosine": "cosine_ops", "l2": "l2_ops", "dot": "ip_ops"}[index.distance]
     if index.dim <= MOST_INDEXED:
@@ -132,9 +132,9 @@ def _index(cursor: Any, table: str, index: StoreIndex) -> list[str]:
     elif index.dim <= MOST_HALVED and has_halves:
         column, kind = sql.SQL("(vector::halfvec({}))").format(sql.Literal(index.dim)), "halfvec"
     else:
-        why = f"pgvector indexes at most {MOST_HALVED if has_halves else MOST_INDEXED} coordinates"
-        return [f"no index: {why}, these have {index.dim}; {whole}"]
+        limit = MOST_HALVED if has_halves else MOST_INDEXED
+        return [f"no index: these vectors have {index.dim} dimensions, pgvector indexes at most {limit}; {full_scan}"]
     statement = sql.SQL("CREATE INDEX ON {} USING hnsw ({} {})")
     cursor.execute(statement.format(sql.Identifier(table), column, sql.Identifier(f"{kind}_{operators}")))
-    told = f"HNSW index: {kind}_{operators}"
-    return [told if kind == "vector" else f"{told} over float16; order by vector::halfvec({index.dim}) to use it"]
+    note = f"HNSW index: {kind}_{operators}"
+    return [note if kind == "vector" else f"{note} over float16; order by vector::halfvec({index.dim}) to use it"]

@@ -1,4 +1,4 @@
-"""Embeddings as a collection of Qdrant."""
+"""Export of embeddings as a collection of Qdrant."""
 
 import json
 import os
@@ -14,23 +14,24 @@ from dmlkit.embedding.progress_bar import Bar
 from dmlkit.errors import UserError
 from dmlkit.export.store import Destination, StoreManifest, is_address, rows_of, store_manifest
 
-MARK = "dmlkit"  # of a collection's metadata, where the manifest stands
-SENT = 256  # points of one request: 3 MB of JSON at 512 dimensions, of the 32 MB that a server takes
+MARK = "dmlkit"  # key of the manifest in a collection's metadata
+SENT = 256  # points per request: 3 MB of JSON at 512 dimensions; a server accepts 32 MB
 KEY = "QDRANT_API_KEY"
-FILES = {".lock", "meta.json", "collection"}  # of the local mode
+FILES = {".lock", "meta.json", "collection"}  # files of the local mode
 
 
 def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
-    """A collection of points with the payload ``path label``, behind an alias that is set when all are there.
+    """Write a collection of points with the payload ``path label``, behind an alias that is set after all points.
 
-    So a search sees the whole collection or the one before, and what a kill left is removed by the next export.
+    A search therefore sees the complete collection or the previous one. The next export removes collections that a
+    killed export left.
 
     Args:
         folder: the embeddings.
-        to: a folder, for Qdrant's local mode, or the URL of a server, whose key the variable QDRANT_API_KEY holds.
+        to: a folder for Qdrant's local mode, or the URL of a server, whose key is read from QDRANT_API_KEY.
 
     Raises:
-        UserError: the server does not answer, or has such a collection already.
+        UserError: the server does not answer, or the collection already exists.
     """
     try:
         from qdrant_client import models
@@ -65,7 +66,7 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
 
 @contextmanager
 def _whole_folder(to: Destination) -> Generator[None]:
-    """Leave no new folder behind when an export fails: on a full disk Qdrant would write one that it cannot read."""
+    """Remove a new folder when the export fails: on a full disk Qdrant leaves a folder that it cannot read."""
     folder = Path(to.target)
     is_new = not is_address(to.target) and not folder.exists()
     try:
@@ -83,12 +84,12 @@ def _client(to: Destination) -> Any:
         return QdrantClient(url=to.target, api_key=os.environ.get(KEY), check_compatibility=False)
     folder = Path(to.target)
     if folder.exists() and not (folder.is_dir() and _is_qdrants(folder)):
-        raise UserError(f"--output {folder}: is there already and no folder of Qdrant's; choose another --output")
+        raise UserError(f"--output {folder}: already exists and is not a folder of Qdrant; choose another --output")
     return QdrantClient(path=to.target)
 
 
 def _is_qdrants(folder: Path) -> bool:
-    """Whether Qdrant may write into a folder: it is empty, or Qdrant has begun to."""
+    """Return whether Qdrant may write into a folder: it is empty, or Qdrant wrote its files."""
     names = {entry.name for entry in folder.iterdir()}
     if not names <= FILES:
         return False
@@ -101,7 +102,7 @@ def _is_qdrants(folder: Path) -> bool:
 
 
 def _collections_of(client: Any, to: Destination) -> tuple[str | None, list[str]]:
-    """The collection behind the alias, and those that exports which were killed have left.
+    """Return the collection behind the alias, and the collections that killed exports left.
 
     Raises:
         UserError: the collection may not be replaced.

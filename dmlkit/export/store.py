@@ -1,4 +1,4 @@
-"""A table of embeddings in somebody's store: its manifest, its vectors, and the distance that orders them."""
+"""Tables of embeddings in vector stores: destination, manifest, vectors, and the distance that orders them."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -15,47 +15,47 @@ from dmlkit.embedding.manifest import Manifest, SearchIndex
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.errors import UserError
 
-ROWS = 4096  # sent at once: 8 MB at 512 dimensions
+ROWS = 4096  # rows per block: 8 MB at 512 dimensions
 StoreDistance = Literal["cosine", "l2", "dot"]
 
 
 class StoreIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
-    """Vectors in a store, and the distance function that orders them as the similarity does."""
+    """Vectors in a store, and the distance function that gives them the order of the similarity."""
 
     order: str = "the vectors that are nearest to that of a query, by the distance function, are the most similar"
-    """What the store does."""
+    """How the store orders vectors."""
     distance: StoreDistance
-    """The store's distance function; of ``dot`` the largest products are the nearest."""
+    """The store's distance function; with ``dot`` the largest products are the nearest."""
     dim: PositiveInt
-    """Coordinates of a vector; on some manifolds other than an embedding has."""
+    """Dimension of a vector; on some manifolds not that of an embedding."""
 
     def suits_graph(self) -> bool:
-        """Whether a graph such as HNSW finds the nearest: it walks from one vector of the gallery to those near it.
+        """Return whether a graph index such as HNSW finds the nearest vectors.
 
-        Lifted vectors order a gallery for the lifted query alone: HNSW found 6 % of the 5 nearest of 5 000
-        points in a ball.
+        Such an index walks between near vectors of the gallery, but lifted gallery vectors have the right order only
+        for a lifted query: HNSW found 6 % of the 5 nearest of 5 000 points in a ball.
         """
         return not self.form.endswith("_lift")
 
 
 class StoreManifest(Manifest, frozen=True, strict=True):
-    """What a table in a store bears: the manifest of its embeddings, and how they are searched there."""
+    """Manifest of a table in a store: the manifest of its embeddings, and how they are searched there."""
 
     kind: ClassVar[str] = "manifest of a table of embeddings"
     older: ClassVar[dict[int, tuple[str, ...]]] = {3: ()}
 
     index: StoreIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
-    """The search for the most similar ones."""
+    """How the table is searched."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a table goes.
+    """Destination of a table.
 
     Args:
-        target: a folder, or an address.
-        table: its name.
-        overwrite: replace a table of this name, if dmlkit has written it.
+        target: a folder or an address.
+        table: name of the table.
+        overwrite: replace a table of this name if dmlkit wrote it.
         bar: shows the rows that are written.
     """
 
@@ -65,51 +65,50 @@ class Destination:
     bar: Bar = no_bar
 
     def __str__(self) -> str:
-        shown = shown_address(self.target) if is_address(self.target) else self.target
+        shown = without_password(self.target) if is_address(self.target) else self.target
         return f"{shown}: table {self.table!r}"
 
     def check_replaceable(self, manifest: str | None) -> None:
-        """Make sure that a table that is there may be replaced; ``manifest`` is the text that it bears, if any.
+        """Check that an existing table may be replaced; ``manifest`` is the text of its manifest, if it has one.
 
         Raises:
-            UserError: nobody has asked for it, or dmlkit has not written it.
+            UserError: ``overwrite`` is not set, or dmlkit did not write the table.
         """
         if not self.overwrite:
-            raise UserError(f"{self} is there already; replace it with --overwrite, or choose another --table")
+            raise UserError(f"{self} already exists; replace it with --overwrite, or choose another --table")
         try:
             StoreManifest.from_json(manifest or "", str(self))
         except UserError:
             raise UserError(
-                f"{self} is there already, and nothing tells that this command has written it; remove it, or choose "
-                "another --table"
+                f"{self} already exists and was not written by dmlkit export; remove it, or choose another --table"
             ) from None
 
     @contextmanager
     def writing(self, *errors: type[Exception]) -> Generator[None]:
-        """Tell what a store says to a write that fails, in one line.
+        """Convert errors of a store into errors of one line.
 
         Raises:
-            UserError: the block fails with one of the errors.
+            UserError: the block raises one of the errors.
         """
         try:
             yield
         except errors as error:
-            told = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{self} cannot be written: {told}") from error
+            message = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{self} cannot be written: {message}") from error
 
 
 class StoreRows(NamedTuple):
-    """Some neighbouring rows of a table."""
+    """Consecutive rows of a table."""
 
     items: Any  # an Arrow table with the columns id, path and label
     vectors: np.ndarray  # (n, D') float32
 
 
 def store_manifest(folder: EmbeddingFolder) -> StoreManifest:
-    """The manifest of a table of embeddings.
+    """Return the manifest of a table of embeddings.
 
     Raises:
-        UserError: there are none.
+        UserError: there are no embeddings.
     """
     manifest = folder.manifest
     if not len(folder):
@@ -120,16 +119,16 @@ def store_manifest(folder: EmbeddingFolder) -> StoreManifest:
     fields: dict[str, Any] = {
         **dict(manifest),
         "index": StoreIndex(**search, distance=distance, dim=dim),
-        "checksums": None,  # of other files
+        "checksums": None,  # those of the embeddings are of other files
     }
     return StoreManifest(**fields)
 
 
 def rows_of(folder: EmbeddingFolder, index: StoreIndex, bar: Bar = no_bar) -> Iterator[StoreRows]:
-    """The rows of a table, some at a time.
+    """Yield the rows of a table in blocks.
 
     Raises:
-        UserError: a vector has nan or inf, or no direction where the distance is the cosine.
+        UserError: a vector has nan or inf, or is zero although the distance is the cosine.
     """
     start = 0
     with bar("exporting", len(folder)) as advance:
@@ -137,7 +136,7 @@ def rows_of(folder: EmbeddingFolder, index: StoreIndex, bar: Bar = no_bar) -> It
             vectors = index_vectors(block.numpy(), index.model_dump(), "gallery").astype(np.float32)
             for fault, is_faulty in (
                 ("its vector would have nan or inf", ~np.isfinite(vectors).all(1)),
-                ("its vector is 0, which has no cosine", (index.distance == "cosine") & ~vectors.any(1)),
+                ("its vector is zero, which has no cosine", (index.distance == "cosine") & ~vectors.any(1)),
             ):
                 if is_faulty.any():
                     folder.refuse_row(start + int(is_faulty.argmax()), fault)
@@ -147,7 +146,7 @@ def rows_of(folder: EmbeddingFolder, index: StoreIndex, bar: Bar = no_bar) -> It
 
 
 def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:
-    """Stores know cosines and straight lines themselves; hyperbolic distances alone need a lift."""
+    """Return the distance and form of vectors; a distance other than cosine, dot and L2 needs a lift."""
     form = manifest.index.form
     match form:
         case "as_is":  # unit vectors, or a dot product
@@ -164,7 +163,7 @@ def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:
 
 
 def is_address(target: str) -> bool:
-    """Whether a text names a server, not a file.
+    """Return whether a text is an address and not a path.
 
     Example:
         >>> is_address("postgresql://db/birds"), is_address("exports/birds")
@@ -173,20 +172,20 @@ def is_address(target: str) -> bool:
     return "://" in target
 
 
-def shown_address(address: str) -> str:
-    """An address without its password and its options, which may hold one.
+def without_password(address: str) -> str:
+    """Return an address without its password and without its options, which may contain one.
 
     Raises:
-        UserError: it cannot be told what of it is the password; then nothing of it is shown.
+        UserError: the password cannot be identified; the message then shows no part of the address but its scheme.
 
     Example:
-        >>> shown_address("postgresql://me:secret@db:5433/birds?sslmode=require")
+        >>> without_password("postgresql://me:secret@db:5433/birds?sslmode=require")
         'postgresql://me@db:5433/birds'
     """
     try:
         parts = urlsplit(address)
         port = "" if parts.port is None else f":{parts.port}"
-    except ValueError:  # of a port that is no number, which may be the beginning of a password
+    except ValueError:  # the port is not a number; it may be the start of a password
         raise _unclear(address) from None
     if parts.netloc.count("@") > 1 or any("@" in part for part in (parts.path, parts.query, parts.fragment)):
         raise _unclear(address)

@@ -1,4 +1,4 @@
-"""Training: one visible loop, and what it writes."""
+"""Training of a recipe in one visible loop, with its checkpoints, metrics and baselines."""
 
 from dmlkit.training.train import train
 

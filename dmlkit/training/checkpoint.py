@@ -1,4 +1,4 @@
-"""Where training stands, on disk and back: everything that the rest of a run depends on."""
+"""Checkpoints: writing and restoring everything that the rest of a run depends on."""
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,14 +22,15 @@ from dmlkit.training.experiment import Experiment
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run, one after the other; those that were given are on the disk when it closes.
+    """Writer of a run's checkpoints, one after the other; closing it waits until all of them are on the disk.
 
     On 2 CPU cores and a virtual disk the last checkpoint of ResNet-50 takes 0.3 to 0.7 s (272 MB) and that of ViT-B 1.2
-    to 3.8 s (983 MB): nothing beside an epoch there, a tenth of one of a few thousand images on a large GPU.
+    to 3.8 s (983 MB). This is negligible compared with an epoch there, but a tenth of an epoch of a few thousand images
+    on a large GPU.
 
     Args:
-        run: the folder.
-        in_background: write copies in main memory while the caller goes on; else each write is waited for.
+        run: the run folder.
+        in_background: copy the state to main memory and write it while training continues; otherwise block.
     """
 
     def __init__(self, run: RunFolder, *, in_background: bool) -> None:
@@ -48,11 +49,11 @@ class CheckpointWriter:
                 self._thread.shutdown()
 
     def write(self, name: CheckpointName, state: dict[str, Any]) -> None:
-        """Write a checkpoint, all or nothing.
+        """Write a checkpoint atomically.
 
         Args:
-            name: of the checkpoint.
-            state: tensors and plain values, which may change after this returns.
+            name: name of the checkpoint.
+            state: tensors and plain values. The caller may change them after this call.
 
         Raises:
             UserError: the disk is full, or the folder cannot be written.
@@ -63,7 +64,7 @@ class CheckpointWriter:
             self.run.save_checkpoint(name, state)
 
     def wait(self) -> None:
-        """Until what was given is on the disk.
+        """Wait until all checkpoints are on the disk.
 
         Raises:
             UserError: the disk is full, or the folder cannot be written.
@@ -73,7 +74,7 @@ class CheckpointWriter:
 
 
 def copy_to_cpu(state: Any) -> Any:
-    """A copy of nested dictionaries and lists, with tensors in main memory.
+    """Copy nested dictionaries and lists, with tensors in main memory.
 
     Example:
         >>> import torch
@@ -86,7 +87,7 @@ def copy_to_cpu(state: Any) -> Any:
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
-        copied = copy(state)  # with what torch's state dicts say of versions
+        copied = copy(state)  # keeps the version metadata of torch's state dicts
         copied.update({key: copy_to_cpu(value) for key, value in state.items()})
         return copied
     if isinstance(state, list | tuple):
@@ -95,34 +96,34 @@ def copy_to_cpu(state: Any) -> Any:
 
 
 LATEST = "latest"
-"""Key of the last checkpoint: the weights to go on from, where its model has their average."""
+"""Key in the last checkpoint of the weights to resume from, where ``model`` holds their average."""
 
 
 @dataclass
 class State:
-    """Where training stands, beside the weights."""
+    """Progress of a training, apart from its weights."""
 
     epoch: int = 0  # finished epochs
-    step: int = 0  # finished steps of the epoch under way
+    step: int = 0  # finished steps of the current epoch
     loss_sum: float = 0.0  # over those steps
     seconds: float = 0.0  # of training and validation, over all sessions
-    best: dict[str, Any] | None = None  # epoch and validation metrics of the best checkpoint
-    skipped: list[str] = field(default_factory=list[str])  # images that could not be read, each once
+    best: dict[str, Any] | None = None  # epoch and validation metrics of the best checkpoint so far
+    skipped: list[str] = field(default_factory=list[str])  # images that could not be read, without duplicates
 
     def note_skipped(self, faults: list[str]) -> None:
-        """Remember images that could not be read, in training or evaluation."""
+        """Record images that could not be read in training or evaluation."""
         self.skipped += [fault for fault in faults if fault not in self.skipped]
 
 
 def save_best(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state: State) -> None:
-    """Write the best checkpoint: what a model needs to embed, and its loss to go on."""
+    """Write the best checkpoint: the weights of the model and of its loss."""
     weights = _weights(experiment)
     if fabric.is_global_zero:
         writer.write("best", {**weights, "epoch": state.epoch})
 
 
 def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state: State) -> None:
-    """Write the last checkpoint: everything that the rest of the run depends on, whatever the number of ranks."""
+    """Write the last checkpoint. It has everything that the rest of the run depends on, for any number of ranks."""
     weights, optimizer = _weights(experiment), _optimizer_state(experiment)
     state.skipped = list(dict.fromkeys(gather_lists(fabric, state.skipped)))
     if fabric.is_global_zero:
@@ -144,14 +145,14 @@ def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state
 
 
 def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
-    """Load the last checkpoint into the experiment; a run stopped before its first checkpoint starts again.
+    """Load the last checkpoint into the experiment. A run that has no checkpoint yet starts from the beginning.
 
     Raises:
-        UserError: the checkpoint is gone though epochs are finished, or it cannot be read, or does not fit the run.
+        UserError: the checkpoint is missing although epochs are finished, cannot be read, or does not fit the run.
     """
     path, rows = run.checkpoint_path("last"), run.read_metrics()
     if not path.exists():
-        # A kill in the first epoch may come after best.pt and after its row, and before last.pt: neither is a proof.
+        # A kill in the first epoch may come after best.pt and after its row but before last.pt: neither proves a loss.
         finished = run.summary_path if run.summary_path.exists() else run.metrics_path if len(rows) > 1 else None
         if finished:
             raise UserError(
@@ -161,18 +162,20 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
     saved = run.load_checkpoint("last")
     if [row.epoch for row in rows[: saved["epoch"]]] != list(range(1, saved["epoch"] + 1)):
         raise UserError(
-            f"{run.metrics_path}: lacks rows of the {saved['epoch']} epochs that {path} has finished; bring it back, "
-            "or train anew with --overwrite"
+            f"{run.metrics_path}: does not have one row for each of the {saved['epoch']} finished epochs of {path}; "
+            "restore the file, or retrain with --overwrite"
         )
     try:
-        return _take_over(experiment, saved, path, fabric)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # torch's, each part has its own kind
-        told = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{path}: does not fit this run ({told}); bring it back, or train anew") from error
+        return _load_into(experiment, saved, path, fabric)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # each part of torch raises another kind
+        message = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"{path}: does not fit this run ({message}); restore the file, or retrain with --overwrite"
+        ) from error
 
 
-def _take_over(experiment: Experiment, saved: dict[str, Any], path: Path, fabric: Fabric) -> State:
-    """Put a checkpoint into the experiment."""
+def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, fabric: Fabric) -> State:
+    """Load a checkpoint into the experiment."""
     for sharded in experiment.objective.sharded_parameters():
         whole = saved["objective"][sharded.name]
         saved["objective"][sharded.name] = sharded.shard.own_rows(whole)
@@ -212,7 +215,7 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
 
 
 def _latest_weights(experiment: Experiment) -> dict[str, Tensor]:
-    """Where the last step left the weights of which the checkpoint's model has the average."""
+    """Return the weights after the last step, where the checkpoint's model has their average."""
     latest = experiment.average.model_weights if experiment.average else {}
     return {name: weight.detach() for name, weight in latest.items()}
 
@@ -229,6 +232,6 @@ def _optimizer_state(experiment: Experiment) -> dict[str, Any]:
 
 
 def _index(experiment: Experiment, parameter: nn.Parameter) -> int:
-    """Of a parameter in the optimizer's state."""
+    """Return the index of a parameter in the optimizer's state."""
     parameters = [id(other) for group in experiment.optimizer.param_groups for other in group["params"]]
     return parameters.index(id(parameter))

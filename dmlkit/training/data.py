@@ -1,4 +1,4 @@
-"""What a training step is shown: images, or the features of a backbone that does not train."""
+"""Training data: images, or cached features of a frozen backbone."""
 
 from contextlib import nullcontext
 from math import inf
@@ -25,13 +25,13 @@ from dmlkit.training.progress import Progress
 
 
 class TrainingData(NamedTuple):
-    """What a step is shown, and the model that takes it.
+    """The inputs of a training and the model that takes them.
 
     Args:
-        model: the experiment's, or its head behind cached features.
-        training: what it trains on.
-        validation: what it is validated on, where the recipe has validation classes.
-        test: what it is scored on in the end.
+        model: the experiment's model, or only its head for cached features.
+        training: the inputs to train on.
+        validation: the validation classes, where the recipe has some.
+        test: the test classes, which score the finished run.
     """
 
     model: EmbeddingModel
@@ -41,7 +41,7 @@ class TrainingData(NamedTuple):
 
 
 def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> TrainingData:
-    """What steps are shown. Features of a backbone that does not train are computed here, unless they are there.
+    """Return the inputs of a training. Features of a frozen backbone are computed first, unless they are cached.
 
     Raises:
         UserError: see `cached_features`.
@@ -66,7 +66,7 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
     if folder.exists() and not folder.is_dir():
         raise UserError(f"backbone.tuning.cache: {folder}: is a file; expected a folder for features")
     splits = ("train", "validation", "test") if experiment.validation else ("train", "test")
-    # of runs that share a folder one computes, and the others wait; what is complete they all read at once
+    # one of several runs that share a folder computes the features, the others wait; complete features need no lock
     writes = fabric.is_global_zero and not all(is_complete(place(split)) for split in splits)
     with sole_writer(folder, what="a training", patience=inf) if writes else nullcontext():
         fabric.barrier()
@@ -78,10 +78,10 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
 
 
 def check_places(recipe: Recipe, run: Path) -> None:
-    """Make sure that neither the run nor a cache of features that it names would lie in data, or in another run.
+    """Check that neither the run nor its cache of features would lie inside the dataset or inside another run.
 
     Raises:
-        UserError: one would.
+        UserError: one of them would.
     """
     data, tuning = [recipe.dataset.data_root], recipe.backbone.tuning
     check_place(run, data, is_run=True)
@@ -89,4 +89,4 @@ def check_places(recipe: Recipe, run: Path) -> None:
         cache, key = Path(tuning.cache), "backbone.tuning.cache:"
         check_place(cache, data, option=key)
         if cache.resolve().is_relative_to(run.resolve()):
-            raise UserError(f"{key} {cache}: is inside the run, which keeps its own features; leave the key out")
+            raise UserError(f"{key} {cache}: is inside the run folder, which has a cache of its own; remove the key")

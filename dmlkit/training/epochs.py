@@ -1,4 +1,4 @@
-"""Curves of several runs over the epochs, in one picture; runs that differ in their seed alone make one curve."""
+"""Curves of several runs over the epochs in one picture; runs that differ only in their seed share a curve."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LONGEST_NAME = 40  # characters of a curve's name
 
 @dataclass(frozen=True)
 class EpochBand:
-    """A figure over epochs: the mean of some runs, and the lowest and the highest of them.
+    """A figure per epoch: its mean over some runs, and the lowest and the highest run.
 
     Example:
         >>> EpochBand.of([{1: 0.5, 2: 0.75}, {1: 1.0, 2: 1.0, 3: 1.0}])
@@ -32,7 +32,7 @@ class EpochBand:
 
     @classmethod
     def of(cls, runs: Sequence[Mapping[int, float]]) -> "EpochBand":
-        """That of figures by epoch, in the epochs that all runs have."""
+        """Return the band of figures by epoch, over the epochs that all runs have."""
         epochs = sorted(set.intersection(*(set(run) for run in runs)))
         values = [[run[epoch] for run in runs] for epoch in epochs]
         return cls(epochs, [fmean(one) for one in values], [min(one) for one in values], [max(one) for one in values])
@@ -43,10 +43,10 @@ class EpochCurve:
     """The runs of one recipe.
 
     Args:
-        name: what is told of them.
-        runs: how many.
-        loss: of training.
-        metric: on validation classes.
+        name: label of the curve.
+        runs: number of runs.
+        loss: training loss.
+        metric: metric on validation classes.
     """
 
     name: str
@@ -56,13 +56,13 @@ class EpochCurve:
 
 
 def runs_by_recipe(paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Runs, those together whose recipes differ in the seed alone, by the name of the first.
+    """Group the runs whose recipes differ only in the seed, by the name of the first run of each group.
 
     Raises:
-        UserError: one is no run, or named twice.
+        UserError: a path is not a run, or is given twice.
     """
     if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("plot: a run is named twice; name each once")
+        raise UserError("plot: a run is given twice; give each run once")
     groups: dict[str, list[int]] = {}
     for index, path in enumerate(paths):
         recipe = RunFolder(path).recipe()
@@ -72,14 +72,14 @@ def runs_by_recipe(paths: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def epoch_curves(groups: Mapping[str, Sequence[Path]], metric: str | None = None) -> tuple[str, list[EpochCurve]]:
-    """The curves of groups of runs, and the metric that they show.
+    """Return the metric to show, and the curves of groups of runs.
 
     Args:
         groups: runs by the name of their curve.
-        metric: on validation classes; by default the one that chose the first run's checkpoint.
+        metric: metric on validation classes. Default: the one that selected the first run's checkpoint.
 
     Raises:
-        UserError: a run has no epochs, or no such figure.
+        UserError: a run has no finished epoch, or does not have this metric.
     """
     first = next(iter(groups.values()))[0]
     metric = metric or RunFolder(first).recipe().training.select_by
@@ -88,27 +88,25 @@ def epoch_curves(groups: Mapping[str, Sequence[Path]], metric: str | None = None
         rows = [RunFolder(path).read_metrics() for path in paths]
         figures = [_figures(path, own, metric) for path, own in zip(paths, rows, strict=True)]
         losses = [{row.epoch: row.loss for row in own} for own in rows]
-        told = (
-            f"{shortened(name, LONGEST_NAME)} ({len(paths)} runs)" if len(paths) > 1 else shortened(name, LONGEST_NAME)
-        )
-        curves.append(EpochCurve(told, len(paths), EpochBand.of(losses), EpochBand.of(figures)))
+        label = shortened(name, LONGEST_NAME) + (f" ({len(paths)} runs)" if len(paths) > 1 else "")
+        curves.append(EpochCurve(label, len(paths), EpochBand.of(losses), EpochBand.of(figures)))
     return metric, curves
 
 
 def _figures(path: Path, rows: Sequence[EpochRow], metric: str) -> dict[int, float]:
-    """A run's figures by epoch."""
+    """Return the figures of a run by epoch."""
     if not rows:
-        raise UserError(f"{path}: no epoch is finished yet; expected metrics.jsonl with one line an epoch")
+        raise UserError(f"{path}: no epoch is finished yet; expected metrics.jsonl with one line per epoch")
     found = {row.epoch: row.validation[metric] for row in rows if row.validation and metric in row.validation}
     if not found:
         known = sorted({name for row in rows for name in row.validation or {}})
-        expected = f"; it has {', '.join(known)}: choose by --metric" if known else ", nor any others"
-        raise UserError(f"{path}: has no figures of {metric} on validation classes{expected}")
+        instead = f"choose one of {', '.join(known)} with --metric" if known else "its metrics.jsonl has no metrics"
+        raise UserError(f"{path}: has no {metric} on validation classes; {instead}")
     return found
 
 
 def plot_epochs(groups: Mapping[str, Sequence[Path]], output: Path, *, metric: str | None = None) -> list[EpochCurve]:
-    """Draw a metric on validation classes and the training loss over the epochs, one curve a group of runs.
+    """Draw a metric on validation classes and the training loss over the epochs, one curve per group of runs.
 
     Args:
         groups: runs by the name of their curve; see `runs_by_recipe`.
@@ -116,7 +114,7 @@ def plot_epochs(groups: Mapping[str, Sequence[Path]], output: Path, *, metric: s
         metric: see `epoch_curves`.
 
     Returns:
-        What was drawn.
+        The curves that were drawn.
     """
     metric, curves = epoch_curves(groups, metric)
     bands = any(curve.runs > 1 for curve in curves)

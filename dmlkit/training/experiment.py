@@ -1,4 +1,4 @@
-"""The one place where the components of a recipe meet."""
+"""Assembly of an experiment: all components of a recipe, built and checked together."""
 
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,11 +27,11 @@ from dmlkit.training.loggers import check_loggers
 
 
 class WeightAverage:
-    """What ``training.ema`` keeps of a model's weights; running statistics of batch norms stay the model's own.
+    """Exponential moving average of a model's weights (``training.ema``), without running statistics of batch norms.
 
     Args:
-        model: whose weights; those that its tuning leaves as they were have no average.
-        decay: the share of the average that each step leaves, in (0, 1).
+        model: the model; its frozen weights have no average.
+        decay: share of the average that each step keeps, in (0, 1).
 
     Example:
         >>> from dmlkit.recipe import parse_recipe
@@ -48,35 +48,35 @@ class WeightAverage:
         frozen = model.frozen_weights()
         self.model_weights = {name: weight for name, weight in model.named_parameters() if name not in frozen}
         self.averages = [weight.detach().clone() for weight in self.model_weights.values()]
-        self.take_in = get_ema_multi_avg_fn(decay)
+        self.apply_update = get_ema_multi_avg_fn(decay)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights of a step."""
+        """Update the averages with the weights after a step."""
         latest = list(self.model_weights.values())
         self.averages = [old.to(new.device) for old, new in zip(self.averages, latest, strict=True)]
-        self.take_in(tuple(self.averages), tuple(latest), 0)
+        self.apply_update(tuple(self.averages), tuple(latest), 0)
 
     def weights(self) -> dict[str, Tensor]:
-        """The averages by the names of the model's state dict."""
+        """Return the averages by their names in the model's state dict."""
         return dict(zip(self.model_weights, self.averages, strict=True))
 
     @torch.no_grad()
     def restore(self, averages: Mapping[str, Tensor], latest: Mapping[str, Tensor]) -> None:
-        """Go on from averages, and from the latest weights, which the model takes."""
+        """Restore the averages, and load the latest weights into the model."""
         self.averages = [averages[name].to(weight.device) for name, weight in self.model_weights.items()]
         for name, weight in self.model_weights.items():
             weight.copy_(latest[name])
 
     @torch.no_grad()
     def put_in_place(self) -> None:
-        """Give the averages to the model."""
+        """Copy the averages into the model."""
         for weight, average in zip(self.model_weights.values(), self.averages, strict=True):
             weight.copy_(average)
 
     @contextmanager
     def in_place(self) -> Generator[None]:
-        """The model has the averages while the block runs."""
+        """Copy the averages into the model while the block runs."""
         latest = [weight.detach().clone() for weight in self.model_weights.values()]
         self.put_in_place()
         try:
@@ -88,12 +88,12 @@ class WeightAverage:
 
 
 class Objective(nn.Module):
-    """What is minimized: the loss plus the weighted regularizers.
+    """The objective to minimize: the loss plus the weighted regularizers.
 
     Args:
         loss: the loss.
-        regularizers: terms to add.
-        weights: one for each term.
+        regularizers: terms to add to the loss.
+        weights: one weight per regularizer.
     """
 
     def __init__(self, loss: Loss, regularizers: list[Regularizer], weights: list[float]) -> None:
@@ -103,20 +103,20 @@ class Objective(nn.Module):
         self.weights = weights
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Points (B, D) and labels (B,) int64 -> scalar."""
+        """Compute the objective of points (B, D) with labels (B,) int64; returns a scalar."""
         total = self.loss(embeddings, labels)
         for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
             total = total + weight * regularizer(embeddings, labels)
         return total
 
     def sharded_parameters(self) -> list[ShardedParameter]:
-        """The parameters of which this rank holds some rows, by their names in this state dict."""
+        """Return the parameters of which this rank holds only some rows, with their names in this state dict."""
         return [sharded._replace(name=f"loss.{sharded.name}") for sharded in self.loss.sharded_parameters()]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The running things that a recipe describes."""
+    """The objects that a recipe describes, ready to train."""
 
     recipe: Recipe
     model: EmbeddingModel
@@ -129,77 +129,79 @@ class Experiment:
 
     @property
     def steps(self) -> int:
-        """Steps of the optimizer in an epoch; the last one may be of fewer batches than the others."""
+        """Number of optimizer steps per epoch; the last step may have fewer batches than the others."""
         return ceil(len(self.sampler) / self.recipe.training.accumulate)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """While the block runs the model has the weights that it is judged by: their average, where one is kept."""
+        """Return a context in which the model has the weights to evaluate: their average, where one is kept."""
         return self.average.in_place() if self.average else nullcontext()
 
     @cached_property
     def frozen_pretrained(self) -> str | None:
-        """The hash of the pretrained weights that do not train, which stands for them in checkpoints; None where there
-        are none. It takes a second for 300 million of them."""
+        """Hash of the frozen pretrained weights, which replaces them in checkpoints; None where there are none.
+
+        Computing it takes 1 s for 300 million weights.
+        """
         frozen = self.model.frozen_weights() if self.recipe.backbone.is_pretrained else {}
         return fingerprint(frozen) if frozen else None
 
 
 def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
-    """Build every component of a recipe. Seeds torch's global generator: equal recipes give equal weights.
+    """Build every component of a recipe. Seeds torch's global generator, so equal recipes give equal weights.
 
     Args:
-        recipe: what to build.
-        rank: this one, which keeps its share of the proxies where the recipe shares them out.
-        ranks: how many there are.
+        recipe: the recipe.
+        rank: this rank, which keeps only its share of the proxies if the recipe shards them.
+        ranks: number of ranks.
 
     Raises:
-        UserError: the data is missing or does not fit the recipe.
+        UserError: the data is missing, or does not fit the recipe.
     """
-    with faults_of(recipe, "training", "loggers"):
+    with recipe_errors(recipe, "training", "loggers"):
         check_loggers(recipe.training.loggers)
-    with faults_of(recipe, "dataset"):
+    with recipe_errors(recipe, "dataset"):
         train = images_of_split(recipe.dataset, "train")
         validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
         if len(train.class_names) < 2:
-            raise UserError("dataset: 1 class to train on; expected at least 2, to tell apart")
+            raise UserError("dataset: got 1 training class, expected at least 2")
         for dataset in (train, validation):
             if dataset is not None and dataset.num_features is not None and isinstance(recipe.manifold, SphereConfig):
                 refuse_zero_vectors(dataset)
-    with faults_of(recipe, "sampler"):
+    with recipe_errors(recipe, "sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes, train.groups)
     if recipe.training.accumulate > len(sampler):
-        told = f"got {recipe.training.accumulate}, expected at most the {len(sampler)} batches of an epoch"
-        raise UserError(recipe.fault(("training", "accumulate"), told))
+        message = f"got {recipe.training.accumulate}, expected at most {len(sampler)}, the number of batches per epoch"
+        raise UserError(recipe.fault(("training", "accumulate"), message))
     torch.manual_seed(recipe.seed)
-    with faults_of(recipe, "backbone"):
+    with recipe_errors(recipe, "backbone"):
         backbone = recipe.backbone.build(train.num_features)
     if recipe.training.gradient_checkpointing:
-        with faults_of(recipe, "training", "gradient_checkpointing"):
+        with recipe_errors(recipe, "training", "gradient_checkpointing"):
             recompute_blocks(backbone)
-    with faults_of(recipe, "embedding_dim"):
+    with recipe_errors(recipe, "embedding_dim"):
         model = build_model(recipe, backbone=backbone)
-    with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
-        blank = blank_input(recipe, train)  # a side too large needs more memory than there is
+    with recipe_errors(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
+        blank = blank_input(recipe, train)  # a side that is too large needs more memory than there is
         try_model(model, blank)
     if sampler.batch_size == ranks:  # one image on each rank
-        with faults_of(recipe, "sampler"):
+        with recipe_errors(recipe, "sampler"):
             try_single_image(model, blank)
-    with faults_of(recipe, "loss"):
+    with recipe_errors(recipe, "loss"):
         loss = recipe.loss.build(model.manifold, len(train.class_names))
-    with faults_of(recipe, "regularizers"):
+    with recipe_errors(recipe, "regularizers"):
         regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
     objective = Objective(loss, regularizers, [regularizer.weight for regularizer in recipe.regularizers])
     if recipe.training.shard_proxies:
-        with faults_of(recipe, "training", "shard_proxies"):
+        with recipe_errors(recipe, "training", "shard_proxies"):
             objective.loss.keep_shard(rank, ranks)
     shared = {id(parameter) for parameter in model.parameters()}
     parameters = {
         **_backbone_parameters(recipe, model),
         "head": list(model.head.parameters()),
-        # a learnable manifold belongs to the head, although the loss holds it too
+        # a learnable manifold belongs to the head, although it is also part of the loss
         "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
     }
-    with faults_of(recipe, "optimizer"):
+    with recipe_errors(recipe, "optimizer"):
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation, average)
@@ -208,27 +210,27 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
 def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, list[nn.Parameter]]:
     if recipe.optimizer.layer_decay == 1:
         return {"backbone": model.backbone.tuned_parameters()}
-    text = "nothing of the backbone trains; leave it out"
+    text = "the backbone has no trainable weights; remove this key"
     try:
         blocks = model.backbone.tuned_blocks()
     except UserError:
-        blocks, text = [], f"{recipe.backbone.name} has no blocks that can be told apart; leave it out"
+        blocks, text = [], f"{recipe.backbone.name} has no separate blocks; remove this key"
     if not any(blocks):
         raise UserError(recipe.fault(("optimizer", "layer_decay"), text))
     return {f"backbone.{depth}": block for depth, block in enumerate(blocks, 1)}
 
 
 @contextmanager
-def faults_of(recipe: Recipe, *key: str) -> Generator[None]:
-    """Tell what a member of a family objects to as one line, with the recipe's file, line and key.
+def recipe_errors(recipe: Recipe, *key: str) -> Generator[None]:
+    """Convert errors of a component into errors of one line with the recipe's file, line and key.
 
     Raises:
-        UserError: for every ValueError, RuntimeError and MemoryError.
+        UserError: the block raises a ValueError, RuntimeError or MemoryError.
     """
     try:
         yield
     except UserError as error:
-        # a member that names its key itself, such as ``sampler.batch_size``, lacks only the place
+        # a component that names its key itself, such as ``sampler.batch_size``, lacks only file and line
         named, _, text = str(error).partition(": ")
         own = tuple(named.split("."))
         if own[0] != key[0] or "\n" in text:
@@ -237,26 +239,26 @@ def faults_of(recipe: Recipe, *key: str) -> Generator[None]:
     except (ValueError, RuntimeError, MemoryError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
-            text = "needs more memory than there is here; make the model or the images smaller"
+            text = "needs more memory than this machine has; use a smaller model or smaller images"
         raise UserError(recipe.fault(key, text)) from error
 
 
 def refuse_zero_vectors(dataset: Dataset) -> None:
-    """Make sure that vectors to be compared by their cosine have a direction, as evaluation does.
+    """Check that no vector is zero, since a zero vector has no cosine.
 
     Raises:
-        UserError: one is zero.
+        UserError: a vector is zero.
     """
     zero = [index for index in range(len(dataset)) if not dataset.sample(index).any()]  # 0.5 s for 100 000 x 512
     if zero:
         raise UserError(
-            f"dataset.embeddings: {len(zero)} of {len(dataset)} vectors are zero and have no direction for the cosine, "
-            f"the first is {dataset.key(zero[0])}; leave them out, or compare by distance (manifold euclidean)"
+            f"dataset.embeddings: {len(zero)} of {len(dataset)} vectors are zero and have no cosine, the first is "
+            f"{dataset.key(zero[0])}; remove them, or compare by distance (manifold euclidean)"
         )
 
 
 def blank_input(recipe: Recipe, dataset: Dataset) -> Tensor:
-    """What the model takes of one black image (1, 3, S, S) uint8, or of one vector of zeros (1, F)."""
+    """Return a black image (1, 3, S, S) uint8 as input of the model, or one vector of zeros (1, F)."""
     if recipe.transform is None:
         return torch.zeros(1, dataset.num_features or 0)
     return torch.zeros(1, 3, recipe.transform.size, recipe.transform.size, dtype=torch.uint8)
@@ -264,30 +266,30 @@ def blank_input(recipe: Recipe, dataset: Dataset) -> Tensor:
 
 @torch.no_grad()
 def try_model(model: EmbeddingModel, blank: Tensor) -> None:
-    """Show the model a black image of the recipe's size: what cannot take it says so before anything is written.
+    """Run the model on a blank input, so that a model which cannot process it fails before anything is written.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the model cannot process the input.
     """
     was_training = model.training
     try:
         model.eval()(blank)
-    except AssertionError as error:  # so timm's networks put it
+    except AssertionError as error:  # raised by networks of timm
         raise ValueError(f"{list(blank.shape)}: {error}") from error
     model.train(was_training)
 
 
 @torch.no_grad()
 def try_single_image(model: EmbeddingModel, blank: Tensor) -> None:
-    """Train a copy of the model on a batch of one image, for which batch norms of a map of 1 x 1 have no variance.
+    """Run a copy of the model in training mode on one image: batch norms of a 1 x 1 map then have no variance.
 
     Raises:
-        ValueError: they have none.
+        ValueError: a batch norm has no variance.
     """
     with torch.random.fork_rng(devices=[]):
         try:
             deepcopy(model).train()(blank)
         except ValueError as error:
             raise ValueError(
-                f"batches of one image a rank are too small for batch norms; take at least 2: {error}"
+                f"a batch of 1 image per rank is too small for batch norms; use at least 2 images per rank: {error}"
             ) from error

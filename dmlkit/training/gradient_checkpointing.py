@@ -1,4 +1,4 @@
-"""Gradient checkpointing: what blocks would keep for the backward pass is computed again, block by block."""
+"""Gradient checkpointing: the activations of each block are recomputed in the backward pass instead of stored."""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,15 +13,15 @@ from dmlkit.errors import UserError
 
 
 def recompute_blocks(backbone: Backbone) -> None:
-    """Keep for the backward pass no more than the inputs of the blocks (Chen et al. 2016, arXiv:1604.06174).
+    """Store only the inputs of the blocks for the backward pass (Chen et al. 2016, arXiv:1604.06174).
 
-    Gradients and buffers, such as the statistics of batch norms, come out the same to the bit.
+    Gradients and buffers, such as the statistics of batch norms, stay bit-identical.
 
     Args:
-        backbone: whose blocks are wrapped; its state dict stays as it is.
+        backbone: the backbone whose blocks are wrapped; its state dict does not change.
 
     Raises:
-        ValueError: it has no blocks that are modules of their own.
+        ValueError: the backbone has no blocks that are modules.
 
     Example:
         >>> from dmlkit.backbones import ResNet
@@ -36,25 +36,25 @@ def recompute_blocks(backbone: Backbone) -> None:
     except UserError:
         blocks = []
     parts = [part for block in blocks for part in (block if isinstance(block, nn.ModuleList) else [block])]
-    wholes = [part for part in parts if next(part.children(), None) is not None]  # a layer keeps little but its input
-    if not wholes:
-        raise ValueError("this backbone has no blocks that are modules of their own; leave it out")
-    for block in wholes:
+    composed = [part for part in parts if next(part.children(), None) is not None]  # a layer stores little else
+    if not composed:
+        raise ValueError("this backbone has no blocks that can be recomputed; remove this key")
+    for block in composed:
         block.forward = RecomputedForward(block)
 
 
 class RecomputedForward:
-    """The forward pass of a block, which runs again when the backward pass comes to it.
+    """Forward pass of a block that runs again in the backward pass.
 
     Args:
-        block: with its own forward pass.
+        block: the block with its original forward pass.
     """
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
         self.forward = block.forward
 
-    # torch.compile takes the block, not what surrounds it
+    # torch.compile compiles the block, not this wrapper
     @torch.compiler.disable(recursive=False)  # pyright: ignore[reportUntypedFunctionDecorator] - torch gives no type
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -62,7 +62,7 @@ class RecomputedForward:
         return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=self._contexts, **options)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Of the forward pass, and of its repetition."""
+        """Return the contexts of the forward pass and of its repetition."""
         return nullcontext(), self._keep_buffers()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Gradients between the backward passes and the optimizer's step: averaged over batches and ranks, clipped."""
+"""Loss, gradients and optimizer step: gradients are averaged over batches and ranks, clipped, and checked."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from dmlkit.training.experiment import Experiment
 
 
 def take_step(fabric: Fabric, experiment: Experiment, optimizer: Any, batches: int, rates: list[float]) -> None:
-    """From the gradients of some batches to the next weights, and their average where one is kept; no gradient stays.
+    """Update the weights, and their average where one is kept, and clear the gradients.
 
     Args:
         fabric: the ranks.
-        experiment: with the sum of the batches' gradients.
-        optimizer: the experiment's, as the fabric set it up.
-        batches: how many, at least 1.
-        rates: learning rates of the optimizer's groups.
+        experiment: the experiment, whose gradients are summed over the batches.
+        optimizer: the experiment's optimizer as the fabric set it up.
+        batches: number of batches, at least 1.
+        rates: learning rate of each parameter group.
     """
     for group, rate in zip(experiment.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
@@ -35,7 +35,7 @@ def take_step(fabric: Fabric, experiment: Experiment, optimizer: Any, batches: i
 
 
 def average_over_batches(experiment: Experiment, batches: int) -> None:
-    """Make the sum of the batches' gradients their mean; how many there are is known once the last has been read."""
+    """Divide the summed gradients by the number of batches, which is known only after the last batch was read."""
     if batches == 1:
         return
     for group in experiment.optimizer.param_groups:
@@ -45,9 +45,9 @@ def average_over_batches(experiment: Experiment, batches: int) -> None:
 
 
 def average_gradients(fabric: Fabric, experiment: Experiment) -> None:
-    """Make the proxies' gradients equal on all ranks; they differ by rounding only, but would drift apart.
+    """Average the gradients of the proxies over ranks; they differ only by rounding, but the proxies would drift apart.
 
-    Proxies that a rank holds alone keep theirs.
+    Sharded proxies, which only one rank holds, keep their gradients.
     """
     if fabric.world_size == 1:
         return
@@ -58,14 +58,14 @@ def average_gradients(fabric: Fabric, experiment: Experiment) -> None:
 
 
 def clip_gradients(fabric: Fabric, experiment: Experiment, optimizer: torch.optim.Optimizer) -> None:
-    """Clip the gradients of model and objective as the recipe says, by the norm of all of them or one by one."""
+    """Clip the gradients of model and objective by their total norm or by value, as the recipe says."""
     settings = experiment.recipe.training
     everything = nn.ModuleList([experiment.model, experiment.objective])
     if settings.clip_grad_norm is not None:
         every_sharded = experiment.objective.sharded_parameters()
         with_gradient = [sharded for sharded in every_sharded if sharded.values.grad is not None]
         if not with_gradient:
-            # the trainer looks for what is not finite itself, seldom: each look stalls a GPU
+            # the training loop checks for non-finite values itself, and rarely: each check stalls a GPU
             fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm, error_if_nonfinite=False)
         else:  # the norm over the rows of all ranks
             alone = {id(sharded.values) for sharded in with_gradient}
@@ -80,10 +80,10 @@ def clip_gradients(fabric: Fabric, experiment: Experiment, optimizer: torch.opti
 
 
 def compute_loss(experiment: Experiment, embeddings: Tensor, labels: Tensor, state: State, run: RunFolder) -> Tensor:
-    """The loss of a batch; embeddings that are no longer finite end the run with the step's number.
+    """Compute the loss of a batch.
 
     Raises:
-        UserError: the loss objects to the batch, or the embeddings are not finite.
+        UserError: the loss rejects the batch, or the embeddings are not finite.
     """
     try:
         return experiment.objective(embeddings, labels)
@@ -94,7 +94,11 @@ def compute_loss(experiment: Experiment, embeddings: Tensor, labels: Tensor, sta
 
 
 def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
-    """Add the pending losses up and clear them; returns the last. Stops at the first that is not finite."""
+    """Add the pending losses to the state, clear them, and return the last one.
+
+    Raises:
+        UserError: a loss is not finite.
+    """
     losses = torch.stack(pending).tolist() if pending else []
     for offset, loss in enumerate(losses):
         if loss != loss or abs(loss) == float("inf"):
@@ -105,22 +109,26 @@ def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
 
 
 def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
-    """Stop before weights that are not finite overwrite a good checkpoint."""
+    """Check that all weights are finite, before they overwrite a good checkpoint.
+
+    Raises:
+        UserError: a weight is not finite.
+    """
     parameters = [*experiment.model.parameters(), *experiment.objective.parameters()]
     if not torch.stack([parameter.detach().isfinite().all() for parameter in parameters]).all():
         raise diverged(state.step, "weights", state, run)
 
 
 def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
-    """The error of a run that has come to nothing."""
+    """Return the error of a run that diverged."""
     last = run.checkpoint_path("last")
     if run.is_being_replaced():
-        kept = f"the run that was in {run.path} stays as it was"
+        kept = f"the previous run in {run.path} is unchanged"
     else:
         kept = (
             f"the last good checkpoint is {last}" if state.epoch or last.exists() else "no checkpoint was written yet"
         )
     return UserError(
-        f"epoch {state.epoch + 1}, step {step}: {what} that are not finite; {kept}. "
+        f"epoch {state.epoch + 1}, step {step}: {what} are not finite; {kept}. "
         "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"
     )

@@ -1,4 +1,4 @@
-"""What training tells while it runs."""
+"""Progress of a training: the events that it reports while it runs."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
@@ -8,30 +8,30 @@ from dmlkit.run_folder.documents import EpochRow
 
 
 class Pace(NamedTuple):
-    """What an epoch took."""
+    """Speed of one epoch."""
 
     images: int
     seconds: float  # without validation
-    waiting: float  # seconds of these in which there was no batch
-    is_whole: bool  # no stop in between
+    waiting: float  # seconds of these in which training waited for a batch
+    is_whole: bool  # the epoch was not interrupted
 
 
 class Progress(Protocol):
-    """What training tells while it runs."""
+    """Receiver of the events of a training."""
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
-        """After a share ``progress`` of an epoch: the last loss, and the images since the last call."""
+        """Report the share ``progress`` of an epoch that is done, the last loss, and the images since the last call."""
 
     def epoch(self, row: EpochRow) -> None:
-        """After an epoch, whose checkpoint is on the disk: its row of metrics.jsonl."""
+        """Report a finished epoch, whose checkpoint is on the disk, by its row of ``metrics.jsonl``."""
 
     def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
-        """Around what goes over images before the first epoch; gives what is told how many more are done."""
+        """Return a context around a pass over images before training; call its value with the number of images done."""
         ...
 
 
 class Silent:
-    """Tells nothing."""
+    """Progress that reports nothing."""
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         """See `Progress`."""

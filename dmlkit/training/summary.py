@@ -1,4 +1,4 @@
-"""The end of a run: its checkpoints scored on the test classes."""
+"""Summary of a finished run: test metrics of its checkpoints, costs, and curves."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment
-from dmlkit.training.untrained_baseline import held_against
+from dmlkit.training.untrained_baseline import compare_with_untouched
 
 
 def summarize(
@@ -36,12 +36,12 @@ def summarize(
     """Score the last and the best checkpoint on the test classes and write ``summary.json`` and the curves.
 
     Args:
-        experiment: trained to the end.
-        data: what it was trained on.
+        experiment: the trained experiment.
+        data: its inputs.
         run: its folder.
         fabric: the ranks.
-        state: at the end.
-        untouched: figures of the backbone before training, where it began with weights.
+        state: progress at the end.
+        untouched: figures of the pretrained backbone before training; empty if it had random weights.
     """
     rows = run.read_metrics()
     if experiment.average:
@@ -64,7 +64,7 @@ def summarize(
         seconds=round(state.seconds, 1),
         images_per_second=rows[-1].images_per_second,
         skipped_images=tuple(sorted(set(gather_lists(fabric, state.skipped)))),
-        untouched=held_against(untouched, tuned),
+        untouched=compare_with_untouched(untouched, tuned),
         seconds_per_epoch=seconds_per_epoch(rows),
         peak_memory_bytes=max(
             (row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None), default=None
@@ -78,14 +78,14 @@ def summarize(
 
 
 def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Fabric, state: State) -> Evaluation:
-    """The current weights on the test classes."""
+    """Evaluate the current weights on the test classes."""
     evaluation = evaluate(fabric, data.model, data.test, experiment.recipe, split="test")
     state.note_skipped(evaluation.faults)
     return evaluation
 
 
 def seconds_per_epoch(rows: Sequence[EpochRow]) -> float | None:
-    """The median of the epochs that were not stopped in between."""
+    """Return the median over the epochs that were not interrupted."""
     seconds = [row.training_seconds for row in rows if row.training_seconds is not None]
     return round(median(seconds), 3) if seconds else None
 
@@ -99,7 +99,7 @@ LINUX = Path("/proc/self")
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Count the peak from now on: of a CUDA device, or of this process on Linux; elsewhere it cannot be forgotten."""
+    """Reset the peak memory of a CUDA device, or of this process on Linux; other systems cannot reset it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -110,7 +110,7 @@ def forget_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes, see `dmlkit.run_folder.documents.Summary.peak_memory_bytes`.
+    """Return the peak memory in bytes; see `dmlkit.run_folder.documents.Summary.peak_memory_bytes`.
 
     Example:
         >>> peak_memory(torch.device("cpu")) > 10_000_000  # torch alone takes more
@@ -119,8 +119,8 @@ def peak_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if (LINUX / "status").exists():
-        told = re.search(r"VmHWM:\s+(\d+) kB", (LINUX / "status").read_text())
-        return 1024 * int(told[1]) if told else None
+        found = re.search(r"VmHWM:\s+(\d+) kB", (LINUX / "status").read_text())
+        return 1024 * int(found[1]) if found else None
     if resource is None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -131,14 +131,14 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | No
     """Draw the loss and the validation metrics over the epochs as a PNG.
 
     Args:
-        rows: of ``metrics.jsonl``.
-        path: where to write.
-        untouched: metrics of the backbone on validation classes before training: dashed lines.
+        rows: rows of ``metrics.jsonl``.
+        path: file to write.
+        untouched: validation metrics of the backbone before training, drawn as dashed lines.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({"text.parse_math": False}):  # a $ in a name is a $
+    with rc_context({"text.parse_math": False}):  # a $ in a name is not the start of a formula
         figure = Figure(figsize=(9, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.plot([row.epoch for row in rows], [row.loss for row in rows], marker=".")

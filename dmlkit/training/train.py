@@ -1,4 +1,4 @@
-"""Train: one visible loop, stoppable at any step and resumable to the bit."""
+"""Training in one visible loop, which can stop after any step and resumes to bit-identical weights."""
 
 import time
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from dmlkit.training.progress import Pace, Progress, Silent
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
 from dmlkit.training.untrained_baseline import score_untouched
 
-CHECK_EVERY = 20  # steps between two looks at the loss on a GPU, where each look stalls it; on a CPU every step
+CHECK_EVERY = 20  # steps between two checks of the loss on a GPU, which each check stalls; on a CPU every step
 
 
 def train(
@@ -47,20 +47,21 @@ def train(
     """Train a recipe into a run folder.
 
     Args:
-        recipe: what to train, or its YAML file, or the name of one that comes with dmlkit.
-        folder: of the run; see `RunFolder`.
-        overrides: ``key.subkey=value`` each, laid over a file.
-        device, fabric: where, see `start_fabric`; or a fabric that was launched already.
-        progress: told of steps and epochs.
-        resume: continue the run in ``folder`` from its last checkpoint, or start it if there is none yet.
-        overwrite: replace the run in ``folder``, and what was made with its weights.
+        recipe: a recipe, or its YAML file, or the name of a recipe that comes with dmlkit.
+        folder: the run folder; see `RunFolder`.
+        overrides: changes of a file, each ``key.subkey=value``.
+        device: see `start_fabric`.
+        fabric: a fabric that is launched already; ``device`` is then ignored.
+        progress: receives steps and epochs.
+        resume: continue the run in ``folder`` from its last checkpoint, or start it if it has none yet.
+        overwrite: replace the run in ``folder`` and everything that was made with its weights.
 
     Raises:
-        UserError: the recipe, the data or the folder is at fault, the loss is no longer finite, or a rank has gone.
-        TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
+        UserError: the recipe, the data or the folder is not usable, training diverged, or a rank ended.
+        TrainingStoppedError: Ctrl-C or SIGTERM stopped the run after a checkpoint.
     """
     if resume and overwrite:
-        raise UserError("--resume continues a run and --overwrite deletes it; give one of them")
+        raise UserError("--resume continues a run and --overwrite deletes it; use only one of them")
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     fabric = fabric or start_fabric(device, recipe.training.precision)
     run = RunFolder(Path(folder))
@@ -73,19 +74,19 @@ def train(
 def _train(
     recipe: Recipe, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool, overwrite: bool
 ) -> Summary:
-    fabric.barrier()  # the first rank holds the folder
+    fabric.barrier()  # the first rank has locked the folder
     resume = resume and run.holds_run()
-    fabric.barrier()  # all ranks have looked before the first one creates the run
+    fabric.barrier()  # all ranks have checked before the first one creates the run
     if resume:
         run.check_same_recipe(recipe)
     experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
     if experiment.sampler.batch_size % fabric.world_size:
         raise UserError(
-            f"sampler: {fabric.world_size} ranks cannot share a batch of {experiment.sampler.batch_size} images equally"
+            f"sampler: a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
         )
     if fabric.is_global_zero:
         run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite)
-    if fabric.is_global_zero and not run.classes_path.exists():  # nor where a kill came before it
+    if fabric.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
         TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()
     try:
@@ -96,20 +97,20 @@ def _train(
         if fabric.world_size == 1 or not lost_ranks(error):
             raise
         if run.is_being_replaced():
-            way_on = f"the run that was in {run.path} stays as it was; start again with the same command"
+            advice = f"the previous run in {run.path} is unchanged; start again with the same command"
         else:
-            way_on = f"go on with the same command and --resume{' in place of --overwrite' if overwrite else ''}"
-        raise UserError(f"another rank ended ({error}); {way_on}") from error
+            advice = f"continue with the same command and --resume{' instead of --overwrite' if overwrite else ''}"
+        raise UserError(f"another rank ended ({error}); {advice}") from error
 
 
 def fit(
     experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress, resume: bool
 ) -> State:
-    """The loop. On return the last checkpoint holds the final weights.
+    """Run the training loop. On return the last checkpoint has the final weights.
 
     Raises:
-        TrainingStoppedError: as asked, after a checkpoint.
-        UserError: training diverges, or an image or the checkpoint cannot be read.
+        TrainingStoppedError: a signal stopped training after a checkpoint.
+        UserError: training diverged, or an image or the checkpoint cannot be read.
     """
     recipe, settings = experiment.recipe, experiment.recipe.training
     if settings.compile:
@@ -134,19 +135,19 @@ def fit(
         while state.epoch < settings.epochs:
             started = time.perf_counter()
             if experiment.model.backbone.set_epoch(state.epoch) or model is None:
-                # data-parallel training waits for a gradient of all that needed one when it was set up
+                # data-parallel training waits for the gradients of all parameters that were trainable at its setup
                 model = fabric.setup_module(data.model)
             batches.epoch, batches.start = state.epoch, state.step * settings.accumulate
             objective.loss.set_epoch(state.epoch)
-            losses: list[Tensor] = []  # of the step under way
-            pending: list[Tensor] = []  # of steps, not looked at yet
+            losses: list[Tensor] = []  # of the current step
+            pending: list[Tensor] = []  # losses of steps that are not checked yet
             images_seen = images_pending = 0
             for number, batch in enumerate(loader, batches.start + 1):
                 refuse_faults(batch.faults, recipe.dataset.on_bad_image)
                 state.note_skipped(batch.faults)
                 counts = gather_counts(fabric, len(batch.labels), differ=may_skip)
-                is_last = number % settings.accumulate == 0 or number == len(experiment.sampler)  # of its step
-                if all(counts):  # a rank without an image has no gradient to average: all leave the batch out
+                is_last = number % settings.accumulate == 0 or number == len(experiment.sampler)  # batch of its step
+                if all(counts):  # a rank without an image has no gradient to average: all ranks skip the batch
                     with fabric.no_backward_sync(model, enabled=not is_last and not may_skip):
                         embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)), counts)
                         labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)
@@ -188,8 +189,8 @@ def fit(
 def finish_epoch(
     experiment: Experiment, data: TrainingData, writer: CheckpointWriter, fabric: Fabric, state: State, pace: Pace
 ) -> EpochRow:
-    """Validate, note the epoch, and keep the checkpoint if it is the best so far."""
-    writer.wait()  # epochs that are noted have a checkpoint, but for the last of them
+    """Validate, write the row of the epoch, and save the checkpoint if it is the best so far."""
+    writer.wait()  # every epoch in metrics.jsonl has a checkpoint, except the last one
     settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, experiment.steps
     epoch, loss = state.epoch + 1, state.loss_sum / steps
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0

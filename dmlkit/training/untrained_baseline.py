@@ -1,4 +1,4 @@
-"""What training is held against: the backbone before the first step, scored once and kept in the run."""
+"""Baseline of training: the backbone before the first step, scored once and stored in the run folder."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -26,23 +26,24 @@ from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
 from dmlkit.training.data import TrainingData
-from dmlkit.training.experiment import Experiment, blank_input, faults_of, try_model
+from dmlkit.training.experiment import Experiment, blank_input, recipe_errors, try_model
 from dmlkit.training.progress import Progress
 
 
 def score_untouched(
     experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress
 ) -> dict[Split, Figures]:
-    """The figures of the backbone with the weights that the recipe names, on validation and test classes.
+    """Score the pretrained backbone before training on validation and test classes.
 
-    They are scored once: what the run holds already is read. Nothing where the recipe names no weights.
+    The figures are stored in the run folder and scored only once. The result is empty if the backbone is not
+    pretrained.
 
     Args:
-        experiment: as assembled, not yet trained.
+        experiment: the experiment before training.
         data: its images, or their features.
-        run: where the figures are kept.
-        fabric: the device, and the ranks, which share the work.
-        bar: shows each step.
+        run: the run folder that stores the figures.
+        fabric: the device and the ranks, which share the work.
+        progress: shows each pass over images.
 
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
@@ -54,9 +55,9 @@ def score_untouched(
         if dataset is None:
             continue
         path, question = run.untouched / f"{split}.json", untouched_question(model, recipe, split)
-        begun = run.checkpoint_path("last").exists()
-        kept = fabric.broadcast(_kept(path, question, begun=begun) if fabric.is_global_zero else None)
-        if kept is None:
+        started = run.checkpoint_path("last").exists()
+        stored = fabric.broadcast(_stored(path, question, started=started) if fabric.is_global_zero else None)
+        if stored is None:
             with progress.images(f"untouched backbone, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
                     fabric,
@@ -69,15 +70,15 @@ def score_untouched(
                 )
             if fabric.is_global_zero:
                 store(report, evaluation, path)
-            kept = Figures(report, evaluation.scores.per_query, evaluation.labels)
-        found[split] = kept
+            stored = Figures(report, evaluation.scores.per_query, evaluation.labels)
+        found[split] = stored
     return found
 
 
-def _kept(path: Path, question: Question, *, begun: bool) -> Figures | None:
-    """The figures that a run holds, for the same question; once it has ``begun``, of the weights that it began with."""
+def _stored(path: Path, question: Question, *, started: bool) -> Figures | None:
+    """Read the stored figures for the same question; a run that has started keeps those of its initial weights."""
     try:
-        if begun and path.exists():
+        if started and path.exists():
             asked = Report.read(path).question
             question = question.model_copy(update={"weights": asked.weights if asked else question.weights})
         return stored_answer(path, question)
@@ -86,12 +87,12 @@ def _kept(path: Path, question: Question, *, begun: bool) -> Figures | None:
         return None
 
 
-def held_against(untouched: Mapping[Split, Figures], tuned: Evaluation) -> UntouchedFigures | None:
-    """The untouched figures for the summary, with how the chosen checkpoint's on test classes differ from them."""
+def compare_with_untouched(untouched: Mapping[Split, Figures], tuned: Evaluation) -> UntouchedFigures | None:
+    """Return the figures before training, with the differences of the chosen checkpoint from them on test classes."""
     if not untouched:
         return None
     test, validation = untouched["test"], untouched.get("validation")
-    same = test.report.images == tuned.fingerprint()  # but for images that could be read only once
+    same = test.report.images == tuned.fingerprint()  # an image may have been readable only once
     differences = paired_differences(test.per_query, tuned.scores.per_query, tuned.labels) if same else {}
     return UntouchedFigures(
         validation=validation.report.metrics if validation else None,
@@ -100,17 +101,17 @@ def held_against(untouched: Mapping[Split, Figures], tuned: Evaluation) -> Untou
     )
 
 
-def phrase_of(recipe: Recipe) -> str:
-    """What an untrained backbone is, in a phrase.
+def describe_backbone(recipe: Recipe) -> str:
+    """Describe an untrained backbone in a phrase.
 
     Example:
         >>> from dmlkit.recipe.file import parse_recipe
-        >>> phrase_of(parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml"))
+        >>> describe_backbone(parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml"))
         'untrained small_cnn, random weights'
     """
     backbone = recipe.backbone
     if backbone.sample == "vector":
-        return "the vectors as they are"
+        return "the vectors without training"
     names = [backbone.name, *filter(None, [getattr(backbone, "model", None)])]
     weights = getattr(backbone, "weights", None)
     return f"untrained {' '.join(names)}, {f'weights {weights}' if weights else 'random weights'}"
@@ -129,46 +130,46 @@ def evaluate_untrained(
 ) -> tuple[Report, Evaluation, Recipe]:
     """Score the features of a recipe's backbone without training; see `dmlkit.evaluation.evaluate_run`.
 
-    With ``backbone.weights: null`` they are those of the random network that training would start from.
+    With ``backbone.weights: null`` the backbone is the random network from which training would start.
 
     Args:
-        path: of the recipe, or of a run.
-        fabric: the device, and the ranks.
-        split: whose images; by default test, or all of ``dataset_root``.
-        dataset_root: another folder of images, one subfolder a class, instead of the recipe's dataset.
-        overrides: ``key.subkey=value`` each, any key of the recipe.
-        metrics: names, instead of the recipe's.
-        ties: how items of the same score count.
+        path: the recipe, or a run.
+        fabric: the device and the ranks.
+        split: the split to score. Default: test, or all images of ``dataset_root``.
+        dataset_root: another folder of images, one subfolder per class, instead of the recipe's dataset.
+        overrides: changes of any key of the recipe, each ``key.subkey=value``.
+        metrics: names of metrics instead of the recipe's.
+        ties: how items with equal scores are counted.
         bar: shows each step.
 
     Raises:
-        UserError: the recipe or the data is at fault, or the weights cannot be had.
+        UserError: the recipe or the data is not usable, or the weights are not available.
     """
     if path.is_dir():
         RunFolder(path).recipe()  # refuses another folder
     recipe = read_recipe(RunFolder(path).recipe_path if path.is_dir() else path, overrides)
     recipe = with_overrides(recipe, dataset_root, overrides, metrics)
     split = split or ("all" if dataset_root is not None else "test")
-    with faults_of(recipe, "dataset") if dataset_root is None else nullcontext():
+    with recipe_errors(recipe, "dataset") if dataset_root is None else nullcontext():
         dataset = images_of_split(recipe.dataset, split)
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, split, ties)
     report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)
     if dataset.num_features is None and not has_pretrained_weights(recipe):
-        note = f"backbone.weights is null: a random network (seed {recipe.seed}), the floor that training has to beat"
+        note = f"backbone.weights is null: scores of a random network (seed {recipe.seed}), the baseline for training"
         report = report.model_copy(update={"notes": (*report.notes, note)})
     return report, evaluation, recipe
 
 
 def untrained_model(recipe: Recipe, dataset: Dataset) -> EmbeddingModel:
-    """The model that a training of the recipe starts from, tried on a blank input.
+    """Build the model from which a training of the recipe starts, and check it on a blank input.
 
     Raises:
-        UserError: the recipe is at fault, or the weights cannot be had.
+        UserError: the recipe is not usable, or the weights are not available.
     """
     torch.manual_seed(recipe.seed)
-    with faults_of(recipe, "backbone"):
+    with recipe_errors(recipe, "backbone"):
         model = build_model(recipe, dataset.num_features)
-    with faults_of(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
+    with recipe_errors(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
         try_model(model, blank_input(recipe, dataset))
     return model

@@ -109,7 +109,7 @@ def test_a_folder_with_a_run_is_kept(dmlkit: Cli, tiny_recipe: Path, tmp_path: P
         "loss.margin: was 0.1, now 0.3",
         "training.epochs: was 1, now 3",
     )
-    refused(dmlkit("train", tiny_recipe, "-o", run, "--resume", "--overwrite"), "give one of them")
+    refused(dmlkit("train", tiny_recipe, "-o", run, "--resume", "--overwrite"), "use only one of them")
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
@@ -122,7 +122,7 @@ def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_pa
     recipe, run = tmp_path / "tiny.yaml", tmp_path / "run"
     recipe.write_text(TINY_RECIPE.replace("lr_multipliers: {loss: 10}", "weight_decay: 0.0"))
     result = dmlkit("train", recipe, "-o", run, "--set", "optimizer.lr=3e36", "--device", "cpu")
-    refused(result, "epoch 1, step 2: embeddings that are not finite", "no checkpoint was written yet")
+    refused(result, "epoch 1, step 2: embeddings are not finite", "no checkpoint was written yet")
 
     # one step an epoch: the last update of an epoch destroys the weights just before they would be saved
     recipe.write_text(TINY_RECIPE.replace("batch_size: 8", "batch_size: 18"))
@@ -133,7 +133,7 @@ def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_pa
     torch.save({**state, "epoch": 2}, path)
     before = path.read_bytes()
     result = dmlkit("train", recipe, "-o", run, "--resume", "--device", "cpu")
-    refused(result, "epoch 3, step 1: weights that are not finite", "the last good checkpoint is", "Lower optimizer.lr")
+    refused(result, "epoch 3, step 1: weights are not finite", "the last good checkpoint is", "Lower optimizer.lr")
     assert path.read_bytes() == before
 
 

@@ -70,7 +70,7 @@ def test_every_kind_is_drawn_and_drawn_again(dmlkit, here: Path, words: list[str
     [
         (["one", "two", "--kind", "tsne"], "--kind tsne draws one run, got 2; several are drawn by --kind epochs"),
         (["one", "two"], "--output is needed"),
-        (["one", "one", "-o", "e.png"], "a run is named twice"),
+        (["one", "one", "-o", "e.png"], "a run is given twice"),
         (["one", "study", "-o", "e.png"], "study: no run here"),
         (["one", "--kind", "results"], "--kind results draws one study"),
         (["study", "--kind", "heatmap"], "--kind heatmap draws a run, and study is a study"),

@@ -34,7 +34,7 @@ def test_index_vectors_that_overflow_are_refused(tmp_path: Path):
     points = 1e30 * POINTS  # their squares, which the index holds, are more than float32 can
     points[:2] = 1
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points, manifold=EUCLIDEAN))
-    with pytest.raises(UserError, match=r"out: row 2 \(photos/2\.jpg\): its vector in the index would have nan or inf"):
+    with pytest.raises(UserError, match=r"out: row 2 \(photos/2\.jpg\): its index vector would have nan or inf"):
         export_embeddings(folder, "faiss", tmp_path / "index.faiss")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

@@ -1,4 +1,4 @@
-"""Other people's stores: what is in them is what was embedded, and their neighbours are those of the exact search."""
+"""Other people's stores: what is in them is what was embedded, and their neighbors are those of the exact search."""
 
 import importlib
 import json
@@ -235,7 +235,7 @@ def test_a_table_is_replaced_when_asked_and_if_it_is_ours(
     words = ("--format", kind, "-o", store, "--table", "Birds-2")
     result = dmlkit("export", tmp_path / "a", *words)
     assert result.code == 0 and "table 'Birds-2'" in result.out, result.err
-    refused(dmlkit("export", tmp_path / "b", *words), "table 'Birds-2' is there already; replace it with --overwrite")
+    refused(dmlkit("export", tmp_path / "b", *words), "table 'Birds-2' already exists; replace it with --overwrite")
     assert len(stored_in(kind, store, "Birds-2").rows) == 5
     assert dmlkit("export", tmp_path / "b", *words, "--overwrite").code == 0
     assert len(stored_in(kind, store, "Birds-2").rows) == 3
@@ -251,7 +251,7 @@ def test_a_table_is_replaced_when_asked_and_if_it_is_ours(
             connection.execute("CREATE TABLE mine (x int); COMMENT ON TABLE mine IS '{}'")
     for more in ((), ("--overwrite",)):
         result = dmlkit("export", tmp_path / "a", *words[:4], "--table", "mine", *more)
-        refused(result, "table 'mine' is there already", "nothing tells" if more else "--overwrite")
+        refused(result, "table 'mine' already exists", "was not written by" if more else "--overwrite")
     assert len(stored_in(kind, store, "Birds-2").rows) == 3
 
 
@@ -265,7 +265,7 @@ def test_a_failed_export_leaves_what_was_there(
     broken[4] = 0
     flat = {**EUCLIDEAN, "similarity": "cosine"}  # where 0 is a point
     faulty = EmbeddingFolder(embeddings_at(tmp_path / "faulty", broken, manifold=flat))
-    told = r"row 4 \(photos/4\.jpg\): its vector is 0, which has no cosine"
+    told = r"row 4 \(photos/4\.jpg\): its vector is zero, which has no cosine"
     with pytest.raises(UserError, match=told):
         export_to_store(faulty, kind, store, None)
     assert tables_in(kind, store) == []
@@ -340,11 +340,11 @@ def refused(result: Result, *told: str) -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
     out = embeddings_at(tmp_path / "out")
-    refused(dmlkit("export", out, "--format", "npz", "--table", "x"), "--table applies to a store")
-    refused(dmlkit("export", out, "--format", "faiss", "--overwrite"), "--overwrite applies to a store")
+    refused(dmlkit("export", out, "--format", "npz", "--table", "x"), "--table applies only to stores")
+    refused(dmlkit("export", out, "--format", "faiss", "--overwrite"), "--overwrite applies only to stores")
     refused(dmlkit("export", out, "--format", "npz", "-o", "http://me:secret@db"), "--output: is an address")
-    refused(dmlkit("export", out, "--format", "pgvector"), "name the database with --output postgresql://")
-    refused(dmlkit("export", out, "--format", "pgvector", "-o", "birds"), "name the database with --output")
+    refused(dmlkit("export", out, "--format", "pgvector"), "expected --output postgresql://")
+    refused(dmlkit("export", out, "--format", "pgvector", "-o", "birds"), "expected --output")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "x.txt").write_text("mine")
     refused(dmlkit("export", out, "--format", "qdrant", "-o", tmp_path / "photos"), "no folder of Qdrant's")

@@ -128,7 +128,7 @@ def test_two_indexes_never_share_their_items_d6(dmlkit, here: Path):
     for first, second in (("birds", "birds.faiss"), ("owls.faiss", "owls")):
         assert dmlkit("export", "emb", "--format", "faiss", "-o", first).code == 0
         result = dmlkit("export", "emb", "--format", "faiss", "-o", second)
-        assert result.code == 2 and f"{first} is there already and would share" in result.err
+        assert result.code == 2 and f"{first} already exists and uses the same" in result.err
         assert not Path(second).exists()
 
 

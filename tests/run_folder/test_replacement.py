@@ -76,7 +76,7 @@ def test_a_new_run_that_diverges_leaves_the_old_one_as_it_was(dmlkit, tiny_recip
     before = files(run)
     result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", "--overwrite", "--set", "optimizer.lr=1e30")
     assert result.code == 2
-    assert f"not finite; the run that was in {run} stays as it was. Lower" in result.err
+    assert f"not finite; the previous run in {run} is unchanged. Lower" in result.err
     assert files(run) == before and not list(run.rglob(".*"))
 
 

@@ -47,5 +47,5 @@ def test_the_words_say_which_pairs_batches_hold(classes: int, images: int):
 def test_one_class_is_not_trained_on(dmlkit, tiny_recipe, tmp_path):
     one = ("--set", "dataset.classes=6", "--set", "dataset.validation_fraction=0.6")
     result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *one)
-    assert result.code == 2 and "dataset: 1 class to train on; expected at least 2" in result.err
+    assert result.code == 2 and "dataset: got 1 training class, expected at least 2" in result.err
     assert not (tmp_path / "run").exists()

@@ -3,14 +3,14 @@
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.study.reports.tables import seconds_of
+from dmlkit.study.reports.tables import parse_duration
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90m", 5400), ("2h", 7200), ("1h30m", 5400), ("1h1m1s", 3661), ("45s", 45), ("0h5m", 300)]
 )
 def test_durations(text: str, seconds: int):
-    assert seconds_of(text, "--budget") == seconds
+    assert parse_duration(text, "--budget") == seconds
 
 
 @pytest.mark.parametrize(
@@ -20,5 +20,5 @@ def test_what_is_no_duration_is_one_line(text: str):
     with pytest.raises(
         UserError, match=r"^--budget .*expected hours, minutes and seconds, above 0, e\.g\. 90m"
     ) as told:
-        seconds_of(text, "--budget")
+        parse_duration(text, "--budget")
     assert "\n" not in str(told.value)

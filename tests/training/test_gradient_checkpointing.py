@@ -126,7 +126,7 @@ def test_a_run_ends_with_the_same_bits(overrides: tuple[str, ...], tmp_path: Pat
     [
         (
             (),
-            r"^r.yaml:9: training.gradient_checkpointing: this backbone has no blocks that are modules of their",
+            r"^r.yaml:9: training.gradient_checkpointing: this backbone has no blocks that can be recomputed",
         ),
         (
             ("backbone={name: resnet18, tuning: {name: none}}",),

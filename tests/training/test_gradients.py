@@ -179,7 +179,7 @@ def test_batches_that_cannot_be_read_are_left_out_of_the_mean(tmp_path: Path):
         ("0", "got 0, expected greater than 0"),
         ("two", "got 'two', expected a valid integer"),
         ("1.5", "got 1.5"),
-        ("6", "got 6, expected at most the 5 batches of an epoch"),
+        ("6", "got 6, expected at most 5, the number of batches per epoch"),
     ],
 )
 def test_a_wrong_number_of_batches_is_one_line(dmlkit, tmp_path: Path, value: str, told: str):

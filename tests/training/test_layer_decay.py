@@ -59,12 +59,12 @@ def test_a_run_steps_by_these_rates(dmlkit, tmp_path):
 
 def test_a_backbone_without_blocks_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(SmallCNN, "blocks", Backbone.blocks)
-    with pytest.raises(UserError, match=r"^r.yaml:8: optimizer.layer_decay: small_cnn has no blocks that can be told"):
+    with pytest.raises(UserError, match=r"^r.yaml:8: optimizer.layer_decay: small_cnn has no separate blocks"):
         assemble(parse_recipe(DECAYED, "r.yaml"))
 
 
 def test_a_backbone_that_does_not_train_is_one_line():
-    with pytest.raises(UserError, match=r"^r.yaml:8: optimizer.layer_decay: nothing of the backbone trains; leave it"):
+    with pytest.raises(UserError, match=r"^r.yaml:8: optimizer.layer_decay: the backbone has no trainable weights"):
         assemble(parse_recipe(DECAYED, "r.yaml", ["backbone.tuning.name=none"]))
 
 

@@ -320,17 +320,17 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (["embedding_dim=10000000000"], "embedding_dim: needs more memory than there is here"),
-        (["backbone.width=1000000"], "backbone: needs more memory than there is here"),
-        (["loss={name: cross_batch_memory, size: 100000000000}"], "loss: needs more memory than there is here"),
-        (["transform.size=100000"], "transform.size: needs more memory than there is here"),
+        (["embedding_dim=10000000000"], "embedding_dim: needs more memory than this machine has"),
+        (["backbone.width=1000000"], "backbone: needs more memory than this machine has"),
+        (["loss={name: cross_batch_memory, size: 100000000000}"], "loss: needs more memory than this machine has"),
+        (["transform.size=100000"], "transform.size: needs more memory than this machine has"),
         (["backbone={name: bn_inception}", "transform.size=16"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: bn_inception}", "transform.size=40"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: googlenet}", "transform.size=8"], "transform.size: "),
         (["backbone={name: convnext}", "transform.size=16"], "transform.size: "),
         (
             ["backbone={name: resnet18}", "sampler.batch_size=1"],
-            "sampler: batches of one image a rank are too small for",
+            "sampler: a batch of 1 image per rank is too small for",
         ),
         (["dataset.seed=-1"], "dataset.seed: got -1, expected greater than or equal to 0"),
         (["seed=18446744073709551616"], "18446744073709551616 does not fit into 64 bits"),

@@ -104,7 +104,7 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
     found: list[tuple[float, Mapping[str, Any]]] = []
     for key, value in best.values.items():
         grid, known = (grid_of([one.values[key] for one in candidates]) for candidates in (own, tried))
-        line = values_beside(tried, best, key)
+        line = values_along(tried, best, key)
         for sign, ascending in ((1, grid), (-1, grid[::-1])) if len(grid) > 1 else ():
             if all(sign * one <= sign * value for one in line):
                 further = [one for one in known if sign * one > sign * value]
@@ -132,7 +132,7 @@ def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float
     return step
 
 
-def values_beside(candidates: Sequence[Candidate], chosen: Candidate, key: str) -> list[Any]:
+def values_along(candidates: Sequence[Candidate], chosen: Candidate, key: str) -> list[Any]:
     """The values of a tuned key that were tried with the chosen values of all other keys."""
     return [one.values[key] for one in candidates if {**one.values, key: chosen.values[key]} == chosen.values]
 

@@ -15,12 +15,12 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.question import Question
 from dmlkit.study.definition.config import Study
-from dmlkit.study.findings.results import Beside, Choice
+from dmlkit.study.findings.results import Choice, ExtraFigures
 from dmlkit.study.protocol import ProtocolName, RealityCheckFigures, fold_recipe
 from dmlkit.training.untrained_baseline import untrained_model
 
 
-def beside_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fabric: Fabric) -> dict[str, Beside]:
+def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fabric: Fabric) -> dict[str, ExtraFigures]:
     """The figures of each variant after all epochs, and those of its backbone before the first.
 
     Args:
@@ -29,7 +29,7 @@ def beside_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fa
         folder: of the study.
         fabric: the device, and the ranks; for a network that begins with random numbers, see `untrained_figures`.
     """
-    protocol, found = study.config.protocol, dict[str, Beside]()
+    protocol, found = study.config.protocol, dict[str, ExtraFigures]()
     for name, choice in choices.items():
         runs = folder / "runs" / name / choice.candidate.label
         summaries = {seed: _summaries(runs / f"seed-{seed}") for seed in choice.figures}
@@ -45,7 +45,7 @@ def beside_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fa
         if untrained and protocol == "reality_check":
             kinds = RealityCheckFigures.model_fields  # whose models, and so their concatenation, begin as one
             untrained = {f"{kind} {metric}": value for kind in kinds for metric, value in untrained.items()}
-        found[name] = Beside(last, untrained)
+        found[name] = ExtraFigures(last, untrained)
     return found
 
 

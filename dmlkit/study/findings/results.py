@@ -56,7 +56,7 @@ class Cost(BaseModel, frozen=True, extra="forbid"):
 
 
 @dataclass(frozen=True)
-class Beside:
+class ExtraFigures:
     """What is told of a variant beside the figures that are compared.
 
     Args:
@@ -129,7 +129,7 @@ def summarize_study(
     command: str,
     *,
     failed: Mapping[str, str] | None = None,
-    beside: Mapping[str, Beside] | None = None,
+    beside: Mapping[str, ExtraFigures] | None = None,
 ) -> StudyResults:
     """Everything that a report of a study tells; an interval that does not exist is none.
 
@@ -155,7 +155,7 @@ def summarize_study(
         for variant in study.variants
     }
     variants = {
-        variant.name: _variant_results(variant, study, choices, beside.get(variant.name, Beside({}, None)))
+        variant.name: _variant_results(variant, study, choices, beside.get(variant.name, ExtraFigures({}, None)))
         for variant in (study.variants[index] for index in kept)
     }
     return StudyResults(
@@ -182,7 +182,7 @@ def summarize_study(
     )
 
 
-def _variant_results(variant: Variant, study: Study, choices: Mapping[str, Choice], beside: Beside) -> VariantResults:
+def _variant_results(variant: Variant, study: Study, choices: Mapping[str, Choice], beside: ExtraFigures) -> VariantResults:
     choice, metrics = choices[variant.name], study.config.reported()
     labels = [candidate.label for candidate in variant.candidates]
     runs = {seed: _of(figures, metrics) for seed, figures in choice.figures.items()}

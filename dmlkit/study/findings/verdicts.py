@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from dmlkit.evaluation.statistics import Comparison, holm, paired_runs, runs_to_separate
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.definition.config import Candidate, Expectation
-from dmlkit.study.definition.methods import beyond_edge, grid_of, values_beside
+from dmlkit.study.definition.methods import beyond_edge, grid_of, values_along
 from dmlkit.study.protocol import MeanInterval
 
 End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
@@ -99,7 +99,7 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
     steps = beyond_edge(candidates, candidates, chosen)
     for key, value in chosen.values.items():
         known = grid_of([one.values[key] for one in candidates])
-        is_alone = len(grid_of(values_beside(candidates, chosen, key))) == 1
+        is_alone = len(grid_of(values_along(candidates, chosen, key))) == 1
         for step in (one[key] for one in steps if one[key] != value):
             if not is_alone:
                 edges[key] = "lowest" if step < value else "highest"

@@ -21,7 +21,7 @@ from dmlkit.study.findings.verdicts import Difference, judge, over_seeds
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.plot import plot_study
 from dmlkit.study.reports.report import EXPLANATION, counted_verdicts, of_paper, paper_paragraphs, study_section
-from dmlkit.study.reports.tables import shared_rows, spoken_time, verdict_rows
+from dmlkit.study.reports.tables import format_duration, shared_rows, verdict_rows
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:
@@ -113,7 +113,7 @@ def _check_whole(results: StudyResults, path: Path) -> None:
 def _counts(studies: Sequence[StudyResults]) -> str:
     models, seconds = sum(results.cost.models for results in studies), sum(results.cost.seconds for results in studies)
     named = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
-    worked = f"{named}, {models} models, {spoken_time(seconds)} of training and validation."
+    worked = f"{named}, {models} models, {format_duration(seconds)} of training and validation."
     return f"{worked}\n{counted_verdicts(studies)}"
 
 

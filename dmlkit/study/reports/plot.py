@@ -44,7 +44,7 @@ def plot_study(
         figure.savefig(path, dpi=300, format=suffix.removeprefix("."), metadata=metadata)
 
 
-def metrics_asked(results: StudyResults, metric: str | None) -> tuple[str, ...]:
+def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, ...]:
     """One of a study's metrics, or all of them.
 
     Raises:

@@ -14,7 +14,7 @@ from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.record import StudyFailures
 from dmlkit.study.reports.plot import plot_study
 from dmlkit.study.reports.tables import (
-    spoken_time,
+    format_duration,
     statement_rows,
     trained_rows,
     tuning_rows,
@@ -129,7 +129,7 @@ def _setting(results: StudyResults) -> str:
         seeds += f"; differences up to {results.negligible:g} make none"
     protocol = "Reality Check protocol, 4 models a run" if results.protocol == "reality_check" else "Official split"
     return (
-        f"{protocol}; seeds {seeds}; {cost.models} models, {spoken_time(cost.seconds)} of training and "
+        f"{protocol}; seeds {seeds}; {cost.models} models, {format_duration(cost.seconds)} of training and "
         f"validation on {markdown('; '.join(cost.on))}. To repeat it:"
     )
 

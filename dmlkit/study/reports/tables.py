@@ -199,11 +199,11 @@ def _p(change: Difference | JudgedStatement) -> str:
 WRITTEN = re.compile(r"(?=.)(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
 
 
-def spoken_time(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration as people say it.
 
     Example:
-        >>> spoken_time(41.2), spoken_time(750), spoken_time(12000)
+        >>> format_duration(41.2), format_duration(750), format_duration(12000)
         ('41 s', '12 min 30 s', '3 h 20 min')
     """
     whole = round(seconds)
@@ -214,14 +214,14 @@ def spoken_time(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def seconds_of(text: str, option: str) -> int:
+def parse_duration(text: str, option: str) -> int:
     """A duration in hours, minutes and seconds, as an option takes it.
 
     Raises:
         UserError: it is no duration, or none at all.
 
     Example:
-        >>> seconds_of("1h30m", "--budget"), seconds_of("90m", "--budget"), seconds_of("45s", "--budget")
+        >>> parse_duration("1h30m", "--budget"), parse_duration("90m", "--budget"), parse_duration("45s", "--budget")
         (5400, 5400, 45)
     """
     found = WRITTEN.fullmatch(text)

@@ -19,7 +19,7 @@ from dmlkit.errors import UserError
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.protocol import ProtocolName, is_complete, run_once
-from dmlkit.study.runs.workers import Event, Run, Tell, Told
+from dmlkit.study.runs.workers import Event, ForwardedProgress, Notify, Run
 
 RETRIES = 10  # of a run whose worker dies
 LOOK = 0.5  # seconds between two looks at the runs
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 def train_on_ray(
-    runs: Sequence[Run], protocol: ProtocolName, device: str, stop_requested: Callable[[], bool], tell: Tell
+    runs: Sequence[Run], protocol: ProtocolName, device: str, stop_requested: Callable[[], bool], notify: Notify
 ) -> None:
     """Train runs on the Ray cluster that ``RAY_ADDRESS`` names, or that runs on this machine, or on a new one.
 
@@ -58,7 +58,7 @@ def train_on_ray(
         protocol: of the study.
         device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
         stop_requested: looked at now and then; then every run stops after a checkpoint.
-        tell: called with what happens, and with ``finish`` or ``fail`` after each run.
+        notify: called with what happens, and with ``finish`` or ``fail`` after each run.
 
     Raises:
         UserError: Ray is not installed or has no such device, or its workers keep dying.
@@ -68,7 +68,7 @@ def train_on_ray(
     refuse_plugin_files()
     with ray_cluster("complete runs and checkpoints stay, the same command goes on"):
         gpus, processors = worker_share(device)
-        tasks = _Tasks(Setting(protocol, gpus, processors, Path.cwd(), sys.argv), tell)
+        tasks = _Tasks(Setting(protocol, gpus, processors, Path.cwd(), sys.argv), notify)
         try:
             for run in runs:
                 tasks.start(run)
@@ -89,13 +89,13 @@ class _Tasks:
 
     Args:
         setting: of all of them.
-        tell: see `train_on_ray`.
+        notify: see `train_on_ray`.
     """
 
-    def __init__(self, setting: Setting, tell: Tell) -> None:
+    def __init__(self, setting: Setting, notify: Notify) -> None:
         import ray
 
-        self.setting, self.tell = setting, tell
+        self.setting, self.notify = setting, notify
         self.board = start_board()
         self.awake = self.board.put.remote()  # known once it has started
         self.train: Any = ray.remote(num_gpus=setting.gpus, num_cpus=setting.processors, max_retries=RETRIES)(train_run)
@@ -108,13 +108,13 @@ class _Tasks:
         self.pending[self.train.remote(run, self.setting, self.board)] = run
 
     def advance(self) -> None:
-        """Wait a little, tell what happened meanwhile, and see to the tasks that ended."""
+        """Wait a little, notify what happened meanwhile, and see to the tasks that ended."""
         import ray
 
         ended, _ = ray.wait(list(self.pending), num_returns=len(self.pending), timeout=LOOK)
         if ray.wait([self.awake], timeout=LOOK)[0]:
             for event in ray.get(self.board.take.remote()):
-                self.tell(*unpacked(event))
+                self.notify(*unpacked(event))
         elif not self.stopped:
             return  # before it has started no run is told of
         for task in ended:
@@ -134,10 +134,10 @@ class _Tasks:
                 return
             raise
         if outcome.fault:
-            self.tell(run.name, "fail", {"reason": outcome.fault})
+            self.notify(run.name, "fail", {"reason": outcome.fault})
         elif not outcome.stopped:
             _wait_for_figures(run, self.setting.protocol)
-            self.tell(run.name, "finish", {})
+            self.notify(run.name, "finish", {})
         elif not self.stopped:  # something else ended its worker
             self.start(run)
 
@@ -172,7 +172,7 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
                 if not run.folder.parent.is_dir():
                     raise UserError(f"{run.folder.parent}: not there; every machine of the Ray cluster must reach it")
                 fabric = start_fabric("cuda" if setting.gpus else "cpu", run.recipe.training.precision)
-                told = Told(run.name, lambda event: board.put.remote(packed(event)))
+                told = ForwardedProgress(run.name, lambda event: board.put.remote(packed(event)))
                 run_once(setting.protocol, run.recipe, run.folder, fabric, told.start_model)
         except TrainingStoppedError:
             return Outcome(stopped=True)
@@ -183,7 +183,7 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
     return Outcome()
 
 
-class _Asked(StopRequest):
+class _RepeatableStop(StopRequest):
     """A request that may come twice."""
 
     def __call__(self, *_: Any) -> None:
@@ -193,7 +193,7 @@ class _Asked(StopRequest):
 @contextmanager
 def _stoppable() -> Generator[None]:
     """Ray's way to cancel a task is Ctrl-C, and its way to end a worker SIGTERM: both are requests to training."""
-    request = _Asked()
+    request = _RepeatableStop()
     previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -203,7 +203,7 @@ def _stoppable() -> Generator[None]:
 
 
 def start_board() -> Any:
-    """An actor beside the driver that keeps what the runs tell, as text: it imports neither dmlkit nor torch."""
+    """An actor beside the driver that keeps what the runs notify, as text: it imports neither dmlkit nor torch."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -16,7 +16,7 @@ from dmlkit.files.outputs import check_place
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
 from dmlkit.study.definition.file import study_notes
-from dmlkit.study.findings.extra_figures import beside_figures
+from dmlkit.study.findings.extra_figures import extra_figures
 from dmlkit.study.findings.results import Cost, StudyResults, summarize_study
 from dmlkit.study.protocol import Figures, is_complete, run_once
 from dmlkit.study.record import FAILURES, StudyFailures, open_study
@@ -170,7 +170,7 @@ class _Runs:
             return None
         study, folder = self.plan.as_tried(), self.plan.folder
         cost = Cost.of([path.parent for path in summaries(folder / "runs")])
-        beside = beside_figures(study, choices, folder, self.fabric)
+        beside = extra_figures(study, choices, folder, self.fabric)
         return summarize_study(study, choices, cost, command, failed=self.failures, beside=beside)
 
     def _is_complete(self, run: Run) -> bool:
@@ -197,7 +197,7 @@ class _Runs:
         named = {run.name: run for run in runs}
         begun: dict[str, RunProgress] = {}
 
-        def tell(name: str, method: str, told: Mapping[str, Any]) -> None:
+        def notify(name: str, method: str, told: Mapping[str, Any]) -> None:
             if name not in begun:
                 begun[name] = self._begin(named[name])
             if method == "finish":
@@ -209,9 +209,9 @@ class _Runs:
 
         protocol = self.plan.study.config.protocol
         if self.engine == "ray":
-            train_on_ray(runs, protocol, self.device, lambda: self.stop_requested(self.fabric), tell)
+            train_on_ray(runs, protocol, self.device, lambda: self.stop_requested(self.fabric), notify)
         else:
-            train_at_once(runs, protocol, self.jobs, self.fabric, self.stop_requested, tell)
+            train_at_once(runs, protocol, self.jobs, self.fabric, self.stop_requested, notify)
 
     def _begin(self, run: Run) -> RunProgress:
         return self.progress.start_run(run.name, self.plan.study.epochs_per_run(run.recipe))

@@ -28,9 +28,9 @@ from dmlkit.training.progress import Progress, Silent
 
 LOOK = 0.2  # seconds between two looks at the processes
 TELL = 0.5  # seconds between two steps that a process tells of
-Tell = Callable[[str, str, Mapping[str, Any]], None]
+Notify = Callable[[str, str, Mapping[str, Any]], None]
 """Takes the name of a run, a method of its progress and what that is called with."""
-Event = tuple[str, str, Mapping[str, Any]]  # what `Tell` takes
+Event = tuple[str, str, Mapping[str, Any]]  # what `Notify` takes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Worker:
 
 
 @dataclass
-class Told(Silent):
+class ForwardedProgress(Silent):
     """A run's progress in its process: passed on, steps not more often than `TELL`.
 
     Args:
@@ -92,7 +92,7 @@ def train_at_once(
     jobs: int,
     fabric: Fabric,
     stop_requested: Callable[[Fabric], bool],
-    tell: Tell,
+    notify: Notify,
 ) -> None:
     """Train runs, ``jobs`` of them at once; complete ones are left as they are.
 
@@ -104,7 +104,7 @@ def train_at_once(
         jobs: processes.
         fabric: of this process: says which kind of device.
         stop_requested: looked at now and then; then every run stops after a checkpoint.
-        tell: called with what happens, and with ``finish`` or ``fail`` after each run.
+        notify: called with what happens, and with ``finish`` or ``fail`` after each run.
 
     Raises:
         UserError: a process dies.
@@ -126,10 +126,10 @@ def train_at_once(
                 done, waiting = wait(pending, LOOK, FIRST_COMPLETED)
                 pending = {future for future in waiting if not future.cancelled()}  # which `wait` never calls done
                 while not events.empty():
-                    tell(*events.get())
+                    notify(*events.get())
                 for future in done:
                     if not future.cancelled() and not isinstance(future.exception(), TrainingStoppedError):
-                        _tell_end(future, names[future], tell)
+                        _notify_end(future, names[future], notify)
                 if stop_requested(fabric) and not stop.closed:
                     _cancel(pending)
                     stop.close()
@@ -154,13 +154,13 @@ def train_at_once(
         raise TrainingStoppedError("stopped, each run after a checkpoint")
 
 
-def _tell_end(future: Future[None], name: str, tell: Tell) -> None:
+def _notify_end(future: Future[None], name: str, notify: Notify) -> None:
     try:
         future.result()
     except UserError as error:
-        tell(name, "fail", {"reason": str(error)})
+        notify(name, "fail", {"reason": str(error)})
     else:
-        tell(name, "finish", {})
+        notify(name, "finish", {})
 
 
 def _cancel(futures: Iterable[Future[None]]) -> None:
@@ -215,4 +215,4 @@ def _listen(request: StopRequest, listen: "connection.Connection[Any, Any]") -> 
 def _train(run: Run, protocol: ProtocolName) -> None:
     (worker,) = _workers
     fabric = start_fabric(worker.device, run.recipe.training.precision)
-    run_once(protocol, run.recipe, run.folder, fabric, Told(run.name, worker.events.put).start_model)
+    run_once(protocol, run.recipe, run.folder, fabric, ForwardedProgress(run.name, worker.events.put).start_model)

@@ -1,1 +1,1 @@
-"""One page that shows what a model gets right and wrong: ``dmlkit inspect``."""
+"""The page of ``dmlkit inspect``, which shows the strengths and mistakes of a model."""

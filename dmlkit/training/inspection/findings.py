@@ -1,4 +1,4 @@
-"""All that the page of ``dmlkit inspect`` tells, of a run or of a folder of embeddings."""
+"""Findings for the page of ``dmlkit inspect``, from a run or a folder of embeddings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,14 +34,14 @@ MOST_TSNE = 5000  # points: 12 s on one core
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What a run tells beside its embeddings.
+    """Findings that only a run has.
 
     Args:
-        recipe: as YAML.
-        rows: of ``metrics.jsonl``.
-        untouched: figures of the backbone before training on the same split, where they are known.
+        recipe: the recipe as YAML.
+        rows: rows of ``metrics.jsonl``.
+        untouched: metrics of the backbone before training on the same split, where they are known.
         training: the training images.
-        nearest: the most alike training image of each image, (N, 1).
+        nearest: the most similar training image of each image, (N, 1).
     """
 
     recipe: str
@@ -53,20 +53,20 @@ class RunHistory:
 
 @dataclass(frozen=True)
 class ModelInspection:
-    """What is found in a collection.
+    """Findings about a collection of images.
 
     Args:
         collection: the images.
         names: C class names.
-        labels: (N,) int64 into ``names``, -1 where an image has none.
-        neighbors: the nearest others of each image; None of a single image.
-        planes: (N, 2) coordinates of maps by name.
-        evaluation: with labels of at least two classes; else None.
-        report: of the evaluation.
+        labels: (N,) int64 indices into ``names``, -1 for an image without a label.
+        neighbors: the nearest neighbors of each image; None for a single image.
+        planes: (N, 2) coordinates of the maps, by name.
+        evaluation: the evaluation, if the labels are of at least two classes.
+        report: the report of the evaluation.
         rows: (Q,) int64, the image of each query of the evaluation.
-        histograms: of the similarities of pairs, where there are pairs of both kinds.
-        history: of a run.
-        notes: why something is missing.
+        histograms: similarities of pairs, if there are pairs of both kinds.
+        history: findings that only a run has.
+        notes: reasons why something is missing.
     """
 
     collection: Collection
@@ -90,30 +90,30 @@ def inspect(
     device: str | None = None,
     bar: Bar = no_bar,
 ) -> ModelInspection:
-    """Look at a folder of embeddings, or at a split of a run.
+    """Inspect a folder of embeddings, or a split of a run.
 
     Args:
-        source: what ``dmlkit embed`` or ``dmlkit train`` wrote.
-        split: of a run, test by default.
-        overrides: ``key=value`` each, of a run's dataset, which may have moved.
-        device: of a run, see `start_fabric`.
+        source: a folder of ``dmlkit embed`` or ``dmlkit train``.
+        split: the split of a run. Default: test.
+        overrides: changes of a run's dataset, which may have moved, each ``key=value``.
+        device: the device for a run, see `start_fabric`.
         bar: shows each step.
 
     Raises:
-        UserError: it is neither, or holds nothing, or an option is for runs alone.
+        UserError: the source is neither or is empty, or an option applies only to runs.
     """
     if not (source / "manifest.json").exists():
         return _inspect_run(source, split or "test", overrides, device or "auto", bar)
     for name, value in (("--split", split), ("--set", " ".join(overrides)), ("--device", device)):
         if value:
-            raise UserError(f"{name} {value}: {source} holds embeddings, which are made already; leave it out")
+            raise UserError(f"{name} {value}: applies only to a run, and {source} has embeddings; remove this option")
     found = _look(stored_collection(source), bar)
-    unlabelled = int((found.labels < 0).sum())
-    if unlabelled:
-        return replace(found, notes=(*found.notes, f"{unlabelled} of {len(found.labels)} images have no label"))
+    unlabeled = int((found.labels < 0).sum())
+    if unlabeled:
+        return replace(found, notes=(*found.notes, f"{unlabeled} of {len(found.labels)} images have no label"))
     try:
         report, evaluation = evaluate_folder(source, bar=bar)
-    except UserError as error:  # one class, or no two images of one
+    except UserError as error:  # a single class, or no class with two images
         return replace(found, notes=(*found.notes, str(error)))
     return replace(found, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
 
@@ -141,7 +141,7 @@ def _history(
 
 
 def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: Path, bar: Bar) -> ModelInspection:
-    """With the metrics of the recipe, as ``dmlkit eval`` finds them."""
+    """Add the metrics of the recipe, as ``dmlkit eval`` computes them."""
     images = found.collection
     dataset, ids = images.dataset, images.rows
     assert dataset is not None and ids is not None
@@ -155,13 +155,13 @@ def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: P
     report = Report.of(evaluation, str(path), split, epoch=trained.epoch)
     notes = found.notes
     if dataset.query is not None:
-        notes = (*notes, "neighbours are searched among all images here; the figures are of queries and their gallery")
+        notes = (*notes, "neighbors are searched among all images here; the metrics are those of queries and gallery")
     return replace(found, evaluation=evaluation, report=report, rows=queries[evaluation.scores.queries], notes=notes)
 
 
 @torch.no_grad()
 def _look(images: Collection, bar: Bar) -> ModelInspection:
-    """What needs no evaluation."""
+    """Return the findings that need no evaluation."""
     names, labels = images.class_codes()
     manifold, points, notes = images.manifold, images.points, list[str]()
     neighbors = None

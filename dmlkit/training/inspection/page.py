@@ -1,4 +1,4 @@
-"""The page of ``dmlkit inspect``: one file that needs nothing else."""
+"""The page of ``dmlkit inspect``, one self-contained HTML file, and its charts."""
 
 from collections.abc import Callable, Sequence
 from math import ceil, floor, isfinite, log10
@@ -12,9 +12,9 @@ from dmlkit.training.inspection.findings import ModelInspection
 from dmlkit.training.inspection.pictures import (
     as_json,
     page_data,
-    write_alike,
     write_confusions,
     write_leaks,
+    write_similar,
     write_suspects,
     write_worst,
 )
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 class Section(NamedTuple):
-    """A part of the page."""
+    """A section of the page."""
 
     anchor: str
     heading: str
@@ -32,19 +32,19 @@ class Section(NamedTuple):
 
 
 def write_inspection(found: ModelInspection, path: Path, title: str, *, bar: Bar = no_bar) -> int:
-    """Write the page, all or nothing.
+    """Write the page atomically.
 
     Args:
-        found: what it tells.
+        found: the findings.
         path: the file.
-        title: of the page.
-        bar: shows how many pictures of the map are made.
+        title: title of the page.
+        bar: shows how many pictures of the map are drawn.
 
     Returns:
-        How many pictures are placeholders or missing in the map, since their images are not where they were.
+        The number of pictures that are placeholders, or missing in the map, because their images are missing.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     data, missing = page_data(found, bar=bar)
     sections = [section for section in sections_of(found) if section.is_there]
@@ -61,9 +61,9 @@ def write_inspection(found: ModelInspection, path: Path, title: str, *, bar: Bar
 
 
 def sections_of(found: ModelInspection) -> list[Section]:
-    """All parts in their order, and whether there is something to tell."""
+    """Return all sections in their order, and whether each of them has content."""
     scored, history = found.evaluation is not None, found.history
-    labelled = found.neighbors is not None and len(found.names) > 1
+    labeled = found.neighbors is not None and len(found.names) > 1
     has_curves = history is not None and bool(history.rows)
     return [
         Section("figures", "Figures", _write_figures, True),
@@ -71,9 +71,9 @@ def sections_of(found: ModelInspection) -> list[Section]:
         Section("worst", "Worst queries", write_worst, scored),
         Section("confused", "Confused classes", write_confusions, scored),
         Section("classes", "Classes", _write_classes, scored),
-        Section("suspects", "Suspected wrong labels", write_suspects, labelled),
-        Section("alike", "Alike across labels", write_alike, labelled),
-        Section("leaks", "Alike across splits", write_leaks, history is not None),
+        Section("suspects", "Suspected wrong labels", write_suspects, labeled),
+        Section("alike", "Similar across labels", write_similar, labeled),
+        Section("leaks", "Similar across splits", write_leaks, history is not None),
         Section("map", "Map", _write_map, True),
         Section("training", "Training", _write_curves, has_curves),
         Section("recipe", "Recipe", _write_recipe, history is not None),
@@ -82,8 +82,8 @@ def sections_of(found: ModelInspection) -> list[Section]:
 
 def _write_figures(page: Page, found: ModelInspection) -> None:
     images = found.collection
-    told = f"{len(images):,} images of {len(found.names):,} classes, {images.source}; similarity: "
-    page.text(told + images.description.similarity.replace("_", " "))
+    contents = f"{len(images):,} images of {len(found.names):,} classes, {images.source}; similarity: "
+    page.text(contents + images.description.similarity.replace("_", " "))
     if found.report is not None and found.evaluation is not None:
         untouched = found.history.untouched if found.history else None
         head = ["metric", "value", "95 % interval", *(["untouched backbone"] if untouched else []), "definition"]
@@ -102,7 +102,7 @@ def _write_figures(page: Page, found: ModelInspection) -> None:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table as HTML; it scrolls where the screen is narrow.
+    """Return a table as HTML; it scrolls on a narrow screen.
 
     Example:
         >>> table(["class"], [["<b>"]])
@@ -124,7 +124,7 @@ def _write_histograms(page: Page, found: ModelInspection) -> None:
     name = found.collection.description.similarity.replace("_", " ")
     page.markup(line_chart("Share of the pairs by their similarity", lines, x_name=name))
     if counts.sampled < len(found.labels):
-        page.text(f"Pairs of different classes are of {counts.sampled:,} images drawn at random.")
+        page.text(f"Pairs of different classes are from {counts.sampled:,} images drawn at random.")
 
 
 def _write_classes(page: Page, _: ModelInspection) -> None:
@@ -145,8 +145,8 @@ def _write_map(page: Page, found: ModelInspection) -> None:
         '<button id="whole" type="button">Reset</button></p>'
         '<canvas id="embedding-map" tabindex="0" role="application" aria-describedby="map-help" '
         'aria-label="Map of all images"></canvas>'
-        '<p id="map-help">Every dot is an image, its colour its class. Wheel or + and &minus; zoom, dragging or arrows '
-        "move, 0 resets; the image under the pointer, or nearest to the middle, is told below.</p>"
+        '<p id="map-help">Each dot is an image, its color is the class. Wheel or + and &minus; zoom, dragging or '
+        "arrows move, 0 resets. The image under the pointer, or nearest to the center, is described below.</p>"
         '<div id="under" role="status"></div>'
     )
 
@@ -179,7 +179,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 16, 10, 38
 
 
 class ChartLine(NamedTuple):
-    """A line of a chart: its name, and its places."""
+    """A line of a chart: its name and its points."""
 
     name: str
     x: Sequence[float]
@@ -187,11 +187,11 @@ class ChartLine(NamedTuple):
 
 
 def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> str:
-    """Lines in one frame whose axes hold them all; places that are not finite are left out.
+    """Draw lines in one frame, with axes that cover all of them; points that are not finite are omitted.
 
     Example:
         >>> chart = line_chart("Loss", [ChartLine("train", [1, 2], [3.0, 1.0])], x_name="epoch")
-        >>> chart.count("<polyline"), "epoch" in chart  # the line, and that of its name
+        >>> chart.count("<polyline"), "epoch" in chart  # the line, and the one in the legend
         (2, True)
     """
     places = [[(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)] for line in lines]
@@ -231,7 +231,7 @@ def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> str:
 
 
 def steps(name: str, edges: Sequence[float], shares: Sequence[float]) -> ChartLine:
-    """A histogram as a line that goes up and down at the edges of its bins.
+    """Return a histogram as a line that steps at the edges of its bins.
 
     Example:
         >>> steps("same", [0, 1, 2], [0.25, 0.75])
@@ -242,7 +242,7 @@ def steps(name: str, edges: Sequence[float], shares: Sequence[float]) -> ChartLi
 
 
 def round_values(low: float, high: float) -> list[float]:
-    """Three to six round numbers in a range.
+    """Return three to six round numbers in a range.
 
     Example:
         >>> round_values(-0.078, 0.9976), round_values(1, 10)

@@ -1,4 +1,4 @@
-"""The parts of the page that show images."""
+"""Sections of the page that show images, and the data of its map and its table of classes."""
 
 import base64
 import json
@@ -23,29 +23,29 @@ from dmlkit.files.escape import html, printable
 from dmlkit.training.inspection.findings import ModelInspection
 
 WORST, CONFUSED, SUSPECTS, PAIRS = 20, 10, 30, 24
-"""How many of each: with their neighbours about 600 pictures, 4 MB."""
+"""Numbers of entries; with their neighbors they are about 600 pictures, 4 MB."""
 NEIGHBORS_SHOWN = 8
 SIDE_BY_SIDE = 4  # images of each of two confused classes
 
 
 def picture(images: Collection, row: int, *lines: str, is_right: bool | None = None) -> Picture:
-    """An image with its label and more lines."""
+    """Return the picture of an image with its label and more lines."""
     label = images.labels[row]
-    told = [*([] if label is None else [label]), *lines]
-    return Picture(images.short_paths[row], told, images.picture(row) or b"", is_right)
+    caption = [*([] if label is None else [label]), *lines]
+    return Picture(images.short_paths[row], caption, images.picture(row) or b"", is_right)
 
 
 def write_worst(page: Page, found: ModelInspection) -> None:
-    """The queries with the least of the last metric, and their nearest."""
+    """Write the queries with the lowest values of the last metric, with their nearest neighbors."""
     evaluation, rows, neighbors, images = found.evaluation, found.rows, found.neighbors, found.collection
     assert evaluation is not None and rows is not None and neighbors is not None
     if not evaluation.scores.per_query:
-        page.text("None of the metrics is made of single queries.")
+        page.text("None of the metrics has values per query.")
         return
     name, values = list(evaluation.scores.per_query.items())[-1]
     is_wrong = found.labels[neighbors.indices[rows]] != found.labels[rows, None]
     wrong = neighbors.similarities[rows].double().masked_fill(~is_wrong, -torch.inf).amax(1)
-    page.text(f"The least {name}, of equals the most alike wrong image first; at most two of a class.")
+    page.text(f"Lowest {name} first, ties by the most similar wrong image; at most two queries per class.")
     for position in worst_queries(values, found.labels[rows], wrong, WORST).tolist():
         row = int(rows[position])
         nearest = [
@@ -56,24 +56,24 @@ def write_worst(page: Page, found: ModelInspection) -> None:
 
 
 def write_confusions(page: Page, found: ModelInspection) -> None:
-    """Pairs of classes with the most queries of the one whose nearest is of the other, side by side."""
+    """Write the most confused pairs of classes side by side: most queries have their nearest image in the other."""
     evaluation = found.evaluation
     assert evaluation is not None
     pairs = confusions(evaluation.labels, evaluation.nearest_labels)[:CONFUSED] if evaluation.scores.per_query else []
     if not pairs:
-        page.text("No query's nearest is of another class.")
+        page.text("No query has its nearest image in another class.")
     numbers = {name: number for number, name in enumerate(found.names)}
     for pair in pairs:
         names = [evaluation.class_names[label] for label in (pair.label, pair.taken_for)]
-        told = f"{names[0]} taken for {names[1]} by {pair.queries} queries, {pair.share:.0%} of its own"
-        page.markup(f"<h3>{html(told)}</h3>")
+        heading = f"{names[0]} taken for {names[1]} by {pair.queries} queries, {pair.share:.0%} of its queries"
+        page.markup(f"<h3>{html(heading)}</h3>")
         sides = _sides(found, pair._replace(label=numbers[names[0]], taken_for=numbers[names[1]]))
         shown = [page.figures([picture(found.collection, row) for row in side.tolist()]) for side in sides]
         page.markup(f'<div class="sides"><div class="found">{shown[0]}</div><div class="found">{shown[1]}</div></div>')
 
 
 def _sides(found: ModelInspection, pair: Confusion) -> tuple[Tensor, Tensor]:
-    """Some confused images of one class, and what they were taken for."""
+    """Return some confused images of one class, and the images that they were taken for."""
     assert found.neighbors is not None
     nearest, labels = found.neighbors.indices[:, 0], found.labels
     confused = ((labels == pair.label) & (labels[nearest] == pair.taken_for)).nonzero()[:, 0]
@@ -87,41 +87,41 @@ def _first_distinct(rows: Tensor) -> Tensor:
 
 
 def write_suspects(page: Page, found: ModelInspection) -> None:
-    """Images whose nearest agree on another label, and how far such suspicion can be trusted here."""
+    """Write the images whose neighbors agree on another label, with the expected precision of this list."""
     neighbors, images = found.neighbors, found.collection
     assert neighbors is not None
     if bool((found.labels < 0).any()):
-        page.text("Some images have no label, so nothing is suspected.")
+        page.text("Some images have no label, so wrong labels are not searched.")
         return
     suspected = suspects(found.labels, neighbors.indices)
     precision, k = planted_precision(found.labels, neighbors.indices), neighbors.indices.shape[1]
     page.text(
-        f"{len(suspected.rows):,} images whose {k} nearest agree on another label more than on their own; the most "
-        f"suspect first. Expected precision {precision:.2f}: where {PLANTED:.0%} of the labels here are made wrong, "
-        "that share of as many suspects are those; labels that are wrong already count against it."
+        f"{len(suspected.rows):,} images whose {k} nearest neighbors have another label more often than their own; the "
+        f"most suspicious first. Expected precision {precision:.2f}: when {PLANTED:.0%} of the labels are replaced by "
+        "wrong ones, this share of the suspects has a replaced label. Labels that were wrong before lower it."
     )
     for place, row in enumerate(suspected.rows[:SUSPECTS].tolist()):
         name = found.names[int(suspected.suggested[place])]
-        told = f"{int(suspected.agreeing[place])} of {k} nearest: {name}"
+        votes = f"{int(suspected.agreeing[place])} of {k} nearest: {name}"
         nearest = [picture(images, other, f"{similarity:.4f}") for _, other, similarity in _nearest(found, row)]
-        page.shelf(Shelf(picture(images, row, told), nearest))
+        page.shelf(Shelf(picture(images, row, votes), nearest))
 
 
-def write_alike(page: Page, found: ModelInspection) -> None:
-    """The most alike pairs of two labels: near-duplicates among them have a wrong label, or two."""
+def write_similar(page: Page, found: ModelInspection) -> None:
+    """Write the most similar pairs with different labels; near-duplicates among them have a wrong label."""
     assert found.neighbors is not None
     pairs = similar_pairs_across_labels(found.labels, found.neighbors, PAIRS)
-    page.text(f"The most alike pairs of two labels, among the {NEIGHBORS} nearest of each image.")
+    page.text(f"The most similar pairs with different labels, among the {NEIGHBORS} nearest neighbors of each image.")
     _write_pairs(page, found.collection, found.collection, *pairs)
 
 
 def write_leaks(page: Page, found: ModelInspection) -> None:
-    """The images that are most like a training image."""
+    """Write the images that are most similar to a training image."""
     history = found.history
     assert history is not None
     nearest = history.nearest
     rows = nearest.similarities[:, 0].argsort(descending=True, stable=True)[:PAIRS]
-    page.text("The most alike pairs of an image here and one that was trained on. `dmlkit duplicates` tells all.")
+    page.text("The most similar pairs of an image here and a training image. `dmlkit duplicates` lists all of them.")
     _write_pairs(
         page, found.collection, history.training, rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
     )
@@ -136,7 +136,7 @@ def _write_pairs(page: Page, one: Collection, other: Collection, first: Tensor, 
 
 
 def _nearest(found: ModelInspection, row: int) -> list[tuple[int, int, float]]:
-    """Rank, row and similarity of the nearest of an image."""
+    """Return rank, row and similarity of the nearest neighbors of an image."""
     assert found.neighbors is not None
     indices = found.neighbors.indices[row, :NEIGHBORS_SHOWN].tolist()
     similarities = (found.neighbors.similarities[row, :NEIGHBORS_SHOWN] + 0.0).tolist()
@@ -144,17 +144,17 @@ def _nearest(found: ModelInspection, row: int) -> list[tuple[int, int, float]]:
 
 
 GRID = 4095  # places along the longer side of a map
-MOST_PICTURES = 1500  # thumbnails of the map: 4 MB, whatever the number of images
+MOST_PICTURES = 1500  # thumbnails of the map: 4 MB for any number of images
 SIDE = 64  # of such a thumbnail
 
 
 def page_data(found: ModelInspection, *, seed: int = 0, bar: Bar = no_bar) -> tuple[dict[str, Any], int]:
-    """What the script reads, and how many of the map's thumbnails could not be made.
+    """Return the data of the script, and the number of thumbnails that could not be drawn.
 
     Args:
-        found: all that is known.
-        seed: of the sample that gets thumbnails.
-        bar: shows how many are made.
+        found: the findings.
+        seed: seed of the sample of images that get thumbnails.
+        bar: shows how many thumbnails are drawn.
     """
     images = found.collection
     generator = torch.Generator().manual_seed(seed)
@@ -178,7 +178,7 @@ def page_data(found: ModelInspection, *, seed: int = 0, bar: Bar = no_bar) -> tu
 
 
 def class_rows(found: ModelInspection) -> dict[str, Any]:
-    """The table of classes: a header, and a row of each, the worst first by the last of the metrics."""
+    """Return the table of classes: a header and one row per class, the worst by the last metric first."""
     evaluation = found.evaluation
     if evaluation is None or not evaluation.scores.per_query:
         return {"head": [], "rows": []}
@@ -193,7 +193,7 @@ def class_rows(found: ModelInspection) -> dict[str, Any]:
 
 
 def on_grid(plane: Tensor) -> list[list[int]]:
-    """Coordinates (N, 2) as two lists of whole numbers from 0 to `GRID`, at one scale.
+    """Return coordinates (N, 2) as two lists of integers from 0 to `GRID`, at one scale.
 
     Example:
         >>> on_grid(torch.tensor([[0.0, 1.0], [2.0, 2.0]]))
@@ -205,7 +205,7 @@ def on_grid(plane: Tensor) -> list[list[int]]:
 
 
 def in_disk(plane: Tensor) -> list[list[int]]:
-    """Coordinates (N, 2) in the unit disk as whole numbers: the disk fills the square from 0 to `GRID`.
+    """Return coordinates (N, 2) in the unit disk as integers; the disk fills the square from 0 to `GRID`.
 
     Example:
         >>> in_disk(torch.tensor([[-1.0, 0.0], [0.0, 1.0]]))
@@ -215,7 +215,7 @@ def in_disk(plane: Tensor) -> list[list[int]]:
 
 
 def as_json(data: dict[str, Any]) -> str:
-    r"""JSON for an element of HTML, which nothing in it can end.
+    r"""Return JSON for an HTML element, escaped so that it cannot end the element.
 
     Example:
         >>> as_json({"name": "</script>"})
@@ -225,7 +225,7 @@ def as_json(data: dict[str, Any]) -> str:
 
 
 def _taken_for(evaluation: Evaluation) -> dict[int, str]:
-    """By class the other that most of its queries' nearest are of, with their number."""
+    """Return for each class the other class that most of its queries are taken for, with their number."""
     most: dict[int, str] = {}
     for pair in confusions(evaluation.labels, evaluation.nearest_labels):
         most.setdefault(pair.label, f"{printable(evaluation.class_names[pair.taken_for])} ({pair.queries})")
