@@ -118,7 +118,7 @@ def test_a_file_that_is_no_image_is_told(model: Embedder, paths: list[Path], tmp
 
 
 def test_points_of_another_width_are_told(model: Embedder):
-    with pytest.raises(face.UserError, match=r"similarity: expected b of shape \(N, 8\), got \(2, 9\)"):
+    with pytest.raises(face.UserError, match=r"similarity: expected b of shape \(N, 8\) and floats, got an array \(2, 9\)"):
         model.similarity(np.zeros((2, 8)), np.zeros((2, 9)))
 
 
