@@ -385,4 +385,8 @@ def outputs(words: list[str]) -> tuple[str, ...]:
     reading = ("report", "list", "check", "schema", "curvature", "search", "identify")
     if words[0] == "gallery":
         return ("inner/gallery/", "inner/large/")
-    return ("\0",) if words[0] in reading else ("inner/run/", "inner/study/", "inner/protocol/", "inner/cache/")
+    return (
+        ("\0",)
+        if words[0] in reading
+        else ("inner/run/", "inner/study/", "inner/protocol/", "inner/cache/", "inner/tuned/")
+    )

@@ -103,7 +103,7 @@ class ShownProgress:
         """Leave a logger out for the rest of the session once it fails; whatever it raises is no reason to stop."""
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a library's own sys.exit would end the training without a word
             self._names.remove(name)
             self._open.pop(name, None)
             first = (str(error).splitlines() or [""])[0] or type(error).__name__
