@@ -58,18 +58,18 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Read the words of a command, and run it."""
         with usage_printable():
-            try:
-                return super().invoke(ctx)
-            except KeyboardInterrupt:  # typer would end without a word
-                typer.secho("stopped; run the same command again", fg="yellow", err=True)
-                raise typer.Exit(STOPPED) from None
+            return super().invoke(ctx)
 
 
 @contextmanager
 def usage_printable() -> Generator[None]:
-    """Rewrite an error of usage: typer spells out control characters, but no marks that turn the direction."""
+    """Rewrite an error of usage: typer spells out control characters, but no marks that turn the direction. Say that a
+    command was stopped: typer would end without a word."""
     try:
         yield
+    except KeyboardInterrupt:
+        say_stopped()
+        raise typer.Exit(STOPPED) from None
     except Exception as error:
         if isinstance(error, typer.BadParameter.__bases__):  # UsageError, which typer keeps to itself
             error.__dict__["message"] = printable(excerpt(str(error.__dict__["message"]), MOST_CHARACTERS))
@@ -127,6 +127,9 @@ def _run() -> None:
                 "python -OO leaves out docstrings, which geoopt and dmlkit list read; use python or python -O"
             )
         app()
+    except KeyboardInterrupt:  # before typer reads a word
+        say_stopped()
+        raise SystemExit(STOPPED) from None
     except Exception as error:
         if "--debug" in sys.argv:
             raise
@@ -146,6 +149,11 @@ def sigterm_as_interrupt() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def say_stopped() -> None:
+    """Say that Ctrl-C or SIGTERM stopped a command that has nothing of its own to say of it."""
+    typer.secho("stopped; run the same command again", fg="yellow", err=True)
 
 
 def is_users(error: Exception) -> bool:

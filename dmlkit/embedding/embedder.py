@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class Embedder:
         """
         if isinstance(images, str | Path | Image.Image):
             raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
-        if not isinstance(images, Sequence | np.ndarray) or (isinstance(images, np.ndarray) and images.ndim == 0):
+        if not _is_series(images):
             raise UserError(f"embed: got {type(images).__name__}, expected a list of images or an array")
         num_features = self.trained.model.num_features
         dataset = GivenImages(images) if num_features is None else GivenVectors(images, num_features)
@@ -75,8 +75,7 @@ class Embedder:
         """
         manifold = self.trained.model.manifold
         for name, points in (("a", a), ("b", b)):
-            is_given = isinstance(points, np.ndarray) and points.ndim == 2 and points.dtype.kind == "f"
-            if not is_given or points.shape[1] != manifold.point_dim:
+            if not _is_table(points, manifold.point_dim, "f"):
                 expected = f"{name} of shape (N, {manifold.point_dim}) and floats"
                 raise UserError(f"similarity: expected {expected}, got {_described(points)}")
         x, y = (torch.from_numpy(points.astype(np.float32)).to(self._fabric.device) for points in (a, b))
@@ -156,8 +155,7 @@ class GivenVectors(Dataset):
     in_memory = True
 
     def __init__(self, vectors: object, num_features: int) -> None:
-        is_given = isinstance(vectors, np.ndarray) and vectors.ndim == 2 and vectors.dtype.kind in "fiu"
-        if not is_given or vectors.shape[1] != num_features:
+        if not _is_table(vectors, num_features, "fiu"):
             got = _described(vectors)
             raise UserError(f"embed: this run is over vectors; expected an array (N, {num_features}), got {got}")
         names = [f"vectors[{row}]" for row in range(len(vectors))]
@@ -167,6 +165,16 @@ class GivenVectors(Dataset):
 
     def sample(self, index: int) -> Tensor:
         return torch.from_numpy(self.vectors[index])
+
+
+def _is_series(given: object) -> bool:
+    """Whether it has members: a list or the like, or an array of at least one dimension."""
+    return given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
+
+
+def _is_table(given: object, width: int, kinds: str) -> TypeGuard[NDArray[Any]]:
+    """Whether it is an array (N, ``width``) of one of NumPy's kinds of numbers."""
+    return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind in kinds
 
 
 def _described(given: object) -> str:

@@ -62,8 +62,11 @@ MADE = (
 """The commands that make what is on the ground."""
 
 
-VARYING = {"seconds", "images_per_second", "waiting", "created", "created_at", "cost", "command", "modified"}
-VARYING |= {"training_seconds", "seconds_per_epoch", "peak_memory_bytes"}
+VARYING = {"seconds", "images_per_second", "waiting", "created", "created_at", "cost", "command", "modified"} | {
+    "training_seconds",
+    "seconds_per_epoch",
+    "peak_memory_bytes",
+}
 """Keys of documents that say when something was, or how long it took."""
 
 

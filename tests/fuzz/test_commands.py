@@ -349,7 +349,7 @@ def check(words: list[str], workplace: Workplace, command: Callable[..., tuple[i
 
 @pytest.mark.slow
 @pytest.mark.heavy
-@examples(60, 1_000)
+@examples(40, 600)
 @given(words=wild_lines())
 def test_a_command_ends_as_documented_and_keeps_to_its_output(
     words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]]
@@ -365,7 +365,7 @@ def codes() -> Counter[int]:
 
 @pytest.mark.slow
 @pytest.mark.heavy
-@examples(60, 1_500)
+@examples(30, 400)
 @given(words=working_lines())
 def test_a_command_that_works_keeps_to_its_output(
     words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]], codes: Counter[int]

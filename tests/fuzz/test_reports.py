@@ -124,9 +124,11 @@ def test_a_markdown_table_shows_its_cells(table: list[list[str]]):
     assert {tag.strip("/") for tag in page.tags} <= {"table", "thead", "tbody", "tr", "th", "td"} and not page.comments
 
 
-NAMED = {r"\textbackslash{}": "\\", r"\textasciicircum{}": "^", r"\textasciitilde{}": "~"}
-NAMED |= {r"\textless{}": "<", r"\textgreater{}": ">", r"\textbar{}": "|", "{[}": "[", "{*}": "*"}
-NAMED |= {f"\\{character}": character for character in "&%$#_{}"}
+NAMED = {
+    **{r"\textbackslash{}": "\\", r"\textasciicircum{}": "^", r"\textasciitilde{}": "~", "{[}": "[", "{*}": "*"},
+    **{r"\textless{}": "<", r"\textgreater{}": ">", r"\textbar{}": "|"},
+    **{f"\\{character}": character for character in "&%$#_{}"},
+}
 TOKEN = re.compile("|".join(map(re.escape, sorted(NAMED, key=len, reverse=True))) + r"|[^\\&%$#_{}^~]", re.DOTALL)
 
 
