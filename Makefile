@@ -54,7 +54,7 @@ papers: setup  ## Write the figures of docs/papers anew, from docs/studies
 	for paper in proxy_gml proxy_isa cgml grouplet mpa; do \
 	  $(BIN)/python -m dmlkit report docs/studies/* --paper $$paper -o docs/papers/$$paper.md || exit 1; done
 
-fuzz: setup  ## Mutated recipes, damaged files and random command lines by the thousand: about 20 minutes on 2 cores
+fuzz: setup  ## Mutated recipes, damaged files and random command lines by the thousand, kills and signals: about 30 minutes on 2 cores
 	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz --numprocesses auto --maxprocesses 8
 
 lint: setup  ## Check style and types

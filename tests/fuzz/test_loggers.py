@@ -92,7 +92,7 @@ def show(run: RunFolder, loggers: str, *, is_trained: bool = False) -> list[str]
 
 
 @pytest.mark.heavy
-@examples(60, 3_000)
+@examples(60, 500)
 @given(sessions=st.lists(plans, min_size=1, max_size=3), figures=st.dictionaries(names, st.floats(0, 1), max_size=3))
 def test_a_logger_that_fails_costs_the_run_nothing_and_catches_up(
     sessions: list[list[Any]], figures: dict[str, float], tmp_path_factory: pytest.TempPathFactory
@@ -118,7 +118,7 @@ def test_a_logger_that_fails_costs_the_run_nothing_and_catches_up(
 
 
 @pytest.mark.heavy
-@examples(20, 500)
+@examples(20, 100)
 @given(figures=st.dictionaries(names, st.floats(0, 1), max_size=4), is_blocked=st.booleans())
 def test_tensorboard_takes_figures_of_any_name_or_is_left_out(
     figures: dict[str, float], is_blocked: bool, tmp_path_factory: pytest.TempPathFactory

@@ -114,7 +114,7 @@ def bare(text: str) -> str:
 
 
 @pytest.mark.heavy
-@examples(200, 20_000)
+@examples(200, 3_000)
 @given(table=st.lists(st.lists(texts, min_size=3, max_size=3), min_size=2, max_size=4))
 def test_a_markdown_table_shows_its_cells(table: list[list[str]]):
     page = read(as_markdown(table))
@@ -133,7 +133,7 @@ TOKEN = re.compile("|".join(map(re.escape, sorted(NAMED, key=len, reverse=True))
 
 
 @pytest.mark.heavy
-@examples(200, 20_000)
+@examples(200, 3_000)
 @given(table=st.lists(st.lists(texts, min_size=3, max_size=3), min_size=2, max_size=4))
 def test_a_latex_table_shows_its_cells(table: list[list[str]]):
     lines = [line for line in as_latex(table).split("\n") if line.endswith(r" \\")]
@@ -162,7 +162,7 @@ def renamed(data: Any, names: dict[str, str]) -> Any:
 
 @pytest.mark.heavy
 @pytest.mark.slow
-@examples(40, 2_000)
+@examples(40, 300)
 @given(
     claim=valid,
     paper=st.none() | valid,
