@@ -1,7 +1,9 @@
 """The command line. Heavy imports wait inside the commands, so that --help answers at once."""
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -40,6 +42,7 @@ from dmlkit.files.escape import excerpt, printable
 
 MENDABLE = 2
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
+STOPPED = 130  # as in dmlkit.distributed.stopping, which imports torch
 MOST_LINES = 20  # of a message
 MOST_CHARACTERS = 2000  # of a line of it
 
@@ -60,9 +63,13 @@ class Commands(TyperGroup):
 
 @contextmanager
 def usage_printable() -> Generator[None]:
-    """Rewrite an error of usage: typer spells out control characters, but no marks that turn the direction."""
+    """Rewrite an error of usage: typer spells out control characters, but no marks that turn the direction. Say that a
+    command was stopped: typer would end without a word."""
     try:
         yield
+    except KeyboardInterrupt:
+        say_stopped()
+        raise typer.Exit(STOPPED) from None
     except Exception as error:
         if isinstance(error, typer.BadParameter.__bases__):  # UsageError, which typer keeps to itself
             error.__dict__["message"] = printable(excerpt(str(error.__dict__["message"]), MOST_CHARACTERS))
@@ -109,18 +116,44 @@ for group in (
 def main() -> None:
     """Run the command line; a user's mistake ends as one line and exit code 2, a defect of dmlkit with 70."""
     prepare_environment()
+    with sigterm_as_interrupt():
+        _run()
+
+
+def _run() -> None:
     try:
         if sys.flags.optimize > 1:
             raise UserError(
                 "python -OO leaves out docstrings, which geoopt and dmlkit list read; use python or python -O"
             )
         app()
+    except KeyboardInterrupt:  # before typer reads a word
+        say_stopped()
+        raise SystemExit(STOPPED) from None
     except Exception as error:
         if "--debug" in sys.argv:
             raise
         for line in lines_of(told(error)):
             typer.secho(f"error: {line}", fg="red", err=True)
         raise SystemExit(MENDABLE if is_users(error) else DEFECT) from None
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Generator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, with its partial files removed; training has its own handler."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def say_stopped() -> None:
+    """Say that Ctrl-C or SIGTERM stopped a command that has nothing of its own to say of it."""
+    typer.secho("stopped; run the same command again", fg="yellow", err=True)
 
 
 def is_users(error: Exception) -> bool:

@@ -125,7 +125,8 @@ def tell_untrained(source: Path, fabric: "Fabric", shown: Shown, images: Evaluat
 
     report, evaluation, recipe = evaluate_untrained(source, fabric, **images, **wanted)
     if fabric.is_global_zero:
-        shown.tell(report, evaluation, title=f"{report.split} split of {recipe.dataset.name}, {describe_backbone(recipe)}")
+        title = f"{report.split} split of {recipe.dataset.name}, {describe_backbone(recipe)}"
+        shown.tell(report, evaluation, title=title)
 
 
 def tell_run(

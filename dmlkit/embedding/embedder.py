@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -14,13 +14,14 @@ from rich.console import Console
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import read_image, to_rgb
+from dmlkit.datasets.files.image import decoding, read_image, to_rgb
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.progress_bar import image_progress
 from dmlkit.embedding.questions.queries import BATCH, embed_images
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]
@@ -51,6 +52,8 @@ class Embedder:
         """
         if isinstance(images, str | Path | Image.Image):
             raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
+        if not _is_series(images):
+            raise UserError(f"embed: got {type(images).__name__}, expected a list of images or an array")
         num_features = self.trained.model.num_features
         dataset = GivenImages(images) if num_features is None else GivenVectors(images, num_features)
         if not len(dataset):
@@ -72,8 +75,9 @@ class Embedder:
         """
         manifold = self.trained.model.manifold
         for name, points in (("a", a), ("b", b)):
-            if points.ndim != 2 or points.shape[1] != manifold.point_dim:
-                raise UserError(f"similarity: expected {name} of shape (N, {manifold.point_dim}), got {points.shape}")
+            if not _is_table(points, manifold.point_dim, "f"):
+                expected = f"{name} of shape (N, {manifold.point_dim}) and floats"
+                raise UserError(f"similarity: expected {expected}, got {_described(points)}")
         x, y = (torch.from_numpy(points.astype(np.float32)).to(self._fabric.device) for points in (a, b))
         return manifold.similarity(x, y).cpu().numpy()
 
@@ -114,19 +118,26 @@ class GivenImages(Dataset):
         image = self.images[index]
         if isinstance(image, str | Path):
             return read_image(image)
-        pixels = np.asarray(to_rgb(ImageOps.exif_transpose(image))) if isinstance(image, Image.Image) else image
+        if isinstance(image, np.ndarray):
+            return torch.from_numpy(image.copy()).permute(2, 0, 1)
+        with decoding(self.paths[index]):  # it may be opened and not read yet, closed, or of a mode that is not shown
+            pixels = np.asarray(to_rgb(ImageOps.exif_transpose(image)))
         return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
 
 def _fault(row: int, image: object) -> str | None:
     """What is wrong with an image, as far as it shows without decoding a file."""
     if isinstance(image, str | Path):
-        return None if Path(image).is_file() else f"{image}: no such image file"
+        try:
+            is_file = Path(image).is_file()
+        except OSError:  # the name is longer than a file system takes
+            is_file = False
+        return None if is_file else f"{excerpt(str(image))}: no such image file"
     if isinstance(image, np.ndarray):
         is_image = image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size
         return None if is_image else f"images[{row}]: expected (H, W, 3) uint8 RGB, got {image.shape} {image.dtype}"
     if isinstance(image, Image.Image):
-        return None
+        return None if image.width * image.height else f"images[{row}]: is {image.width} x {image.height} pixels"
     return f"images[{row}]: expected a path, an image of Pillow's or an array, got {type(image).__name__}"
 
 
@@ -144,12 +155,28 @@ class GivenVectors(Dataset):
     in_memory = True
 
     def __init__(self, vectors: object, num_features: int) -> None:
-        if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.shape[1] != num_features:
-            found = f"an array {vectors.shape}" if isinstance(vectors, np.ndarray) else type(vectors).__name__
-            raise UserError(f"embed: this run is over vectors; expected an array (N, {num_features}), got {found}")
+        if not _is_table(vectors, num_features, "fiu"):
+            got = _described(vectors)
+            raise UserError(f"embed: this run is over vectors; expected an array (N, {num_features}), got {got}")
         names = [f"vectors[{row}]" for row in range(len(vectors))]
+        raise_faults(f"{names[row]}: has nan or inf" for row in np.flatnonzero(~np.isfinite(vectors).all(axis=1)))
         super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
         self.num_features, self.vectors = num_features, vectors.astype(np.float32)
 
     def sample(self, index: int) -> Tensor:
         return torch.from_numpy(self.vectors[index])
+
+
+def _is_series(given: object) -> bool:
+    """Whether it has members: a list or the like, or an array of at least one dimension."""
+    return given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
+
+
+def _is_table(given: object, width: int, kinds: str) -> TypeGuard[NDArray[Any]]:
+    """Whether it is an array (N, ``width``) of one of NumPy's kinds of numbers."""
+    return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind in kinds
+
+
+def _described(given: object) -> str:
+    """What was given instead of an array that fits."""
+    return f"an array {given.shape} of {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__

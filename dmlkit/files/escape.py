@@ -6,7 +6,7 @@ from html import escape
 EXCERPT = 200  # characters of a value that a message shows
 # Control characters, marks that change the direction of writing, other line separators, and bytes that are not text.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-MARKDOWN = re.compile(r"[\\`*\[\]<>|&#!~]|(?<!\w)_|_(?!\w)")  # the _ of a_b is not markup
+MARKDOWN = re.compile(r"[\\`*\[\]<>|&#!~]|(?<![^\W_])_|_(?![^\W_])")  # the _ of a_b is not markup
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
@@ -49,8 +49,8 @@ def markdown(text: str) -> str:
     r"""Escape text for a line or a cell of Markdown, so that it is no link, HTML or other markup.
 
     Example:
-        >>> print(markdown("<img src=x> a|b [c](d) snake_case"))
-        \<img src=x\> a\|b \[c\](d) snake_case
+        >>> print(markdown("<img src=x> a|b [c](d) snake_case __all__"))
+        \<img src=x\> a\|b \[c\](d) snake_case \_\_all\_\_
     """
     return MARKDOWN.sub(r"\\\g<0>", printable(text))
 

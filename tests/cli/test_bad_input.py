@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,3 +197,12 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(sys, "argv", ["dmlkit", "check", str(tmp_path / "none.yaml"), "--debug"])
     with pytest.raises(UserError):
         main()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_any_command_in_a_line(number: int, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dmlkit.study.status.status_of", lambda _: os.kill(os.getpid(), number))
+    handler = signal.getsignal(signal.SIGTERM)
+    result = dmlkit("status", "study")
+    assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
+    assert signal.getsignal(signal.SIGTERM) == handler

@@ -70,6 +70,13 @@ def test_evaluation_is_the_command_s(home: Path, dmlkit: Callable[..., Result]):
     assert report.metrics == told["metrics"]
 
 
+ODD_VECTORS: list[tuple[Any, str]] = [
+    (np.full((2, 6), "x"), r"expected an array \(N, 6\), got an array \(2, 6\) of <U1"),
+    (np.zeros((2, 6), np.complex64), "of complex64"),
+    (np.array([[0.0] * 6, [0.0] * 5 + [np.nan]]), r"^vectors\[1\]: has nan or inf$"),
+]
+
+
 def test_a_run_over_vectors_embeds_arrays(tmp_path: Path):
     numbers = np.random.default_rng(0)
     np.save(tmp_path / "x.npy", numbers.normal(size=(40, 6)).astype(np.float32))
@@ -84,7 +91,11 @@ def test_a_run_over_vectors_embeds_arrays(tmp_path: Path):
     points = model.embed(np.load(tmp_path / "x.npy").astype(np.float64))
     assert points.shape == (40, 4) and points.dtype == np.float32
     bad: Any
-    for bad, told in ((np.zeros((2, 5)), r"expected an array \(N, 6\), got an array \(2, 5\)"), ([1.0], "got list")):
+    for bad, told in (
+        (np.zeros((2, 5)), r"expected an array \(N, 6\), got an array \(2, 5\)"),
+        ([1.0], "got list"),
+        *ODD_VECTORS,
+    ):
         with pytest.raises(face.UserError, match=told):
             model.embed(bad)
 
@@ -95,6 +106,11 @@ BAD: list[tuple[Any, str]] = [
     (["gone.png"], "^gone.png: no such image file$"),
     ([3], r"^images\[0\]: expected a path, an image of Pillow's or an array, got int$"),
     ([np.zeros((8, 8, 3))], r"^images\[0\]: expected \(H, W, 3\) uint8 RGB, got \(8, 8, 3\) float64$"),
+    (None, "^embed: got NoneType, expected a list of images or an array$"),
+    (np.zeros((), np.uint8), "^embed: got ndarray, expected a list of images or an array$"),
+    (["a" * 300], r"^a{200}\.\.\. \(300 characters\): no such image file$"),
+    ([Image.new("RGB", (0, 8))], r"^images\[0\]: is 0 x 8 pixels$"),
+    ([Image.new("La", (8, 8))], r"images\[0\]: cannot read this image"),
     (np.zeros((8, 8, 3), np.uint8), r"^images\[0\]: expected \(H, W, 3\) uint8 RGB, got \(8, 3\) uint8"),
 ]
 
@@ -118,8 +134,26 @@ def test_a_file_that_is_no_image_is_told(model: Embedder, paths: list[Path], tmp
 
 
 def test_points_of_another_width_are_told(model: Embedder):
-    with pytest.raises(face.UserError, match=r"similarity: expected b of shape \(N, 8\), got \(2, 9\)"):
+    with pytest.raises(
+        face.UserError, match=r"similarity: expected b of shape \(N, 8\) and floats, got an array \(2, 9\)"
+    ):
         model.similarity(np.zeros((2, 8)), np.zeros((2, 9)))
+
+
+@pytest.mark.parametrize("points", [None, [[0.0] * 8], np.full((2, 8), "x"), np.zeros((2, 8), np.complex64)])
+def test_points_that_are_no_array_of_floats_are_told(points: Any, model: Embedder):
+    with pytest.raises(face.UserError, match=r"^similarity: expected b of shape \(N, 8\) and floats, got "):
+        model.similarity(np.zeros((2, 8)), points)
+
+
+def test_an_image_that_is_cut_off_or_closed_is_told(model: Embedder, paths: list[Path], tmp_path: Path):
+    data = paths[0].read_bytes()
+    (tmp_path / "cut.png").write_bytes(data[: len(data) // 2])
+    closed = Image.new("RGB", (8, 8))
+    closed.close()
+    for image in (Image.open(tmp_path / "cut.png"), closed):
+        with pytest.raises(face.UserError, match=r"images\[1\]: cannot read this image"):
+            model.embed([paths[0], image])
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])

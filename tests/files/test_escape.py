@@ -35,6 +35,7 @@ def test_a_name_is_text_in_a_cell_of_markdown_s10(name: str):
 def test_a_word_with_underscores_stays_readable():
     assert markdown("proxy_anchor map@r 0.1 ± 0.2") == "proxy_anchor map@r 0.1 ± 0.2"
     assert markdown("_x_") == r"\_x\_"
+    assert markdown("__x__ a__b") == r"\_\_x\_\_ a\_\_b"
 
 
 def test_a_name_is_text_in_a_cell_of_latex_s10():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import chdir
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -61,6 +62,14 @@ MADE = (
 """The commands that make what is on the ground."""
 
 
+VARYING = {"seconds", "images_per_second", "waiting", "created", "created_at", "cost", "command", "modified"} | {
+    "training_seconds",
+    "seconds_per_epoch",
+    "peak_memory_bytes",
+}
+"""Keys of documents that say when something was, or how long it took."""
+
+
 def examples(small: int, full: int) -> settings:
     """How many examples a test draws: few in `make test`, many in `make fuzz`; any example may take its time."""
     suppressed = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
@@ -78,6 +87,13 @@ def hashes(folder: Path, *without: str) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not str(path.relative_to(folder)).startswith(without or "\0")
     }
+
+
+def without_times(data: Any) -> Any:
+    """Plain data of a document, without what varies from run to run."""
+    if isinstance(data, dict):
+        return {key: without_times(value) for key, value in data.items() if key not in VARYING}
+    return [without_times(item) for item in data] if isinstance(data, list) else data
 
 
 class Workplace:

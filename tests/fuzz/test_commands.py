@@ -2,15 +2,19 @@
 
 import inspect
 import shutil
-from collections.abc import Callable
-from contextlib import chdir
+import signal
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 import typer
 from hypothesis import event, given
 from hypothesis import strategies as st
+from PIL import Image
 from typer.models import ArgumentInfo
 
 from dmlkit.cli.app import app
@@ -70,63 +74,319 @@ def choices_of(kind: Any) -> list[str]:
     return [choice for inner in get_args(kind) for choice in choices_of(inner)]
 
 
-@st.composite
-def lines(draw: Callable[..., Any]) -> list[str]:
-    """A command with places where it wants arguments, and some of its options; every other one of words that fit."""
-    is_tame = draw(st.booleans())
-    path = draw(st.sampled_from(sorted(COMMANDS)))
-    words, hints = list(path), get_type_hints(COMMANDS[path], include_extras=True)
+class Parameter(NamedTuple):
+    """A parameter of a command, as the command line declares it."""
+
+    name: str
+    kind: Any
+    words: tuple[str, ...]  # of an option; none of an argument
+    is_required: bool
+
+
+def parameters_of(path: tuple[str, ...]) -> list[Parameter]:
+    """The parameters of a command."""
+    hints, found = get_type_hints(COMMANDS[path], include_extras=True), list[Parameter]()
     for name, parameter in inspect.signature(COMMANDS[path]).parameters.items():
         kind, said = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name], None)
         declared = (getattr(said, "default", None), *(getattr(said, "param_decls", None) or ()))
-        names = [word for word in declared if isinstance(word, str) and word.startswith("-")]
-        names = names or [f"--{name.replace('_', '-')}"]
+        words = tuple(word for word in declared if isinstance(word, str) and word.startswith("-"))
+        words = () if isinstance(said, ArgumentInfo) else words or (f"--{name.replace('_', '-')}",)
+        found.append(Parameter(name, kind, words, parameter.default is REQUIRED))
+    return found
+
+
+@st.composite
+def wild_lines(draw: Callable[..., Any]) -> list[str]:
+    """A command with places where it wants arguments, and some of its options; every other one of words that fit."""
+    is_tame = draw(st.booleans())
+    path = draw(st.sampled_from(sorted(COMMANDS)))
+    words = list(path)
+    for name, kind, names, is_required in parameters_of(path):
         fitting = (*choices_of(kind), *GOOD.get(name, ())) * 8
         places = fitting if is_tame and fitting else (*fitting, *PLACES)
-        if isinstance(said, ArgumentInfo):
-            if parameter.default is REQUIRED or draw(st.booleans()):
+        if not names:
+            if is_required or draw(st.booleans()):
                 words.append(draw(st.sampled_from(places)))
-        elif not LEFT_OUT & set(names) and (parameter.default is REQUIRED or draw(st.integers(0, 5)) == 0):
-            words.append(draw(st.sampled_from([one for one in names if one.startswith("-")])))
+        elif not LEFT_OUT & set(names) and (is_required or draw(st.integers(0, 5)) == 0):
+            words.append(draw(st.sampled_from(names)))
             if kind is not bool:
                 others = SETTINGS if "--set" in names else () if is_tame and fitting else (*places, *WORDS)
                 words.append(draw(st.sampled_from([*fitting, *others])))
     return words
 
 
+Form = tuple[str, str]
+TUNED = ("--set", "dataset.classes=24", "--set", "dataset.validation_fraction=0.4")
+FORMS: dict[str, tuple[Form, ...]] = {
+    "calibrate": (("tuned --far 0.3", "far checkpoint json device overrides=dataset.seed=3"),),
+    "check": (("base.yaml", "overrides"), ("study/runs/small/seed-0/recipe.yaml", "overrides")),
+    "cluster": (
+        ("run --clusters 2", "split=test,all device csv html overrides=dataset.seed=3"),
+        ("run/embeddings/test --clusters 3", "method=kmeans,agglomerative csv html"),
+        ("run/embeddings/test --threshold 0.9", "method=agglomerative,hdbscan csv html"),
+    ),
+    "compare": (("run study/runs/small/seed-0", "markdown|latex|json by checkpoint device overrides=dataset.seed=3"),),
+    "copy": (("glyphs/proxy_anchor new.yaml", ""), ("glyphs/mpa", "")),
+    "curvature": (
+        ("run/embeddings/test", "sample draws seed"),
+        ("run", "split sample draws seed device overrides=dataset.seed=3"),
+    ),
+    "data cache": (
+        ("photos.yaml -o new", "overrides=transform.size=8"),
+        ("photos.yaml -o cache --overwrite", "overrides=transform.size=8"),
+    ),
+    "data check": (
+        ("photos.yaml", "overrides=transform.size=8"),
+        ("photos.yaml --model run --threshold 0.9", "device overrides=transform.size=8"),
+        ("photos", "dataset=folder"),
+        ("table.csv", ""),
+    ),
+    "data shards": (
+        ("photos.yaml -o new", "images_per_shard overrides=dataset.root=photos"),
+        ("photos -o new", "dataset=folder"),
+        ("table.csv -o new", "images_per_shard"),
+    ),
+    "duplicates": (
+        ("run --threshold 0.9", "split=test,all device csv html overrides=dataset.seed=3"),
+        ("run/embeddings/test --threshold 0.5", "csv html other"),
+    ),
+    "embed": (
+        ("run photos", "output checkpoint skip_bad_images device"),
+        ("run --split test -o new", "device checkpoint"),
+        ("run --split train", "overrides=dataset.seed=3"),
+    ),
+    "eval": (
+        ("run", "split checkpoint device metric ties per_class json overrides=transform.size=20"),
+        ("run --dataset-root photos", "checkpoint metric ties json"),
+        ("run/embeddings/test", "metric ties per_class json"),
+        ("--embeddings x.npy --labels y.npy", "manifold metric ties per_class json"),
+        ("--embeddings x.npy --labels y.npy --gallery z.npy --gallery-labels y.npy", "metric=recall@1,map@r ties json"),
+        ("--untrained base.yaml", "metric ties json overrides"),
+    ),
+    "export": (
+        ("run/embeddings/test --format faiss", "output=new.faiss"),
+        ("run/embeddings/test --format npz", "output=new.npz"),
+        ("run/embeddings/test --format parquet", "output=new.parquet"),
+        ("run/embeddings/test --format tensorboard", "output=new"),
+        ("run/embeddings/test --format lancedb -o new", "table overwrite"),
+        ("run --format safetensors", "output=new.safetensors checkpoint overrides=dataset.seed=3"),
+    ),
+    "gallery add": (("gallery photos/ant", "label run device"), ("gallery photos", "run"), ("gallery table.csv", "")),
+    "gallery compact": (("gallery", ""),),
+    "gallery create": (("run -o new", ""), ("run -o new photos", "label thumbnails threshold checkpoint device")),
+    "gallery history": (("gallery", "json"),),
+    "gallery index": (("large", "kind recall=0.9,0.5"),),
+    "gallery info": (("gallery", "json"),),
+    "gallery remove": (("gallery --label ant", "label=bee,cat"),),
+    "gallery restore": (("gallery 1", ""),),
+    "identify": (
+        ("gallery photos/ant/0.png -o new.csv", "by html run device threshold"),
+        ("gallery photos -o new.csv --by vote", "k html run threshold"),
+    ),
+    "inspect": (("run -o new.html", "split device overrides=dataset.seed=3"), ("run/embeddings/test -o new.html", "")),
+    "list": (("", ""), ("losses", ""), ("recipes", "root"), ("metrics", ""), ("--markdown", "")),
+    "plot": (
+        (
+            "run",
+            "kind=pca,heatmap,histogram split classes checkpoint device output=new.svg overrides=dataset.seed=3",
+        ),
+        ("run --kind retrieval", "queries neighbors seed split checkpoint output=new.pdf"),
+        ("run study/runs/small/seed-0 --kind epochs -o new.png", "metric=map@r"),
+        ("study", "kind=results metric=map@r output=new.png"),
+        ("run --kind pca --images", "classes split output=new.svg"),
+    ),
+    "protocol official": (("base.yaml -o new --repeats 1", "overrides device json"),),
+    "protocol reality_check": (("base.yaml -o new --repeats 1 --set dataset.classes=16", "overrides device json"),),
+    "report": (("study -o new.md", ""),),
+    "schema": (("", ""),),
+    "search": (
+        ("run/embeddings/test run/embeddings/test", "k csv html json"),
+        ("gallery photos/bee", "k exact run csv html json device"),
+        ("run/embeddings/test photos/ant/0.png", "k csv json run"),
+    ),
+    "start": (("photos -o new.yaml", "device"), ("table.csv -o new.yaml", "")),
+    "status": (("study", "json"),),
+    "study": (
+        ("study.yaml -o study", "dry_run device"),
+        ("study.yaml -o new", "overrides=optimizer.lr=0.01 dry_run budget device"),
+    ),
+    "train": (
+        ("base.yaml", "output overrides dry_run device"),
+        ("photos.yaml -o new", "overrides=seed=1,transform.size=8"),
+        ("base.yaml -o run --resume", "dry_run device"),
+        ("base.yaml -o run --overwrite", "overrides device"),
+    ),
+    "verify": (
+        ("tuned photos/ant/0.png photos/bee/0.png", "json device checkpoint"),
+        ("tuned --pairs pairs.csv", "json csv root"),
+    ),
+}
+"""Of every command words that make it work, and options that go with them: with values of their own where the usual
+ones do not fit, or one of several where they exclude each other."""
+KEPT_OUT = {"debug", "engine", "id", "jobs", "paper", "path", "plugins"}
+"""Options that show a traceback, start processes, or load a file whose members would stay in this process, or want
+what is not in the files here."""
+VALUES: dict[str, tuple[str, ...]] = {
+    "csv": ("new.csv",),
+    "device": ("cpu",),
+    "far": ("0.5", "0.9"),
+    "html": ("new.html",),
+    "k": ("1", "3", "100"),
+    "label": ("ant", "bee"),
+    "metric": ("recall@1", "recall@3", "map@r", "nmi", "r_precision"),
+    "model": ("run",),
+    "other": ("run",),
+    "output": ("new",),
+    "overrides": (*SETTINGS[:4], "loss.scale=8", "optimizer.lr=0.01", "embedding_dim=4"),
+    "per_class": ("new.csv",),
+    "root": (".",),
+    "run": ("run",),
+    "table": ("new",),
+    "threshold": ("0.5", "0.99"),
+    "budget": ("1h",),
+    "split": ("test", "train", "all"),
+}
+
+
+def values_of(parameter: Parameter, own: str) -> tuple[str, ...]:
+    """What an option may be given: its own values, of its type, or of its name."""
+    named = VALUES.get(parameter.name, ())
+    numbers = ("4", "5", "7") if int in (parameter.kind, *get_args(parameter.kind)) else ()
+    return tuple(own.split(",")) if own else named or tuple(choices_of(parameter.kind)) or numbers
+
+
+@st.composite
+def working_lines(draw: Callable[..., Any]) -> list[str]:
+    """A command that works, with some of the options that go with it."""
+    name = draw(st.sampled_from(sorted(FORMS)))
+    fixed, options = draw(st.sampled_from(FORMS[name]))
+    path, words = tuple(name.split()), fixed.split()
+    declared = {parameter.name: parameter for parameter in parameters_of(path)}
+    for option in options.split():
+        one, _, own = draw(st.sampled_from(option.split("|"))).partition("=")
+        if draw(st.integers(0, 2)):
+            continue
+        parameter = declared[one]
+        if parameter.words:
+            words.append(draw(st.sampled_from(parameter.words)))
+        if parameter.kind is not bool:
+            words.append(draw(st.sampled_from(values_of(parameter, own))))
+    return [*path, *words]
+
+
+def test_every_command_has_a_form_and_every_option_is_in_one():
+    assert set(FORMS) == {" ".join(path) for path in COMMANDS}
+    for name, forms in FORMS.items():
+        named = {option.partition("=")[0] for _, options in forms for option in options.replace("|", " ").split()}
+        fixed = {word for words, _ in forms for word in words.split()}
+        for parameter in parameters_of(tuple(name.split())):
+            is_fixed = bool(fixed & set(parameter.words)) or not parameter.words
+            assert is_fixed or parameter.name in named or parameter.name in KEPT_OUT, (name, parameter)
+
+
 @pytest.fixture(scope="module")
-def workplace(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    source = tmp_path_factory.mktemp("commands")
+def workplace(
+    ground: Path, tmp_path_factory: pytest.TempPathFactory, command: Callable[..., tuple[int, str]]
+) -> Workplace:
+    source, more = tmp_path_factory.mktemp("commands"), tmp_path_factory.mktemp("more")  # an index needs 256 images
     shutil.copytree(ground, source / "whole" / "inner")
     (source / "whole" / "base.yaml").write_text("somebody's")
+    with chdir(source / "whole" / "inner"):
+        Path("pairs.csv").write_text(
+            "a,b,same\nphotos/ant/0.png,photos/ant/1.png,1\nphotos/ant/0.png,photos/bee/1.png,0\n"
+        )
+        np.save("z.npy", np.random.default_rng(1).normal(size=(24, 6)).astype(np.float32))
+        for label in ("ant", "bee"):
+            (more / label).mkdir(parents=True)
+            for index in range(128):
+                pixels = np.random.default_rng([index, label == "bee"]).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(more / label / f"{index}.png")
+        for words in (
+            ("train", "base.yaml", "-o", "tuned", *TUNED),
+            ("calibrate", "tuned", "--far", "0.3"),
+            ("gallery", "create", "run", str(more), "-o", "large"),
+        ):
+            code, said = command(*words)
+            assert code == 0, said
     return Workplace(source / "whole", source / "used")
 
 
-@pytest.mark.slow
-@pytest.mark.heavy
-@examples(100, 1_000)
-@given(words=lines())
-def test_a_command_ends_as_documented_and_keeps_to_its_output(
-    words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]]
-):
+class HangError(BaseException):
+    """A command takes processor time without end."""
+
+
+@contextmanager
+def no_hang() -> Generator[None]:
+    """End what takes 100 s of processor time in the block; what waits is ended with its test."""
+
+    def end(*_: object) -> None:
+        raise HangError
+
+    previous = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, 100)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
+
+
+def check(words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]]) -> int:
+    """Run a command: its exit code is documented, and it changes no file but its output's."""
     base = workplace.whole()
-    folder = base / "inner"
-    allowed = outputs(words)
     before = hashes(base)
-    with chdir(folder):
+    with chdir(base / "inner"), no_hang():
         code, said = command(*words)
     event(f"{words[0]} {code}")
-    assert code in ALLOWED, said
+    assert code in ALLOWED and "Traceback" not in said, said
     after = hashes(base)
     changed = {name for name in before if after.get(name) != before[name]}
     if code == 2 and "--overwrite" not in words:
         assert not changed, (words, said, changed)
-    assert all(any(name.startswith(place) for place in allowed) for name in changed), (words, said, changed)
+    assert all(name.startswith(outputs(words)) for name in changed), (words, said, changed)
+    return code
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@examples(40, 600)
+@given(words=wild_lines())
+def test_a_command_ends_as_documented_and_keeps_to_its_output(
+    words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]]
+):
+    check(words, workplace, command)
+
+
+@pytest.fixture(scope="module")
+def codes() -> Counter[int]:
+    """How many commands that should work ended with which code."""
+    return Counter()
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@examples(30, 400)
+@given(words=working_lines())
+def test_a_command_that_works_keeps_to_its_output(
+    words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]], codes: Counter[int]
+):
+    codes[check(words, workplace, command)] += 1
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+def test_most_commands_get_past_errors_of_usage(codes: Counter[int]):
+    print(f"{codes.total() - codes[2]} of {codes.total()}")  # noqa: T201 - shown by -s
+    assert codes[2] * 10 <= codes.total()
 
 
 def outputs(words: list[str]) -> tuple[str, ...]:
     """Where a command may change what was there: in a run that it works on, and what it made itself before."""
     reading = ("report", "list", "check", "schema", "curvature", "search", "identify")
     if words[0] == "gallery":
-        return ("inner/gallery/",)
-    return () if words[0] in reading else ("inner/run/", "inner/study/", "inner/protocol/", "inner/cache/")
+        return ("inner/gallery/", "inner/large/")
+    return (
+        ("\0",)
+        if words[0] in reading
+        else ("inner/run/", "inner/study/", "inner/protocol/", "inner/cache/", "inner/tuned/")
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz.conftest import FULL, hashes
+from tests.fuzz.conftest import FULL, hashes, without_times
 
 KILLED = 137
 WRITERS: dict[str, tuple[str, ...]] = {
@@ -42,8 +42,6 @@ WRITERS: dict[str, tuple[str, ...]] = {
     },
     "export safetensors": ("export", "run", "--format", "safetensors", "-o", "new.safetensors"),
 }
-VARYING = {"seconds", "images_per_second", "waiting", "created", "created_at", "cost", "command", "modified"}
-VARYING |= {"training_seconds", "seconds_per_epoch", "peak_memory_bytes"}
 
 
 @pytest.mark.heavy
@@ -119,7 +117,7 @@ def contents(folder: Path) -> dict[str, Any]:
     for name in found:
         path = folder / name
         if path.suffix in (".json", ".jsonl"):
-            found[name] = [_without_times(json.loads(line)) for line in _documents(path)]
+            found[name] = [without_times(json.loads(line)) for line in _documents(path)]
         elif path.suffix == ".md":
             found[name] = re.sub(r"[^,]+ of training", "", path.read_text())  # how long it took
         elif path.suffix in (".pt", ".png", ".npz", ".safetensors"):  # times and random order inside
@@ -130,9 +128,3 @@ def contents(folder: Path) -> dict[str, Any]:
 def _documents(path: Path) -> list[str]:
     text = path.read_text()
     return text.splitlines() if path.suffix == ".jsonl" else [text]
-
-
-def _without_times(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _without_times(value) for key, value in data.items() if key not in VARYING}
-    return [_without_times(item) for item in data] if isinstance(data, list) else data

@@ -182,7 +182,9 @@ def summarize_study(
     )
 
 
-def _variant_results(variant: Variant, study: Study, choices: Mapping[str, Choice], beside: ExtraFigures) -> VariantResults:
+def _variant_results(
+    variant: Variant, study: Study, choices: Mapping[str, Choice], extra: ExtraFigures
+) -> VariantResults:
     choice, metrics = choices[variant.name], study.config.reported()
     labels = [candidate.label for candidate in variant.candidates]
     runs = {seed: _of(figures, metrics) for seed, figures in choice.figures.items()}
@@ -196,8 +198,8 @@ def _variant_results(variant: Variant, study: Study, choices: Mapping[str, Choic
     return VariantResults(
         tuned=tuned,
         runs=runs,
-        last={seed: _of(figures, metrics) for seed, figures in beside.last.items()},
-        untrained=None if beside.untrained is None else _of(beside.untrained, metrics),
+        last={seed: _of(figures, metrics) for seed, figures in extra.last.items()},
+        untrained=None if extra.untrained is None else _of(extra.untrained, metrics),
         summary=summary,
         difference=difference,
     )

@@ -22,7 +22,7 @@ class Kept(Logger):
     """Keeps what it is shown; fails as often as it is asked to."""
 
     shown: list[tuple[int, Figures]] = []  # noqa: RUF012 - of all sessions
-    faults: list[Exception] = []  # noqa: RUF012
+    faults: list[BaseException] = []  # noqa: RUF012
     ended: list[bool] = []  # noqa: RUF012
 
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
@@ -93,6 +93,12 @@ def test_a_logger_that_fails_is_reported_once_and_catches_up(recipe: Path, kept:
     assert "secret" not in "".join(path.read_text("latin-1") for path in folder.rglob("*") if path.is_file())
     assert dmlkit("train", recipe, "-o", folder, "--resume").code == 0
     assert [epoch for epoch, _ in kept.shown] == [1, 2, 3, 3]
+
+
+def test_a_logger_that_exits_stops_nothing(recipe: Path, kept: type[Kept], dmlkit: Dmlkit):
+    kept.faults.append(SystemExit(3))
+    result = dmlkit("train", recipe, "-o", recipe.parent / "run")
+    assert result.code == 0 and result.err.count("tensorboard fails (3)") == 1
 
 
 def test_a_resumed_run_goes_on_under_its_name_with_each_epoch_once(
