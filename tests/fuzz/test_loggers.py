@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dmlkit.training.loggers.base import Figures, Logger
+from dmlkit.training.loggers.shown import ShownProgress
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.loggers.base import Figures, Logger
-from dmlkit.training.loggers.shown import ShownProgress
 from dmlkit.training.progress import Silent
 from tests.fuzz.conftest import RECIPE, examples
 
