@@ -81,8 +81,8 @@ class PairCurve:
     Args:
         same: how many pairs are of one class.
         different: how many are of two.
-        bands: all scores of the same class from the highest on; kept where they are one band, else found again in one
-            pass over all pairs for each band.
+        pairing: the pairs, in which a band is found in one pass over all of them.
+        kept: all scores of the same class from the highest on where they are one band, else empty.
     """
 
     same: int

@@ -42,7 +42,7 @@ def score_untouched(
         data: its images, or their features.
         run: where the figures are kept.
         fabric: the device, and the ranks, which share the work.
-        bar: shows each step.
+        progress: shows each step.
 
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
