@@ -12,9 +12,9 @@ from dmlkit.manifolds.numerics.autocast import without_autocast
 class HeadConfig(ComponentConfig, frozen=True):
     """Root of the head family."""
 
+    @abstractmethod
     def build(self, num_features: int, manifold: Manifold) -> "Head":
         """The head from ``num_features`` features to points on ``manifold``."""
-        raise NotImplementedError
 
 
 class Head(nn.Module, ABC):

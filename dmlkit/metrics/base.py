@@ -166,6 +166,12 @@ class MetricConfig(ComponentConfig, frozen=True):
     """Whether it is an error, so that it can choose no checkpoint and support no claim."""
 
     @classmethod
+    def lacks(cls) -> list[str]:
+        """Return the one of `per_query` and `of_points` that the metric needs, where it is not defined."""
+        needed = "per_query" if cls.searches else "of_points"
+        return [*super().lacks(), *([needed] if getattr(cls, needed) is getattr(MetricConfig, needed) else [])]
+
+    @classmethod
     def names_known(cls) -> list[str]:
         """How members are asked for, ``@k`` standing for a cut-off."""
         return sorted(variant.key for variant in cls.variants.values())
@@ -192,8 +198,8 @@ class MetricConfig(ComponentConfig, frozen=True):
         return tuple(f"{self.key[:-1]}{short(value)}" for value in getattr(self, option))
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        """Fractions by name, (Q,) float64; the metric is their mean."""
-        raise NotImplementedError
+        """Fractions by name, (Q,) float64; the metric is their mean. Only of a metric that `searches`."""
+        raise TypeError(f"{self.name} is not made of a ranking")
 
     def of_points(self, points: Points) -> dict[str, float]:
         """Figures by name.
@@ -201,7 +207,7 @@ class MetricConfig(ComponentConfig, frozen=True):
         Raises:
             ValueError: they are not defined for such points.
         """
-        raise NotImplementedError
+        raise TypeError(f"{self.name} is made of a ranking")
 
     def notes(self, points: Points) -> Iterable[str]:
         """What a reader of `of_points` must know."""
