@@ -55,7 +55,8 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     with ``abstract=True`` is neither: it holds what several members share.
 
     Raises:
-        MemberError: a member's ``name`` is not a Literal with a default, or another member has the same name.
+        MemberError: a member's ``name`` is not a Literal with a default, another member has the same name, or a method
+            is missing that the family's members must define.
 
     Example:
         >>> from typing import Literal
@@ -84,10 +85,18 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         name = field.default
         if get_origin(field.annotation) is not Literal or get_args(field.annotation) != (name,):
             raise MemberError(f'{cls.__qualname__}: the class needs a field such as name: Literal["mine"] = "mine"')
+        lacking = cls.lacks()
+        if lacking:
+            raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{one}()' for one in lacking)}")
         known = cls.variants.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NameTakenError(name, known, cls)
         cls.variants[name] = cls
+
+    @classmethod
+    def lacks(cls) -> list[str]:
+        """Return the methods that a member must define and this class does not: the abstract ones."""
+        return sorted(cls.__abstractmethods__)
 
     def options(self, *others: str) -> dict[str, Any]:
         """Return the fields except ``name`` and ``others`` as keyword arguments for the constructor."""

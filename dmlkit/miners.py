@@ -31,9 +31,9 @@ __all__ = [
 class MinerConfig(ComponentConfig, frozen=True):
     """Root of the miner family."""
 
+    @abstractmethod
     def build(self, manifold: Manifold) -> "Miner":
         """Return the miner for embeddings on ``manifold``."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ __all__ = [
 class PoolingConfig(ComponentConfig, frozen=True):
     """Root of the pooling family."""
 
+    @abstractmethod
     def build(self) -> "Pooling":
         """Return the pooling layer."""
-        raise NotImplementedError
 
 
 class Pooling(nn.Module, ABC):

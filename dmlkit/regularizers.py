@@ -27,9 +27,9 @@ class RegularizerConfig(ComponentConfig, frozen=True):
     weight: PositiveFloat = 1.0
     """lambda, weight of the term relative to the loss."""
 
+    @abstractmethod
     def build(self, manifold: Manifold) -> "Regularizer":
         """Return the term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""
-        raise NotImplementedError
 
 
 class Regularizer(nn.Module, ABC):

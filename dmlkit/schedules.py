@@ -1,5 +1,6 @@
 """Learning-rate schedules, as factors of the learning rate."""
 
+from abc import abstractmethod
 from math import cos, pi
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -33,9 +34,9 @@ class ScheduleConfig(ComponentConfig, frozen=True):
             return epoch / self.warmup_epochs
         return self.after_warmup(epoch, epochs)
 
+    @abstractmethod
     def after_warmup(self, epoch: float, epochs: int) -> float:
         """Return the factor after the warm-up."""
-        raise NotImplementedError
 
 
 class ConstantConfig(ScheduleConfig, frozen=True):

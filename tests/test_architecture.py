@@ -195,3 +195,28 @@ def test_no_class_has_the_name_of_another():
                 found.setdefault(node.name, []).append(module)
     twice = {name: modules for name, modules in found.items() if len(modules) > 1}
     assert set(twice) == {"BNInceptionConfig"}
+
+
+def parameters_of(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """Names that an ``Args`` section may explain: of a class those of its constructor, or its annotated fields."""
+    if isinstance(node, ast.ClassDef):
+        fields = {
+            part.target.id for part in node.body if isinstance(part, ast.AnnAssign) and hasattr(part.target, "id")
+        }
+        makers = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+        return fields.union(*map(parameters_of, makers))
+    own = node.args
+    both = (own.vararg, own.kwarg)
+    return {one.arg for one in [*own.posonlyargs, *own.args, *own.kwonlyargs, *(one for one in both if one)]}
+
+
+def test_args_name_parameters():
+    others: list[str] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                section = re.search(r"^Args:\n((?: .*\n|\n)*)", (ast.get_docstring(node) or "") + "\n", re.M)
+                listed = re.findall(r"^    ([\w*][\w*, ]*):", section[1], re.M) if section else []
+                named = {name.strip(" *") for names in listed for name in names.split(",")}
+                others += [f"{path}: {node.name}: {name}" for name in sorted(named - parameters_of(node))]
+    assert others == []

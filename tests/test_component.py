@@ -1,11 +1,12 @@
 """The registry: a new member is found without being listed anywhere."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from dmlkit.component import ComponentConfig, one_of, rebuild_unions
+from dmlkit.component import ComponentConfig, MemberError, one_of, rebuild_unions
+from dmlkit.recipe.schema import FAMILIES
 
 
 class ShapeConfig(ComponentConfig, frozen=True): ...
@@ -103,3 +104,51 @@ def test_a_misspelt_class_gets_a_suggestion():
 
     with pytest.raises(AttributeError, match="did you mean 'ProxyAnchor'"):
         dmlkit.losses.ProxyAncor  # noqa: B018
+
+
+LACKING = {
+    "backbones": "create",
+    "datasets": "load",
+    "heads": "build",
+    "losses": "build",
+    "manifolds": "build",
+    "metrics": "per_query",
+    "miners": "build",
+    "optimizers": "build",
+    "pooling": "build",
+    "regularizers": "build",
+    "samplers": "build",
+    "schedules": "after_warmup",
+    "transport": "build",
+    "tuning": "trained_modules",
+}
+
+
+@pytest.mark.parametrize("family", LACKING)
+def test_a_member_without_a_needed_method_is_refused_at_its_definition(family: str):
+    root = FAMILIES[family]
+    scope = {"__name__": __name__, "Root": root, "Literal": Literal}
+    with pytest.raises(MemberError, match=rf"Bare: the class must define {LACKING[family]}\(\)$"):
+        exec("class Bare(Root, frozen=True):\n    name: Literal['bare'] = 'bare'", scope)
+    assert "bare" not in root.variants
+
+
+def test_a_metric_of_points_needs_no_ranking():
+    scope = {"__name__": __name__, "Root": FAMILIES["metrics"], "Literal": Literal, "ClassVar": ClassVar}
+    code = "class Bare(Root, frozen=True):\n    name: Literal['bare'] = 'bare'\n    searches: ClassVar[bool] = False"
+    with pytest.raises(MemberError, match=r"Bare: the class must define of_points\(\)$"):
+        exec(code, scope)
+
+
+def test_a_member_may_inherit_what_it_needs():
+    class Walking(FAMILIES["schedules"], frozen=True, abstract=True):
+        def after_warmup(self, epoch: float, epochs: int) -> float:
+            return 1 - epoch / epochs
+
+    class Limping(Walking, frozen=True):
+        name: Literal["limping"] = "limping"
+
+    try:
+        assert Limping().factor(1, 4) == 0.75
+    finally:
+        del FAMILIES["schedules"].variants["limping"]

@@ -27,6 +27,12 @@ class BackboneConfig(ComponentConfig, frozen=True):
     freeze_epochs: NonNegativeInt = 0
     """Number of first epochs in which only the head and the loss train."""
 
+    @classmethod
+    def lacks(cls) -> list[str]:
+        """Return `create` where neither it nor `build` is defined."""
+        root = BackboneConfig
+        return [*super().lacks(), *(["create"] if (cls.create, cls.build) == (root.create, root.build) else [])]
+
     def build(self, num_features: int | None = None) -> "Backbone":
         """Return the backbone with the recipe's weights loaded and its tuning and freezing applied.
 
@@ -48,7 +54,7 @@ class BackboneConfig(ComponentConfig, frozen=True):
 
     def create(self) -> "Backbone":
         """Return the backbone with the recipe's weights loaded, before tuning and freezing."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no weights of its own; use build()")
 
     def resolved_keys(self) -> dict[str, Any]:
         """Return keys to add to the recipe, so that a run does not read them from the Hub or a folder again."""

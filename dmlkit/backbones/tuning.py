@@ -1,5 +1,6 @@
 """Tuning: which weights of a pretrained backbone are trained."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,6 +30,7 @@ Blocks = Callable[[], list[nn.Module]]
 class TuningConfig(ComponentConfig, frozen=True):
     """Root of the tuning family. With every tuning, all weights of the head and the loss train."""
 
+    @abstractmethod
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
         """Return the modules that train, with their submodules; the rest of the backbone is frozen.
 
@@ -39,7 +41,6 @@ class TuningConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: the backbone does not support this tuning.
         """
-        raise NotImplementedError
 
     def adapt(self, backbone: nn.Module) -> None:
         """Add trainable parameters to the frozen modules; the default adds none.

@@ -94,11 +94,17 @@ class DatasetConfig(ComponentConfig, frozen=True):
             )
         return ClassSubset(whole, class_fold(len(whole.class_names), self.fold)[split])
 
+    @classmethod
+    def lacks(cls) -> list[str]:
+        """Return `load` where neither it nor `listing` is defined."""
+        root = DatasetConfig
+        return [*super().lacks(), *(["load"] if (cls.load, cls.listing) == (root.load, root.listing) else [])]
+
     def load(self, split: Literal["train", "test", "all"]) -> Dataset:
         """Return the samples of the official split; ``train`` still includes the classes held out for validation."""
         listing = self.listing()
         if listing is None:
-            raise NotImplementedError
+            raise TypeError(f"{type(self).__name__}: listing() returned None, so the class must define load()")
         return listing.images(split)
 
     def listing(self) -> Listing | None:

@@ -12,9 +12,9 @@ from dmlkit.manifolds.numerics.autocast import without_autocast
 class HeadConfig(ComponentConfig, frozen=True):
     """Base class of all head configs."""
 
+    @abstractmethod
     def build(self, num_features: int, manifold: Manifold) -> "Head":
         """Build the head that maps ``num_features`` features to points on ``manifold``."""
-        raise NotImplementedError
 
 
 class Head(nn.Module, ABC):

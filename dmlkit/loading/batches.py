@@ -69,6 +69,11 @@ def stack(inputs: list[Tensor]) -> Tensor:
     return torch.stack([image.permute(1, 2, 0) for image in inputs]).permute(0, 3, 1, 2)
 
 
+def default_workers() -> int:
+    """Return the number of processes that read images unless a user says otherwise: one per CPU core, at most 8."""
+    return min(8, os.cpu_count() or 1)
+
+
 def make_loader(
     inputs: Inputs, batches: Iterable[list[Draw]], *, workers: int | None, pin_memory: bool
 ) -> DataLoader[Any]:
@@ -81,7 +86,7 @@ def make_loader(
         pin_memory: whether to use pinned memory, from which copies to a GPU are asynchronous.
     """
     if workers is None:
-        workers = 0 if inputs.dataset.in_memory else min(8, os.cpu_count() or 1)
+        workers = 0 if inputs.dataset.in_memory else default_workers()
     collate_function: Callable[[list[Item]], Batch] = collate
     return DataLoader(
         inputs,

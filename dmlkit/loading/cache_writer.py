@@ -18,6 +18,7 @@ from dmlkit.files.document import MAX_BYTES
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.regular import read_start
+from dmlkit.loading.batches import default_workers
 from dmlkit.loading.cache import COLUMNS, INDEX, MANIFEST, PIXELS, CacheManifest, read_index, sha256, stamp
 from dmlkit.loading.faults import refuse_faults
 from dmlkit.loading.inputs import check_resized
@@ -96,7 +97,7 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
     assert recipe.transform  # every recipe for images has a transform
     resizing = recipe.transform.resizing
     images = ResizedImages(dataset, resizing)
-    loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=min(8, os.cpu_count() or 1))
+    loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=default_workers())
     rows: list[CachedRow] = []
     faults: list[str] = []
     # renamed at the end in the order manifest, index, pixels, so that after a kill a manifest identifies the files

@@ -1,7 +1,6 @@
 """Checks of a dataset on disk: problems of its files and images, and its counts compared with the published ones."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.errors import UserError
+from dmlkit.loading.batches import default_workers
 
 Soundness = Literal["ok", "note", "fault"]
 
@@ -185,9 +185,7 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
     images = listing.everything()
     seen: dict[bytes, list[int]] = {}
     unreadable = 0
-    loader: Any = DataLoader(
-        Inspected(images), batch_size=64, collate_fn=as_is, num_workers=min(8, os.cpu_count() or 1)
-    )
+    loader: Any = DataLoader(Inspected(images), batch_size=64, collate_fn=as_is, num_workers=default_workers())
     for batch in loader:
         for item in batch:
             if item.fault:

@@ -20,9 +20,9 @@ class LossConfig(ComponentConfig, frozen=True):
     shares_classes: ClassVar[bool] = False
     """Whether the classes may be split over ranks and a step may sample them."""
 
+    @abstractmethod
     def build(self, manifold: Manifold, num_classes: int) -> "Loss":
         """Return the loss for ``num_classes`` training classes and embeddings on ``manifold``."""
-        raise NotImplementedError
 
 
 class Loss(nn.Module, ABC):

@@ -23,9 +23,9 @@ class ManifoldConfig(ComponentConfig, frozen=True):
     """How losses store their proxies: ``features`` are free vectors mapped onto the manifold at every step,
     for any optimizer; ``points`` are on the manifold and need a Riemannian optimizer."""
 
+    @abstractmethod
     def build(self, dim: int) -> "Manifold":
         """Return the manifold for embeddings with ``dim`` features."""
-        raise NotImplementedError
 
 
 class Manifold(nn.Module, ABC):
@@ -80,7 +80,7 @@ class Manifold(nn.Module, ABC):
 
     def describe_off(self, point: Tensor) -> str:
         """Describe why finite numbers (D,) are not a point, and what was expected."""
-        raise NotImplementedError
+        return f"it is {float(self.distance_off(point[None])):.2g} of its size off the {type(self).__name__} manifold"
 
     @abstractmethod
     def distance(self, x: Tensor, y: Tensor) -> Tensor:

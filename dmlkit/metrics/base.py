@@ -152,6 +152,12 @@ class MetricConfig(ComponentConfig, frozen=True):
     """Whether the metric is an error rate. Such a metric cannot choose a checkpoint or support a claim of a study."""
 
     @classmethod
+    def lacks(cls) -> list[str]:
+        """Return the one of `per_query` and `of_points` that the metric needs, where it is not defined."""
+        needed = "per_query" if cls.searches else "of_points"
+        return [*super().lacks(), *([needed] if getattr(cls, needed) is getattr(MetricConfig, needed) else [])]
+
+    @classmethod
     def names_known(cls) -> list[str]:
         """Return the names by which metrics are requested, with ``@k`` for a cut-off."""
         return sorted(variant.key for variant in cls.variants.values())
@@ -178,8 +184,8 @@ class MetricConfig(ComponentConfig, frozen=True):
         return tuple(f"{self.key[:-1]}{_short_number(value)}" for value in getattr(self, option))
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        """Compute fractions by name, (Q,) float64; the metric is their mean."""
-        raise NotImplementedError
+        """Compute fractions by name, (Q,) float64; the metric is their mean. Only metrics that `searches` have them."""
+        raise TypeError(f"{self.name} is not made of a ranking")
 
     def of_points(self, points: Points) -> dict[str, float]:
         """Compute values by name.
@@ -187,7 +193,7 @@ class MetricConfig(ComponentConfig, frozen=True):
         Raises:
             ValueError: the metric is not defined for these points.
         """
-        raise NotImplementedError
+        raise TypeError(f"{self.name} is made of a ranking")
 
     def notes(self, points: Points) -> Iterable[str]:
         """Return notes for the reader of the values of `of_points`."""

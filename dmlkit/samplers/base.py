@@ -30,6 +30,7 @@ class SamplerConfig(ComponentConfig, frozen=True):
         """The pairs that a batch may contain; see `pairs_among`."""
         return ALL_PAIRS
 
+    @abstractmethod
     def build(
         self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
     ) -> "Sampler":
@@ -41,7 +42,6 @@ class SamplerConfig(ComponentConfig, frozen=True):
             super_classes: (C,) int64, for datasets that have them.
             groups: (N,) int64, for datasets that have them; see `Dataset`.
         """
-        raise NotImplementedError
 
 
 class Sampler(ABC):

@@ -17,9 +17,9 @@ class TransportConfig(ComponentConfig, frozen=True):
     moves: ClassVar[bool] = True
     """Whether plans have the requested sums; false for a solver that moves nothing."""
 
+    @abstractmethod
     def build(self) -> "TransportSolver":
         """Return the solver."""
-        raise NotImplementedError
 
 
 def check_installed(module: str, package: str, solver: str) -> None:

@@ -75,6 +75,7 @@ def test_plugins_are_described_from_their_classes(dmlkit, tmp_path: Path):
     (tmp_path / "mine.py").write_text(
         "from typing import Literal\nfrom dmlkit.schedules import ScheduleConfig\n"
         'class Mine(ScheduleConfig, frozen=True):\n    """Mine alone."""\n\n    name: Literal["mine"] = "mine"\n'
+        "    def after_warmup(self, epoch, epochs): return 1.0\n"
     )
     described = json.loads(
         in_new_process(

@@ -2,16 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 class Dataset(ABC):

@@ -22,7 +22,7 @@ from dmlkit.study.protocol import Figures, is_complete, run_once
 from dmlkit.study.record import FAILURES, StudyFailures, open_study
 from dmlkit.study.runs.plan import Plan, check_components
 from dmlkit.study.runs.ray import train_on_ray
-from dmlkit.study.runs.workers import Run, train_at_once
+from dmlkit.study.runs.workers import Happening, Run, train_at_once
 from dmlkit.training.progress import Progress
 
 
@@ -197,15 +197,21 @@ class _Runs:
         named = {run.name: run for run in runs}
         begun: dict[str, RunProgress] = {}
 
-        def notify(name: str, method: str, told: Mapping[str, Any]) -> None:
+        def notify(name: str, happening: Happening, values: Mapping[str, Any]) -> None:
             if name not in begun:
                 begun[name] = self._begin(named[name])
-            if method == "finish":
-                self._finish(named[name], begun[name])
-            elif method == "fail":
-                self._fail(named[name], begun[name], told["reason"])
-            else:
-                getattr(begun[name], method)(**told)
+            run, progress = named[name], begun[name]
+            match happening:
+                case "step":
+                    progress.step(**values)
+                case "epoch":
+                    progress.epoch(**values)
+                case "start_model":
+                    progress.start_model()
+                case "finish":
+                    self._finish(run, progress)
+                case "fail":
+                    self._fail(run, progress, **values)
 
         protocol = self.plan.study.config.protocol
         if self.engine == "ray":

@@ -12,7 +12,7 @@ from multiprocessing import active_children, connection, get_context, parent_pro
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
@@ -28,9 +28,10 @@ from dmlkit.training.progress import Progress, Silent
 
 LOOK = 0.2  # seconds between two looks at the processes
 TELL = 0.5  # seconds between two steps that a process tells of
-Notify = Callable[[str, str, Mapping[str, Any]], None]
+Happening = Literal["step", "epoch", "start_model", "finish", "fail"]  # methods of a run's progress
+Notify = Callable[[str, Happening, Mapping[str, Any]], None]
 """Takes the name of a run, a method of its progress and what that is called with."""
-Event = tuple[str, str, Mapping[str, Any]]  # what `Notify` takes
+Event = tuple[str, Happening, Mapping[str, Any]]  # what `Notify` takes
 
 
 @dataclass(frozen=True)
