@@ -269,7 +269,7 @@ def test_bad_input_of_eval(dmlkit, arrays):
     np.save(folder / "float.npy", labels.astype(np.float32))
     refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "float.npy"), "integers or strings, got float32")
     np.save(folder / "one.npy", labels * 0)
-    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "one.npy"), "all 90 are of one class")
+    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "one.npy"), "all 90 embeddings are of one class")
     for name in ("x.npy", "copy.npy", "link.npy"):
         if name == "copy.npy":
             np.save(folder / name, points.astype(">f4"))

@@ -77,10 +77,10 @@ def test_members_that_would_be_inflated_are_not_read(dmlkit, run: Path):
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (lambda state: {key: value for key, value in state.items() if key != "model"}, "lacks model"),
-        (lambda state: {key: value for key, value in state.items() if key != "epoch"}, "lacks epoch"),
-        (lambda state: {**state, "epoch": "one"}, "lacks epoch"),
-        (lambda state: {**state, "model": [1]}, "lacks model"),
+        (lambda state: {key: value for key, value in state.items() if key != "model"}, "this checkpoint lacks model"),
+        (lambda state: {key: value for key, value in state.items() if key != "epoch"}, "this checkpoint lacks epoch"),
+        (lambda state: {**state, "epoch": "one"}, "this checkpoint lacks epoch"),
+        (lambda state: {**state, "model": [1]}, "this checkpoint lacks model"),
         (lambda state: {**state, "model": {**state["model"], "foo": torch.ones(1)}}, 'Unexpected key(s) in state_dict'),
         (
             lambda state: {**state, "model": {name: value[:1] for name, value in state["model"].items() if value.ndim}},
@@ -99,10 +99,10 @@ def test_what_is_no_checkpoint_of_the_run_is_told_t5(dmlkit, run: Path, edit, ex
 @pytest.mark.parametrize(
     ("other", "name", "expected"),
     [
-        ("b/checkpoints/best.pt", "best", "a checkpoint of another run (seed: was 4, now 3)"),
-        ("c/checkpoints/best.pt", "best", "a checkpoint of another run (manifold.name: was euclidean, now sphere"),
-        ("b/checkpoints/last.pt", "last", "a checkpoint of another run (seed: was 4, now 3)"),
-        ("a/checkpoints/best.pt", "last", "lacks step, loss_sum, seconds, best, skipped, optimizer, precision, random"),
+        ("b/checkpoints/best.pt", "best", "this is a checkpoint of another run (seed: was 4, now 3)"),
+        ("c/checkpoints/best.pt", "best", "this is a checkpoint of another run (manifold.name: was euclidean"),
+        ("b/checkpoints/last.pt", "last", "this is a checkpoint of another run (seed: was 4, now 3)"),
+        ("a/checkpoints/best.pt", "last", "this checkpoint lacks step, loss_sum, seconds, best, skipped"),
     ],
 )
 def test_a_checkpoint_in_the_place_of_another_is_told_t5(dmlkit, runs: Path, run: Path, other, name, expected):
