@@ -41,7 +41,7 @@ def cluster(
         Literal["kmeans", "agglomerative", "hdbscan"] | None,
         typer.Option(
             metavar="METHOD",
-            help="kmeans, agglomerative or hdbscan. Default: kmeans with --clusters, agglomerative with --threshold.",
+            help="Method: kmeans, agglomerative or hdbscan. Default: kmeans with --clusters, else agglomerative.",
             show_default=False,
         ),
     ] = None,

@@ -16,7 +16,7 @@ TableRows = Sequence[Sequence[str]]
 UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
 TEXT_COLUMNS = (
-    *("run", "split", "metric", "definition", "class", "taken for"),
+    *("run", "of", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "figure", "verdict", "a", "b", "known", "seeds"),
     *("label", "path"),
 )

@@ -85,7 +85,7 @@ def test_table_of_arrays(dmlkit, arrays):
     )
     assert result.code == 0, result.err
     assert "note: recall@500: only 89 items are ranked; k is clipped to that" in result.out
-    assert "worst: bird" in result.out and "90 queries" in " ".join(result.out.split())  # a long path wraps
+    assert "worst class: bird" in result.out and "90 queries" in " ".join(result.out.split())  # a long path wraps
 
 
 def test_a_folder_of_embeddings_equals_the_run(dmlkit, two_runs):
@@ -249,8 +249,8 @@ def refused(result, *parts):
 def test_bad_input_of_eval(dmlkit, arrays):
     folder, points, labels = arrays
     x, y = folder / "x.npy", folder / "y.npy"
-    refused(dmlkit("eval"), "give a RUN")
-    refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "give a RUN")
+    refused(dmlkit("eval"), "expected either RUN")
+    refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "expected either RUN")
     refused(dmlkit("eval", "--embeddings", x), "expected --embeddings and --labels")
     refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--gallery", x), "both of --gallery or neither")
     refused(dmlkit("eval", "--embeddings", folder / "no.npy", "--labels", y), "no such file")
@@ -321,7 +321,7 @@ def test_labels_may_be_bytes(dmlkit, arrays):
     folder, _, labels = arrays
     np.save(folder / "bytes.npy", np.array([f"Käfer {label}".encode() for label in labels]))
     result = dmlkit("eval", "--embeddings", folder / "x.npy", "--labels", folder / "bytes.npy")
-    assert result.code == 0 and "worst: Käfer" in result.out
+    assert result.code == 0 and "worst class: Käfer" in result.out
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_compare_shows_what_any_run_has_and_names_as_they_are_w16(dmlkit, two_ru
         assert [row[4] != "" for row in cells if row[0] == "map@r"] == [False, True]
     result = dmlkit("compare", names[0], names[2], "--device", "cpu")
     told = " ".join(result.out.split())
-    assert "has no metric of" in told and "other images" not in told and f"note: {names[2]} has" in told
+    assert "share no per-query metric" in told and "other images" not in told and f"note: {names[2]} and" in told
 
 
 def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit, two_runs, tmp_path):

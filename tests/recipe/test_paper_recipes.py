@@ -155,8 +155,8 @@ def test_a_listing_shows_headers_and_skips_what_is_no_recipe(dmlkit, tmp_path):
     ("arguments", "message"),
     [
         (("recipes", "--root", "nowhere"), "nowhere: no such folder"),
-        (("recipes", "--root", "."), "holds no recipes"),
-        (("losses", "--root", "."), "--root is a folder of recipes"),
+        (("recipes", "--root", "."), "contains no recipes"),
+        (("losses", "--root", "."), "--root . applies only to recipes"),
         (("recipe",), "unknown family 'recipe'; expected recipes or one of datasets"),
     ],
 )
