@@ -70,7 +70,7 @@ def is_starting_recipe(path: Path) -> bool:
         return True
     if MARK in head:
         raise UserError(
-            f"--output {path}: the recipe was edited after dmlkit start wrote it; use another --output, or remove it"
+            f"--output {path}: the recipe was edited after dmlkit start wrote it; choose another --output, or remove it"
         )
     return False
 

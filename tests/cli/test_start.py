@@ -49,6 +49,6 @@ def test_an_edited_recipe_is_refused_and_stays(dmlkit, birds: Path, edit: Callab
     path.write_text(edited)
     result = dmlkit("start", birds, "--device", "cpu")
     assert result.code == 2 and result.err.count("\n") == 1, result.err
-    assert result.err.startswith("error: --output birds.yaml: ") and "use another --output" in result.err
+    assert result.err.startswith("error: --output birds.yaml: ") and "choose another --output" in result.err
     assert path.read_text() == edited
     assert dmlkit("start", birds, "-o", "other.yaml", "--device", "cpu").code == 0

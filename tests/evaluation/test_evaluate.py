@@ -222,7 +222,7 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     arrays = ("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
     options = (["--split", "train"], ["--checkpoint", "last"], ["--dataset-root", "nowhere"], ["--set", "nonsense"])
     for option in (*options, ["--device", "cuda"]):
-        refused(dmlkit("eval", tmp_path / "e", *option), option[0], "does not apply to a folder of embeddings")
+        refused(dmlkit("eval", tmp_path / "e", *option), option[0], "does not apply to an embeddings folder")
         refused(dmlkit("eval", *arrays, *option), option[0], "does not apply to arrays")
     refused(dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold does not apply")
     refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold does not apply to a run")
@@ -252,7 +252,10 @@ def test_bad_input_of_eval(dmlkit, arrays):
     refused(dmlkit("eval"), "expected either RUN")
     refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "expected either RUN")
     refused(dmlkit("eval", "--embeddings", x), "expected --embeddings and --labels")
-    refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--gallery", x), "both of --gallery or neither")
+    refused(
+        dmlkit("eval", "--embeddings", x, "--labels", y, "--gallery", x),
+        "optionally both --gallery and --gallery-labels",
+    )
     refused(dmlkit("eval", "--embeddings", folder / "no.npy", "--labels", y), "no such file")
     refused(dmlkit("eval", "--embeddings", y, "--labels", y), "expected an array of 2 dimensions, got (90,)")
     (folder / "text.npy").write_text("hello")
@@ -402,7 +405,7 @@ def test_bad_input_of_compare(dmlkit, tmp_path):
     refused(dmlkit("compare", tmp_path, "--device", "cpu"), "at least two runs, got 1")
     refused(dmlkit("compare", tmp_path, tmp_path, "--device", "cpu"), "a run is given twice")
     refused(dmlkit("compare", tmp_path, tmp_path / "x", "--device", "cpu"), "no run here")
-    refused(dmlkit("compare", tmp_path, tmp_path / "x", "--json", "--latex"), "give one of")
+    refused(dmlkit("compare", tmp_path, tmp_path / "x", "--json", "--latex"), "expected at most one of")
 
 
 def test_unlabelled_embeddings_cannot_be_scored(dmlkit, two_runs, tmp_path):

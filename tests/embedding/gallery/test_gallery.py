@@ -142,7 +142,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
     assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
     shown = dmlkit("gallery", "info", gallery).out
-    assert "3 images of 1 labels, 0 without one" in shown and "threshold: -0.5" in shown
+    assert "3 images with 1 labels, 0 without a label" in shown and "threshold: -0.5" in shown
 
 
 def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):

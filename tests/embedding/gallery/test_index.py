@@ -149,7 +149,8 @@ def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Callable[
     recall = GalleryManifest.read(path / "gallery.json").approximate
     assert recall is not None and found["recall"] == recall.recall
     assert (
-        f"found by ivf_pq, measured recall {recall.recall:.4f}; --exact finds all" in dmlkit("search", path, photo).out
+        f"found by ivf_pq, measured recall {recall.recall:.4f}; use --exact for all"
+        in dmlkit("search", path, photo).out
     )
     everything = json.loads(dmlkit("search", path, photo, "--json", "-k", "1000").out)
     assert len({one["id"] for one in everything["queries"][0]["neighbors"]}) == 1000
