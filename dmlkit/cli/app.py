@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait inside the commands, so that --help answers at once."""
+"""The command line. Commands import torch and other heavy packages in their bodies, so that --help is quick."""
 
 import os
 import signal
@@ -40,38 +40,40 @@ from dmlkit.cli import (
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 
-MENDABLE = 2
-DEFECT = 70  # EX_SOFTWARE of sysexits.h
+USER_ERROR = 2  # exit codes
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 STOPPED = 130  # as in dmlkit.distributed.stopping, which imports torch
-MOST_LINES = 20  # of a message
-MOST_CHARACTERS = 2000  # of a line of it
+MOST_LINES = 20  # per message
+MOST_CHARACTERS = 2000  # per line of a message
 
 
 class Commands(TyperGroup):
-    """All commands; what was mistyped is repeated, with what a terminal would obey spelled out."""
+    """The group of all commands. Errors of usage repeat what was typed, with control characters escaped."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the words before the command's name."""
+        """Parse the options before the command's name."""
         with usage_printable():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the words of a command, and run it."""
+        """Parse the arguments of a command and run it."""
         with usage_printable():
             return super().invoke(ctx)
 
 
 @contextmanager
 def usage_printable() -> Generator[None]:
-    """Rewrite an error of usage: typer spells out control characters, but no marks that turn the direction. Say that a
-    command was stopped: typer would end without a word."""
+    """Escape the message of a usage error, and print a line when a command is stopped.
+
+    Typer escapes control characters, but not marks of text direction, and ends without a message on Ctrl-C.
+    """
     try:
         yield
     except KeyboardInterrupt:
         say_stopped()
         raise typer.Exit(STOPPED) from None
     except Exception as error:
-        if isinstance(error, typer.BadParameter.__bases__):  # UsageError, which typer keeps to itself
+        if isinstance(error, typer.BadParameter.__bases__):  # UsageError, which typer does not export
             error.__dict__["message"] = printable(excerpt(str(error.__dict__["message"]), MOST_CHARACTERS))
         raise
 
@@ -83,38 +85,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Deep metric learning from labelled images to searchable embeddings: "
-    "[bold]train[/] a recipe, [bold]eval[/] it on unseen classes, [bold]embed[/] images, [bold]export[/] the result.",
-    epilog="Start with:  dmlkit train recipes/glyphs/proxy_anchor.yaml --output runs/demo",
+    help="Deep metric learning, from labeled images to searchable embeddings: [bold]train[/] a recipe, "
+    "[bold]eval[/] the run on classes it has not seen, [bold]embed[/] images, [bold]search[/] them.",
+    epilog="Start with an example, or with your own photos:\n"
+    "  dmlkit train glyphs/proxy_anchor --output runs/demo\n  dmlkit start photos/",
 )
-for group in (
-    start,
-    train,
-    evaluate,
-    compare,
-    inspect,
-    protocol,
-    calibrate,
-    verify,
-    embed,
-    search,
-    gallery,
-    identify,
-    duplicates,
-    cluster,
-    export,
-    data,
-    geometry,
-    plot,
-    study,
-    status,
+for group in (  # in the order of the panels of --help
+    *(start, data, train, evaluate, compare, calibrate),
+    *(embed, search, gallery, identify, verify, duplicates, cluster, export),
+    *(inspect, plot),
+    *(study, status, protocol, geometry),
     recipes,
 ):
-    app.add_typer(group.app)
+    app.add_typer(group.app, rich_help_panel=group.app.rich_help_panel)
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends as one line and exit code 2, a defect of dmlkit with 70."""
+    """Run the command line; print an error as one line and exit with 2 (user error) or 70 (internal error)."""
     prepare_environment()
     with sigterm_as_interrupt():
         _run()
@@ -123,9 +110,7 @@ def main() -> None:
 def _run() -> None:
     try:
         if sys.flags.optimize > 1:
-            raise UserError(
-                "python -OO leaves out docstrings, which geoopt and dmlkit list read; use python or python -O"
-            )
+            raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python or python -O")
         app()
     except KeyboardInterrupt:  # before typer reads a word
         say_stopped()
@@ -133,14 +118,14 @@ def _run() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        for line in lines_of(told(error)):
+        for line in lines_of(message_of(error)):
             typer.secho(f"error: {line}", fg="red", err=True)
-        raise SystemExit(MENDABLE if is_users(error) else DEFECT) from None
+        raise SystemExit(USER_ERROR if is_user_error(error) else INTERNAL_ERROR) from None
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Generator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, with its partial files removed; training has its own handler."""
+    """Let SIGTERM end a command as Ctrl-C does, and remove partial files; training has its own handler."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -152,17 +137,17 @@ def sigterm_as_interrupt() -> Generator[None]:
 
 
 def say_stopped() -> None:
-    """Say that Ctrl-C or SIGTERM stopped a command that has nothing of its own to say of it."""
+    """Print that Ctrl-C or SIGTERM stopped a command that prints no message of its own."""
     typer.secho("stopped; run the same command again", fg="yellow", err=True)
 
 
-def is_users(error: Exception) -> bool:
-    """Whether the user, or the machine, can mend it."""
+def is_user_error(error: Exception) -> bool:
+    """Return whether the input or the machine caused the error, not dmlkit."""
     return isinstance(error, UserError | OSError | MemoryError)
 
 
-def told(error: Exception) -> str:
-    """What to say of an error."""
+def message_of(error: Exception) -> str:
+    """Return the message to print for an error."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError):
@@ -171,29 +156,32 @@ def told(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"not enough memory: {error}"
     first = (str(error).splitlines() or [""])[0]
-    return f"a defect of dmlkit {__version__}: {type(error).__name__}: {first}; --debug shows where: please report it"
+    return (
+        f"internal error of dmlkit {__version__}: {type(error).__name__}: {first}; "
+        "please report it with the traceback that --debug prints"
+    )
 
 
 def lines_of(text: str) -> list[str]:
-    """A message as lines for a terminal: not too many, none too long."""
+    """Split a message into lines for a terminal: at most `MOST_LINES`, each at most `MOST_CHARACTERS` long."""
     lines = text.split("\n")
     more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
     return [printable(excerpt(line, MOST_CHARACTERS)) for line in lines[:MOST_LINES]] + more
 
 
 def prepare_environment() -> None:
-    """Take from the environment and the interpreter what would end a command that has no fault."""
+    """Change settings of the environment and the streams that would stop a correct command."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # None where it was closed
-            stream.reconfigure(errors="backslashreplace")  # an ASCII output gets a plus-minus sign as its number
-    os.environ["MPLBACKEND"] = "agg"  # pictures go into files, and matplotlib ends at a name that it does not know
+        if isinstance(stream, TextIOWrapper):  # None if it was closed
+            stream.reconfigure(errors="backslashreplace")  # an ASCII stream gets an escape for a plus-minus sign
+    os.environ["MPLBACKEND"] = "agg"  # plots go to files; matplotlib fails at an unknown name
     if not os.environ.get("COLUMNS", "1").isdigit() or int(os.environ.get("COLUMNS", "1")) == 0:
-        del os.environ["COLUMNS"]  # rich prints nothing into 0 columns
+        del os.environ["COLUMNS"]  # rich prints nothing in 0 columns
     warnings.showwarning = show_warning
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning of any library as one plain line, without the path and the source line of who warns."""
+    """Print the warning of any library as one line, without the path and the source line."""
     typer.secho(f"warning: {lines_of(str(message).strip())[0]}", fg="yellow", err=True)
 
 
@@ -206,6 +194,6 @@ def _show_version(value: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...

@@ -1,10 +1,10 @@
-"""``dmlkit calibrate``: a threshold for "same or not"."""
+"""``dmlkit calibrate``: a similarity threshold for "same class"."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, RunPath, SetDataset
+from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, RunPath, SetDataset, examples
 
 if TYPE_CHECKING:
     from dmlkit.run_folder.threshold import Threshold
@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit calibrate runs/demo --far 1e-3")
+@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit calibrate runs/demo --far 1e-3"))
 def calibrate(
     run: RunPath,
     far: Annotated[
-        float, typer.Option(help="Share of pairs of different classes that may be taken for the same.")
+        float,
+        typer.Option(
+            metavar="RATE", help="Accepted rate of false accepts: different-class pairs that count as the same class."
+        ),
     ] = 1e-3,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
@@ -25,9 +28,9 @@ def calibrate(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find from which similarity on two images are the same, on validation classes; keep it in the run.
+    """Find the similarity above which two images count as the same class, and store it in the run.
 
-    Verify takes it from there; embed and export write it beside what they make.
+    It is chosen on validation classes. verify uses it; embed and export write it into their manifests.
     """
     from rich.console import Console
 
@@ -48,28 +51,28 @@ def calibrate(
         say_json(found.stamped())
         return
     print_table(rate_rows(found), console, f"{found.checkpoint} checkpoint of {run}")
-    say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} is taken for the same class")
+    say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} counts as the same class")
     classes = f"{found.validation.classes:,}"
     if found.far_interval is None:
         say(
             console,
-            f"no interval for the FAR on other classes: {classes} validation classes do not tell how classes vary, "
-            f"{LEAST_CLASSES} are the least; train with a larger dataset.validation_fraction",
+            f"no interval for the FAR on other classes: it needs at least {LEAST_CLASSES} validation classes, got "
+            f"{classes}; train with a larger dataset.validation_fraction",
         )
     else:
         low, high = found.far_interval
         say(
             console,
-            f"on {classes} other classes expect a FAR of {low:.2g} to {high:.2g} (95 %, bootstrap over classes)",
+            f"expected FAR on {classes} other classes: {low:.2g} to {high:.2g} (95 %, bootstrap over classes)",
         )
         if found.test and not low <= found.test.far <= high:
-            say(console, f"note: the test classes show a FAR of {found.test.far:.2g}, outside of that")
+            say(console, f"note: the FAR on the test classes is {found.test.far:.2g}, outside this interval")
     say(console, f"written to {run / 'threshold.json'}")
 
 
 def rate_rows(found: "Threshold") -> list[list[str]]:
-    """One row a split: what it has, and both error rates."""
-    rows = [["of", "classes", "images", "same pairs", "different pairs", "FAR", "FRR"]]
+    """Return one row per split with its counts and both error rates."""
+    rows = [["split", "classes", "images", "same pairs", "different pairs", "FAR", "FRR"]]
     for name, rates in (("validation", found.validation), ("test", found.test)):
         if rates is not None:
             counts = (rates.classes, rates.images, rates.same, rates.different)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath
+from dmlkit.cli.options import USE, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,33 +13,51 @@ if TYPE_CHECKING:
     from dmlkit.embedding.groups.clusters import Clusters
 
 app = typer.Typer()
-MOST_SHOWN = 15  # clusters in the terminal
+MOST_SHOWN = 15  # clusters printed in the terminal
 
 
 @app.command(
-    epilog="Examples:  dmlkit cluster embeddings/photos --clusters 50 --html page.html    "
-    "dmlkit cluster runs/demo --threshold 0.7    dmlkit cluster runs/demo --method hdbscan --csv clusters.csv"
+    rich_help_panel=USE,
+    epilog=examples(
+        "dmlkit cluster embeddings/photos --clusters 50 --html page.html",
+        "dmlkit cluster runs/demo --threshold 0.7",
+        "dmlkit cluster runs/demo --method hdbscan --csv clusters.csv",
+    ),
 )
 def cluster(
     source: SourcePath,
-    clusters: Annotated[int | None, typer.Option(help="How many.", show_default=False)] = None,
+    clusters: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Number of clusters.", show_default=False)
+    ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Least similarity of two in a cluster; of hdbscan, of what stays whole.", show_default=False),
+        typer.Option(
+            metavar="SIMILARITY",
+            help="Minimum pairwise similarity within a cluster (agglomerative); above it HDBSCAN does not split.",
+            show_default=False,
+        ),
     ] = None,
     method: Annotated[
         Literal["kmeans", "agglomerative", "hdbscan"] | None,
-        typer.Option(help="By default kmeans with --clusters, agglomerative with --threshold.", show_default=False),
+        typer.Option(
+            metavar="METHOD",
+            help="Method: kmeans, agglomerative or hdbscan. Default: kmeans with --clusters, else agglomerative.",
+            show_default=False,
+        ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="CSV file to write every image to.", show_default=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV table of all images to write.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
+    ] = None,
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Group images by what the model takes for alike, with the medoid of each group."""
+    """Cluster images by their embeddings."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
@@ -69,16 +87,16 @@ def cluster(
         from dmlkit.cli.search import tell_page
         from dmlkit.embedding.questions.page import write_page
 
-        title, notes = f"clusters of {source}", [summary_of(found), "The first picture of a row is the medoid."]
+        title, notes = f"clusters of {source}", [summary_of(found), "The first picture of each row is the medoid."]
         gone = write_page(html, title, notes, found.shelves(), rows="clusters")
         tell_page(html, gone, len(found.members), console, rows="clusters")
 
 
 def print_clusters(found: "Clusters", console: "Console") -> None:
-    """The largest clusters, and how they agree with labels."""
+    """Print the largest clusters, and how they agree with labels."""
     from dmlkit.cli.console import print_table, say
 
-    rows = [["cluster", "images", "label", "of them", "path"]]
+    rows = [["cluster", "images", "label", "share", "path"]]
     for number, (members, most) in enumerate(zip(found.members, found.majorities(), strict=True), start=1):
         if number > MOST_SHOWN:
             break
@@ -86,18 +104,18 @@ def print_clusters(found: "Clusters", console: "Console") -> None:
         rows.append([str(number), str(len(members)), label, share, found.collection.paths[int(members[0])]])
     print_table(rows, console, f"clusters of {found.collection.source}, each with its medoid")
     if len(found.members) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE tell of all")
+        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE write all")
     say(console, summary_of(found))
 
 
 def summary_of(found: "Clusters") -> str:
-    """All clusters in a line."""
+    """Return a line on all clusters."""
     from dmlkit.cli.console import counted
 
     line = (
         f"{counted(len(found.collection), 'image', 'images')} in {counted(len(found.members), 'cluster', 'clusters')}"
     )
     if found.noise:
-        line += f", {found.noise} in none"
+        line += f", {found.noise} in no cluster"
     purity, nmi = found.purity(), found.nmi()
     return line if purity is None or nmi is None else f"{line}: purity {purity:.4f}, nmi {nmi:.4f}"

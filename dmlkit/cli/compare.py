@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, Set
+from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, Set, examples
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit compare runs/proxy_anchor runs/triplet --markdown")
+@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit compare runs/proxy_anchor runs/triplet --markdown"))
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN RUN...", help="Folders that train wrote.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="RUN", help="Two or more run folders; the first is the baseline.", show_default=False),
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
     json: Json = False,
     by: Annotated[
         Literal["classes", "queries"],
-        typer.Option(help="What intervals and p-values draw: classes, or queries as if independent of each other."),
+        typer.Option(help="Unit of intervals and p-values; queries treats the queries of a class as independent."),
     ] = "classes",
     checkpoint: Checkpoint = None,
     overrides: Set = None,
@@ -32,9 +33,9 @@ def compare(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Compare runs on the test classes: intervals, and paired tests against the first run."""
+    """Compare runs on the test classes, with intervals and paired tests against the first run."""
     if markdown + latex + json > 1:
-        raise UserError("compare: give one of --markdown, --latex and --json")
+        raise UserError("compare: expected at most one of --markdown, --latex and --json")
 
     from rich.console import Console
 
@@ -65,7 +66,7 @@ def compare(
                 say(console, f"{line.name}: {result.name}")
     if not json and any(result.report.intervals for result in results):
         say(console, drawn(results[0], lines))
-    for line, result in zip(lines, results, strict=False):  # the lines go on with what runs began with
+    for line, result in zip(lines, results, strict=False):  # lines has pretrained baselines after the runs
         if gain := gain_of(result):
             say(console, f"{line.name}: {gain}")
     for note in dict.fromkeys(note for result in results for note in result.notes):
@@ -73,19 +74,22 @@ def compare(
     first = results[0]
     for result, changes in zip(results[1:], differences, strict=True):
         if result.report.images != first.report.images:
-            say(console, f"note: {result.name} was tested on other images than {first.name}: no differences")
+            say(
+                console,
+                f"note: {result.name} was tested on other images than {first.name}; no differences are computed",
+            )
         elif not changes:
-            say(console, f"note: {result.name} has no metric of {first.name} that is made of queries: no differences")
+            say(console, f"note: {result.name} and {first.name} share no per-query metric; no differences are computed")
 
 
 def room_for_names(results: list["Result"], width: int) -> int:
-    """The characters that the other columns leave to names of runs, at least 8."""
+    """Return the width in characters that the other columns leave for names of runs, at least 8."""
     metrics = max(len(name) for result in results for name in result.report.metrics)
-    return max(8, width - 58 - min(metrics, 12))  # of the wider table; a longer metric goes on in the next line
+    return max(8, width - 58 - min(metrics, 12))  # of the wider table; longer names of metrics are wrapped
 
 
 def drawn(first: "Result", lines: list["Line"]) -> str:
-    """What the intervals and p-values of the table are over."""
+    """Return a line on the units of the intervals and p-values."""
     from dmlkit.cli.console import counted
 
     compared, units = sum(len(line.changes) for line in lines), f"{first.report.queries} queries, as if independent"
@@ -96,7 +100,7 @@ def drawn(first: "Result", lines: list["Line"]) -> str:
 
 
 def gain_of(result: "Result") -> str | None:
-    """Whether the training of a run paid, by the metric that chooses its checkpoints; none where it has none."""
+    """Return a line on the gain from training, by the metric that chooses checkpoints; None without a baseline."""
     from dmlkit.evaluation.untouched import gain_message
 
     metric, untouched = result.selected_by, result.untouched
@@ -108,9 +112,9 @@ def gain_of(result: "Result") -> str | None:
 
 
 def as_plain(results: list["Result"], lines: list["Line"], by: str) -> dict[str, Any]:
-    """The reports, each with what it differs by from the first, and from the backbone that it began with."""
+    """Return the reports as JSON, with the differences to the first run and to the pretrained baseline."""
     runs: list[dict[str, Any]] = [{"run": result.name, **result.report.plain()} for result in results]
-    for run, line in zip(runs[1:], lines[1:], strict=False):  # the lines go on with what runs began with
+    for run, line in zip(runs[1:], lines[1:], strict=False):  # lines has pretrained baselines after the runs
         run["difference_to_first"] = {
             name: {**change.as_dict(), "corrected_p_value": line.corrected[name]}
             for name, change in line.changes.items()

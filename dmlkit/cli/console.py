@@ -1,4 +1,4 @@
-"""Printing in a terminal: text from outside is shown as it is, never obeyed."""
+"""Printing in a terminal. Text from outside is escaped, so that the terminal and rich do not interpret it."""
 
 import json
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from rich.text import Text
 from dmlkit.files.escape import json_text, printable
 
 TableRows = Sequence[Sequence[str]]
-"""A header row and others."""
-UNBOUNDED = 10_000  # characters, wider than any cell
-WORD = 12  # characters: columns of text become no narrower
+"""The header row, then the other rows."""
+UNBOUNDED = 10_000  # characters; wider than any cell
+WORD = 12  # characters; the minimum width of a column of text
 TEXT_COLUMNS = (
-    *("run", "of", "metric", "definition", "class", "taken for"),
+    *("run", "of", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "figure", "verdict", "a", "b", "known", "seeds"),
     *("label", "path"),
 )
 
 
 def say(console: Console, text: str, *, style: str | None = None) -> None:
-    """Print a line of text; in a narrow terminal it goes on in the next line."""
+    """Print a line of text; the terminal wraps it if it is too long."""
     console.print(Text(printable(text), style=style or ""), soft_wrap=True)
 
 
 def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:
-    """A table with a header row; columns of figures are aligned to the right."""
+    """Print a table with a header row; columns of numbers are right-aligned."""
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
     for name in rows[0]:
         table.add_column(*cells([name]), justify="left" if name in TEXT_COLUMNS else "right")
@@ -38,22 +38,24 @@ def print_table(rows: TableRows, console: Console, title: str | None = None) -> 
 
 
 def show_table(table: Table, console: Console) -> None:
-    """Print a table; in a terminal too narrow for its figures and a word of text the terminal breaks its lines."""
+    """Print a table. Numbers are never cut; the terminal wraps lines that are too long."""
     unbounded = console.options.update(width=UNBOUNDED)
     for column in table.columns:
         cells = (column.header, *column.cells)
         widest = max(console.measure(cell, options=unbounded).maximum for cell in cells)
-        column.no_wrap = column.justify == "right"  # rich narrows others alone, and cuts off what is too wide then
+        column.no_wrap = column.justify == "right"  # rich narrows only the others, and cuts what does not fit
         column.min_width = widest if column.no_wrap else min(widest, WORD)
         column.overflow = "fold"
     width = console.width
-    console.width = max(width, sum((column.min_width or 0) + 3 for column in table.columns) + 1)  # 3: the frame
+    console.width = max(
+        width, sum((column.min_width or 0) + 3 for column in table.columns) + 1
+    )  # 3: padding and border
     console.print(table)
     console.width = width
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """A number of things.
+    """Return a number with the singular or the plural of its noun.
 
     Example:
         >>> counted(1, "class", "classes"), counted(2000, "class", "classes")
@@ -63,10 +65,10 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def say_json(data: Any) -> None:
-    """Print JSON alone, for programs: as UTF-8 where the output takes it."""
+    """Print JSON for programs, as UTF-8 if the stream supports it."""
     typer.echo(json_text(json.dumps(data, indent=2, ensure_ascii=False)))
 
 
 def cells(row: Sequence[str]) -> list[Text]:
-    """Cells of a table, shown as they are."""
+    """Return the cells of a table row, with control characters escaped and no markup."""
     return [Text(printable(cell)) for cell in row]

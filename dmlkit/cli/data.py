@@ -1,11 +1,11 @@
-"""``dmlkit data``: look at a dataset before training on it."""
+"""``dmlkit data``: check and convert datasets before training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Plugins, RecipePath, Set
+from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, examples
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,35 +13,75 @@ if TYPE_CHECKING:
 
     from dmlkit.loading.check import Findings
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Check a dataset on disk, or make it faster to read.")
-FAULTY = 1  # the exit code of data that was checked and has faults
+app = typer.Typer(
+    name="data",
+    no_args_is_help=True,
+    rich_help_panel=TRAIN,
+    help="Check a dataset on disk, or make it faster to read.",
+)
+Target = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE|ROOT|TABLE",
+        help="Recipe, folder of a dataset, or table of images and labels.",
+        show_default=False,
+    ),
+]
+DatasetName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Dataset in the folder ROOT, e.g. cub200. Default: recognized.", show_default=False
+    ),
+]
+DATA_ERROR = 1  # exit code of check if it finds errors in the data
 
 
 @app.command(
-    epilog="Examples:  dmlkit data check recipe.yaml    dmlkit data check data/ --dataset cub200    "
-    "dmlkit data check data/ --model runs/demo --threshold 0.95"
+    epilog=examples(
+        "dmlkit data check recipe.yaml",
+        "dmlkit data check data/ --dataset cub200",
+        "dmlkit data check data/ --model runs/demo --threshold 0.95",
+    )
 )
 def check(
-    target: Annotated[Path, typer.Argument(metavar="RECIPE|ROOT|TABLE", help="What to check.", show_default=False)],
-    dataset: Annotated[
-        str | None, typer.Option(help="What the folder ROOT holds; by default it is recognised.", show_default=False)
-    ] = None,
+    target: Target,
+    dataset: DatasetName = None,
     overrides: Set = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Look for near-duplicates in two splits by its model, too.")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Also look for near-duplicates across splits, by the embeddings of this run.",
+            show_default=False,
+        ),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="With --model: least similarity of two near-duplicates.", show_default=False)
+        float | None,
+        typer.Option(
+            metavar="SIMILARITY",
+            help="With --model: minimum similarity of near-duplicates; required.",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="With --model: auto (the default), cpu, cuda, cuda:N or mps.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="With --model: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+            show_default=False,
+        ),
     ] = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Decode every image and compare the counts with the published ones; exit code 1 if anything is wrong."""
+    """Decode every image and compare the counts with the published ones.
+
+    The exit code is 1 if there are errors.
+    """
     if (model is None) != (threshold is None) or (model is None and device is not None):
-        raise UserError("data check: --model RUN and --threshold T go together, and --device with them")
+        raise UserError(
+            "data check: --model RUN needs --threshold SIMILARITY, and --threshold and --device need --model RUN"
+        )
 
     from rich.console import Console
 
@@ -68,11 +108,11 @@ def check(
         )
     print_findings(findings, f"{config.name}: {target}", console)
     if not findings.sound:
-        raise typer.Exit(FAULTY)
+        raise typer.Exit(DATA_ERROR)
 
 
 def print_findings(findings: "Findings", title: str, console: "Console") -> None:
-    """The table, then every fault and every note on a line of its own."""
+    """Print the table, then each error and each note on a line of its own."""
     from rich.table import Table
     from rich.text import Text
 
@@ -83,25 +123,28 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
     for column in table.columns[1:3]:
         column.justify = "right"
     for row in findings.rows:
-        table.add_row(*cells(row), style="red" if row.verdict == "fault" else None)
+        is_error = row.verdict == "fault"
+        table.add_row(*cells([*row[:3], "error" if is_error else row.verdict]), style="red" if is_error else None)
     show_table(table, console)
-    for kind, lines in (("fault", findings.faults), ("note", findings.notes)):
+    for kind, lines in (("error", findings.faults), ("note", findings.notes)):
         for line in lines:
-            say(console, f"{kind}: {line}", style="red" if kind == "fault" else None)
+            say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
     count = len(findings.faults) + sum(row.verdict == "fault" for row in findings.rows)
-    say(console, "sound" if findings.sound else f"not sound: {count} faults")
+    say(console, "sound" if findings.sound else f"not sound: {count} {'error' if count == 1 else 'errors'}")
 
 
-@app.command(epilog="Example:  dmlkit data cache recipe.yaml -o caches/birds")
+@app.command(epilog=examples("dmlkit data cache recipe.yaml -o caches/birds"))
 def cache(
     recipe: RecipePath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False)
+    ],
     overrides: Set = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Store all images decoded and resized, for dataset.cache: no decoding while training."""
+    """Store all images decoded and resized, so that training does not decode them (key dataset.cache)."""
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -122,14 +165,16 @@ def cache(
     say(console, f"use it with --set dataset.cache={output}")
 
 
-@app.command(epilog="Example:  dmlkit data shards photos -o shards/photos")
+@app.command(epilog=examples("dmlkit data shards photos -o shards/photos"))
 def shards(
-    target: Annotated[Path, typer.Argument(metavar="RECIPE|ROOT|TABLE", help="What to write.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", show_default=False)],
-    images_per_shard: Annotated[int, typer.Option(min=1, help="Images in a tar file.")] = 10_000,
-    dataset: Annotated[
-        str | None, typer.Option(help="What the folder ROOT holds; by default it is recognised.", show_default=False)
-    ] = None,
+    target: Target,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False)
+    ],
+    images_per_shard: Annotated[
+        int, typer.Option(min=1, metavar="COUNT", help="Number of images per tar file.")
+    ] = 10_000,
+    dataset: DatasetName = None,
     overrides: Set = None,
     plugins: Plugins = None,
     debug: Debug = False,

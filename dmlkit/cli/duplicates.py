@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath
+from dmlkit.cli.options import USE, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,36 +13,47 @@ if TYPE_CHECKING:
     from dmlkit.embedding.groups.duplicates import DuplicateGroups, Matches
 
 app = typer.Typer()
-MOST_SHOWN = 10  # groups or pairs in the terminal
+MOST_SHOWN = 10  # groups or pairs printed in the terminal
 
 
 @app.command(
-    epilog="Examples:  dmlkit duplicates embeddings/photos --threshold 0.95 --html page.html    "
-    "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95 --csv pairs.csv"
+    rich_help_panel=USE,
+    epilog=examples(
+        "dmlkit duplicates embeddings/photos --threshold 0.95 --html page.html",
+        "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95 --csv pairs.csv",
+    ),
 )
 def duplicates(
     source: SourcePath,
     threshold: Annotated[
         float,
         typer.Option(
-            help="Least similarity of two near-duplicates: a cosine, or a negative distance.", show_default=False
+            metavar="SIMILARITY",
+            help="Minimum similarity of near-duplicates: a cosine, or a negative distance.",
+            show_default=False,
         ),
     ],
     other: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN|EMBEDDINGS]", help="Look for what is in both instead; of the same model.", show_default=False
+            metavar="RUN|EMBEDDINGS",
+            help="Second source to compare with; must come from the same model.",
+            show_default=False,
         ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="CSV file to write all of them to.", show_default=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV table of all groups or pairs to write.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
+    ] = None,
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find near-duplicates: groups in which every two are alike, or pairs of two sources."""
+    """Find near-duplicates within a source, or across two sources."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
@@ -75,16 +86,16 @@ def duplicates(
         from dmlkit.embedding.questions.page import write_page
 
         title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
-        notes = [f"as alike as {threshold:g} by {ours.description.similarity.replace('_', ' ')}"]
+        notes = [f"{ours.description.similarity.replace('_', ' ')} of at least {threshold:g}"]
         tell_page(html, write_page(html, title, notes, found.shelves()), found.shelf_count, console, rows="rows")
 
 
 def print_groups(found: "DuplicateGroups", console: "Console") -> None:
-    """The largest groups, and what is worth knowing of all."""
+    """Print the largest groups, and notes on all."""
     from dmlkit.cli.console import counted, print_table, say
 
     collection, least = found.collection, found.least()
-    rows = [["images", "least alike", "labels", "path"]]
+    rows = [["images", "min similarity", "labels", "path"]]
     for group in found.groups[:MOST_SHOWN]:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])
@@ -95,19 +106,19 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
     groups = counted(len(found.groups), "group", "groups")
     say(
         console,
-        f"{counted(len(collection), 'image', 'images')}: {groups} of near-duplicates hold {found.images} of them",
+        f"{counted(len(collection), 'image', 'images')}: {found.images} of them in {groups} of near-duplicates",
     )
     if len(found.groups) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE tell of all")
+        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE write all")
     if found.mixed:
-        say(console, f"note: {counted(found.mixed, 'group holds', 'groups hold')} several labels")
+        say(console, f"note: {counted(found.mixed, 'group has', 'groups have')} several labels")
     if found.loose:
-        told = counted(found.loose, "pair as alike lies", "pairs as alike lie")
-        say(console, f"note: {told} between groups: links of chains, whose ends are less alike")
+        told = counted(found.loose, "more pair reaches", "more pairs reach")
+        say(console, f"note: {told} the threshold across groups; groups merge only if all their pairs reach it")
 
 
 def print_matches(found: "Matches", console: "Console") -> None:
-    """The most alike pairs, and how many images have one."""
+    """Print the most similar pairs, and the numbers of images in pairs."""
     from dmlkit.cli.console import counted, print_table, say
 
     best = found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist()
@@ -116,9 +127,12 @@ def print_matches(found: "Matches", console: "Console") -> None:
         path, _, other_path, _, similarity = found.row(place)
         rows.append([f"{float(similarity):.4f}", path, other_path])
     if best:
-        print_table(rows, console, f"near-duplicates of a, {found.one.source}, in b, {found.other.source}")
+        print_table(rows, console, f"near-duplicates: a in {found.one.source}, b in {found.other.source}")
     one, other = found.images
     pairs = counted(len(found.pairs.first), "pair", "pairs")
-    say(console, f"{pairs} of near-duplicates: {one} of {len(found.one)} images, and {other} of {len(found.other)}")
+    say(
+        console,
+        f"{pairs} of near-duplicates: {one} of {len(found.one)} images in a, {other} of {len(found.other)} in b",
+    )
     if len(found.pairs.first) > MOST_SHOWN:
-        say(console, f"the most alike {MOST_SHOWN} are shown; --csv FILE and --html FILE tell of all")
+        say(console, f"the {MOST_SHOWN} most similar are shown; --csv FILE and --html FILE write all")

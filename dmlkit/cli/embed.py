@@ -5,34 +5,50 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Plugins, RunPath, SetDataset, SplitName
+from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Plugins, RunPath, SetDataset, SplitName, examples
 
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit embed runs/demo photos/ -o embeddings/photos")
+@app.command(
+    rich_help_panel=USE,
+    epilog=examples("dmlkit embed runs/demo photos/ -o embeddings/photos", "dmlkit embed runs/demo --split test"),
+)
 def embed(
     run: RunPath,
     images: Annotated[
-        Path | None, typer.Argument(metavar="[IMAGES]", help="Folder of images, or file of vectors.")
+        Path | None,
+        typer.Argument(metavar="IMAGES", help="Folder of images, or .npy file of vectors.", show_default=False),
     ] = None,
-    split: Annotated[SplitName | None, typer.Option(help="Embed a split of the run's own dataset instead.")] = None,
+    split: Annotated[
+        SplitName | None,
+        typer.Option(
+            metavar="SPLIT",
+            help="Embed this split of the run's dataset instead of IMAGES: train, validation, test or all.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder to write; by default in the run's embeddings/.", show_default=False
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder to write. Default: a folder in embeddings/ of the run.",
+            show_default=False,
         ),
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     skip_bad_images: Annotated[
-        bool, typer.Option("--skip-bad-images", help="Leave out images that cannot be read, and list them.")
+        bool, typer.Option("--skip-bad-images", help="Skip images that cannot be read, and list them in manifest.json.")
     ] = False,
     engine: Annotated[
         Literal["local", "torchrun", "ray"] | None,
         typer.Option(
-            help="Who computes: this process, torchrun's ranks, or workers of a Ray cluster, which all reach RUN, the "
-            "images and the output. By default torchrun's ranks where there are several, else this process.",
+            metavar="ENGINE",
+            help="What computes: local (this process), torchrun (its ranks) or ray (workers of a Ray cluster, which "
+            "must reach all files). Default: torchrun if there are several ranks, else local.",
             show_default=False,
         ),
     ] = None,
@@ -42,7 +58,7 @@ def embed(
 ) -> None:
     """Embed images into embeddings.npy, items.parquet and manifest.json.
 
-    Stopped or killed, the same command goes on where it was, also with another engine.
+    The same command resumes after a stop or kill, also with another engine.
     """
     from functools import partial
 
@@ -70,7 +86,7 @@ def embed(
             say=partial(say, console),
         )
     except KeyboardInterrupt:
-        say(console, "stopped; the same command goes on with the parts that are complete")
+        say(console, "stopped; finished parts are kept: rerun the same command to resume")
         raise typer.Exit(STOPPED) from None
     if manifest is None:
         return

@@ -1,4 +1,4 @@
-"""``dmlkit eval``: of a run, of a folder of embeddings, or of bare arrays."""
+"""``dmlkit eval``: evaluate a run, an embeddings folder, or arrays."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 import typer
 
 from dmlkit.cli.evaluation_report import Shown
-from dmlkit.cli.options import Checkpoint, Debug, Json, Plugins, Set, SplitName
+from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Json, Plugins, Set, SplitName, examples
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,56 +20,90 @@ app = typer.Typer()
 
 @app.command(
     name="eval",
-    epilog="Examples:  dmlkit eval runs/demo --json    dmlkit eval --embeddings x.npy --labels y.npy --metric map@r    "
-    "dmlkit eval recipe.yaml --untrained --set backbone.weights=resnet18.pth",
+    rich_help_panel=TRAIN,
+    epilog=examples(
+        "dmlkit eval runs/demo --json",
+        "dmlkit eval --embeddings x.npy --labels y.npy --metric map@r",
+        "dmlkit eval recipe.yaml --untrained --set backbone.weights=resnet18.pth",
+    ),
 )
 def evaluate(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN|EMBEDDINGS|RECIPE]",
-            help="A folder that train or embed wrote; with --untrained a recipe or a run.",
+            metavar="RUN|EMBEDDINGS|RECIPE",
+            help="Run folder or embeddings folder; with --untrained a run folder or a recipe.",
             show_default=False,
         ),
     ] = None,
     untrained: Annotated[
         bool,
-        typer.Option("--untrained", help="Score the backbone of a recipe as it is before training, without its head."),
+        typer.Option("--untrained", help="Measure the backbone with its initial weights, without the head."),
     ] = False,
     embeddings: Annotated[
-        Path | None, typer.Option(help="Instead: .npy file of any model's embeddings, one a row.")
+        Path | None,
+        typer.Option(metavar="FILE", help=".npy file of embeddings of any model (N, D), instead of a folder."),
     ] = None,
-    labels: Annotated[Path | None, typer.Option(help=".npy file of their labels, integers or strings.")] = None,
-    gallery: Annotated[Path | None, typer.Option(help=".npy file of other embeddings to search.")] = None,
-    gallery_labels: Annotated[Path | None, typer.Option(help=".npy file of their labels.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=".npy file of the labels of --embeddings: integers or strings.")
+    ] = None,
+    gallery: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=".npy file of embeddings to search in. Default: --embeddings.")
+    ] = None,
+    gallery_labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=".npy file of the labels of --gallery.")
+    ] = None,
     manifold: Annotated[
         Literal["sphere", "euclidean"] | None,
-        typer.Option(help="How .npy files are compared: by cosine (the default) or by distance.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="How to compare .npy files: sphere (cosine) or euclidean (distance). Default: sphere.",
+            show_default=False,
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="e.g. recall@10, map@r, nmi. Repeatable; by default the recipe's."),
+        typer.Option(
+            metavar="NAME",
+            help="Metric, e.g. recall@10, map@r or nmi. Repeatable. Default: those of the recipe.",
+            show_default=False,
+        ),
     ] = None,
     ties: Annotated[
-        Literal["expected", "pessimistic"], typer.Option(help="How items of the same score count.")
+        Literal["expected", "pessimistic"],
+        typer.Option(metavar="RULE", help="How to rank equal scores: expected (mean over orders) or pessimistic."),
     ] = "expected",
-    per_class: Annotated[Path | None, typer.Option(help="CSV file to write every class to, worst first.")] = None,
+    per_class: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV table to write: one row per class, worst first.")
+    ] = None,
     split: Annotated[
-        SplitName | None, typer.Option(help="Of a run's dataset: test by default; all with --dataset-root.")
+        SplitName | None,
+        typer.Option(
+            metavar="SPLIT",
+            help="Split of the dataset: train, validation, test or all. Default: test; all with --dataset-root.",
+        ),
     ] = None,
     checkpoint: Checkpoint = None,
     dataset_root: Annotated[
-        Path | None, typer.Option(help="Evaluate a run on another folder of images, one subfolder a class.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Evaluate a run on another folder of images, with one subfolder per class."
+        ),
     ] = None,
     overrides: Set = None,
     json: Json = False,
     device: Annotated[
-        str | None, typer.Option(help="Of a run: auto (the default), cpu, cuda, cuda:N or mps.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+            show_default=False,
+        ),
     ] = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Measure retrieval, with 95 % intervals: of a run on unseen classes, or of any embeddings."""
+    """Measure retrieval with 95 % intervals, for a run on unseen classes or for any embeddings."""
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
     of_runs["--device"] = device
@@ -112,7 +146,7 @@ class Evaluated(TypedDict):
 
 
 class Wanted(TypedDict):
-    """Which figures are told of them, and how they are made."""
+    """Which metrics are computed, and how."""
 
     metrics: list[str]
     ties: Literal["expected", "pessimistic"]
@@ -120,7 +154,7 @@ class Wanted(TypedDict):
 
 
 def tell_untrained(source: Path, fabric: "Fabric", shown: Shown, images: Evaluated, wanted: Wanted) -> None:
-    """Evaluate the backbone of a recipe, or of a run, as it is before training."""
+    """Evaluate the backbone of a recipe or of a run with its initial weights."""
     from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
 
     report, evaluation, recipe = evaluate_untrained(source, fabric, **images, **wanted)
@@ -137,7 +171,7 @@ def tell_run(
     wanted: Wanted,
     checkpoint: "CheckpointName | None",
 ) -> None:
-    """Evaluate a run, and say where its report is."""
+    """Evaluate a run and print the path of its report."""
     from dmlkit.cli.console import say
     from dmlkit.evaluation.run import evaluate_run
 
@@ -158,53 +192,54 @@ def kind_of(
     untrained: bool,
     manifold: str | None,
 ) -> Literal["arrays", "folder", "untrained", "run"]:
-    """What is evaluated.
+    """Return the kind of source that is evaluated.
 
     Args:
-        source: a run, a folder of embeddings, or a recipe.
+        source: a run, an embeddings folder, or a recipe.
         arrays: files, by option.
-        of_runs: values of options that apply to runs alone.
+        of_runs: values of options that apply only to runs.
         untrained: whether the option is given.
         manifold: how arrays are compared.
 
     Raises:
-        UserError: it is nothing, or two things at once, or an option does not apply to it.
+        UserError: there is no source or more than one, or an option does not apply to it.
     """
     given = [name for name, path in arrays.items() if path is not None]
     if untrained:
         options = {"--checkpoint": of_runs["--checkpoint"], "--manifold": manifold}
         refuse("--untrained, which has no head and no checkpoint", options)
-        refuse("--untrained, which takes a recipe or a run", dict.fromkeys(given, True))
+        refuse("--untrained, which needs a recipe or a run", dict.fromkeys(given, True))
         if source is None:
             raise UserError("eval: --untrained needs a RECIPE or a RUN, e.g. dmlkit eval recipe.yaml --untrained")
     if (source is None) == (not given):
-        raise UserError("eval: give a RUN, a folder of EMBEDDINGS, or --embeddings x.npy --labels y.npy")
+        raise UserError("eval: expected either RUN, EMBEDDINGS (a folder), or --embeddings x.npy --labels y.npy")
     if given not in ([], ["--embeddings", "--labels"], list(arrays)):
         raise UserError(
-            f"eval: {' '.join(given)}: expected --embeddings and --labels, with both of --gallery or neither"
+            f"eval: got {' '.join(given)}; expected --embeddings and --labels, and optionally both --gallery and "
+            "--gallery-labels"
         )
     if source is None:
         refuse("arrays", of_runs)
         return "arrays"
     is_folder = (source / "manifest.json").exists()
     if is_folder and untrained:
-        raise UserError(f"eval: {source}: embeddings are of a model already; --untrained takes a recipe or a run")
+        raise UserError(f"eval: {source}: got an embeddings folder; --untrained needs a recipe or a run")
     if source.is_file() and not untrained:
         raise UserError(
-            f"eval: {source}: got a file, expected a folder that train or embed wrote; a recipe is scored by "
-            "--untrained, or once it is trained"
+            f"eval: {source}: got a file, expected a run or embeddings folder; for a recipe use --untrained, or train "
+            "it first"
         )
     if is_folder:
-        refuse("a folder of embeddings", of_runs)
-    refuse("a folder of embeddings, which knows its own" if is_folder else "a run", {"--manifold": manifold})
+        refuse("an embeddings folder", of_runs)
+    refuse("an embeddings folder, whose manifest has it" if is_folder else "a run", {"--manifold": manifold})
     return "untrained" if untrained else "folder" if is_folder else "run"
 
 
 def refuse(what: str, options: dict[str, Any]) -> None:
-    """Stop at options that do not apply to what is evaluated.
+    """Refuse options that do not apply to the source.
 
     Raises:
-        UserError: names the first of them.
+        UserError: an option is given; the message names the first one.
     """
     for name, value in options.items():
         if value:

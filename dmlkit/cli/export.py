@@ -4,14 +4,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Plugins, SetDataset, SourcePath
+from dmlkit.cli.options import USE, Checkpoint, Debug, Plugins, SetDataset, SourcePath, examples
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples:  dmlkit export runs/demo --format onnx    dmlkit export embeddings/photos --format faiss    "
-    "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds"
+    rich_help_panel=USE,
+    epilog=examples(
+        "dmlkit export runs/demo --format onnx",
+        "dmlkit export embeddings/photos --format faiss",
+        "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
+    ),
 )
 def export(
     source: SourcePath,
@@ -29,27 +33,35 @@ def export(
             "pgvector",
         ],
         typer.Option(
-            help="Of a run: the first three. Of embeddings: the others, the last three of which are stores.",
+            metavar="FORMAT",
+            help="For a run: safetensors, onnx or torch-export. For embeddings: faiss, parquet, npz, tensorboard, or "
+            "a database: lancedb, qdrant, pgvector.",
             show_default=False,
         ),
     ],
     output: Annotated[
         str | None,
         typer.Option(
-            "--output", "-o", help="File or folder to write, or address of a store; by default in the source."
+            "--output",
+            "-o",
+            metavar="PLACE",
+            help="File or folder to write, or address of a database. Default: in the source folder.",
+            show_default=False,
         ),
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option(help="Table, or collection, of a store; by default embeddings.", show_default=False),
+        typer.Option(
+            metavar="NAME", help="Table or collection of the database. Default: embeddings.", show_default=False
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table of a store.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table of the database.")] = False,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Export a run's model, or embeddings, for other programs."""
+    """Export the model of a run, or embeddings, for other programs."""
     from rich.console import Console
 
     from dmlkit.cli.console import say

@@ -1,11 +1,11 @@
-"""``dmlkit gallery``: labelled embeddings that grow and shrink."""
+"""``dmlkit gallery``: labeled embeddings to which images are added and from which they are removed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, RunPath
+from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,25 +13,40 @@ if TYPE_CHECKING:
     from dmlkit.embedding.gallery.incoming import Incoming
 
 app = typer.Typer(
-    name="gallery", no_args_is_help=True, help="Keep labelled embeddings in a folder that grows and remembers."
+    name="gallery",
+    no_args_is_help=True,
+    rich_help_panel=USE,
+    help="Keep labeled embeddings in a folder; add and remove images, and restore old versions.",
 )
-GalleryPath = Annotated[Path, typer.Argument(metavar="GALLERY", help="Folder that gallery create wrote.")]
-IMAGES = "An image; a folder, whose subfolders are labels; or a table with path and label."
-Label = Annotated[str | None, typer.Option(help="Label of all images, instead of their folders.", show_default=False)]
-MOST_TOLD = 5  # pictures that were left out
+GalleryPath = Annotated[Path, typer.Argument(metavar="GALLERY", help="Gallery folder, written by gallery create.")]
+IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
+Label = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LABEL", help="Label of all images, instead of the names of their folders.", show_default=False
+    ),
+]
+MOST_SHOWN = 5  # images of each kind that were not added
 
 
-@app.command(epilog="Example:  dmlkit gallery create runs/demo photos/ -o galleries/birds")
+@app.command(epilog=examples("dmlkit gallery create runs/demo photos/ -o galleries/birds"))
 def create(
     run: RunPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", show_default=False)],
-    images: Annotated[Path | None, typer.Argument(metavar="[IMAGES]", help=f"{IMAGES} Without: none yet.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False)
+    ],
+    images: Annotated[
+        Path | None,
+        typer.Argument(metavar="IMAGES", help=f"{IMAGES} Default: an empty gallery.", show_default=False),
+    ] = None,
     label: Label = None,
-    thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Keep small pictures, for pages.")] = False,
+    thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Also store small pictures for HTML pages.")] = False,
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="Similarity below which identify says unknown; by default what calibrate found.", show_default=False
+            metavar="SIMILARITY",
+            help="Similarity below which identify reports an image as unknown. Default: the one found by calibrate.",
+            show_default=False,
         ),
     ] = None,
     checkpoint: Checkpoint = None,
@@ -39,7 +54,7 @@ def create(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Create a gallery of the embeddings of a run, whole or not at all."""
+    """Create a gallery from images embedded by a run."""
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
@@ -57,20 +72,22 @@ def create(
         device=device,
         bar=bars(console),
     )
-    tell(incoming, output, console)
+    print_incoming(incoming, output, console)
 
 
-@app.command(epilog="Example:  dmlkit gallery add galleries/birds more/ --label robin")
+@app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
 def add(
     gallery: GalleryPath,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES)],
     label: Label = None,
-    run: Annotated[Path | None, typer.Option(help="The gallery's run, if it has moved.", show_default=False)] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run of the gallery, if it was moved.", show_default=False)
+    ] = None,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Add images; a picture that is there already is told, and not repeated."""
+    """Add images; those that are already in the gallery are reported and skipped."""
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
@@ -78,35 +95,41 @@ def add(
 
     console = Console()
     incoming = add_images(gallery, images, label=label, run=run, device=device, bar=bars(console))
-    tell(incoming, gallery, console)
+    print_incoming(incoming, gallery, console)
 
 
-def tell(incoming: "Incoming", gallery: Path, console: "Console") -> None:
-    """What came of images, and those that were left out."""
+def print_incoming(incoming: "Incoming", gallery: Path, console: "Console") -> None:
+    """Print how many images were added, and which were not."""
     from dmlkit.cli.console import counted, say
 
     say(console, f"{counted(incoming.added, 'image', 'images')} added to {gallery}")
-    for lines, told in (
-        (incoming.repeated, "there already, and not added again"),
-        (incoming.skipped, "left out: they could not be read"),
+    for lines, reason in (
+        (incoming.repeated, "skipped: already in the gallery"),
+        (incoming.skipped, "skipped: could not be read"),
     ):
         if lines:
-            say(console, f"{counted(len(lines), 'image', 'images')} {told}")
-        for line in lines[:MOST_TOLD]:
+            say(console, f"{counted(len(lines), 'image', 'images')} {reason}")
+        for line in lines[:MOST_SHOWN]:
             say(console, f"  {line}")
-        if len(lines) > MOST_TOLD:
-            say(console, f"  and {len(lines) - MOST_TOLD} more")
+        if len(lines) > MOST_SHOWN:
+            say(console, f"  and {len(lines) - MOST_SHOWN} more")
 
 
-@app.command(epilog="Example:  dmlkit gallery remove galleries/birds --label robin")
+@app.command(epilog=examples("dmlkit gallery remove galleries/birds --label robin"))
 def remove(
     gallery: GalleryPath,
-    label: Annotated[list[str] | None, typer.Option(help="All images of it. Repeatable.")] = None,
-    id: Annotated[list[str] | None, typer.Option(help="The image with it. Repeatable.")] = None,  # noqa: A002
-    path: Annotated[list[str] | None, typer.Option(help="Images added from this file. Repeatable.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Remove all images with this label. Repeatable.")
+    ] = None,
+    id: Annotated[  # noqa: A002
+        list[str] | None, typer.Option(metavar="ID", help="Remove the image with this id. Repeatable.")
+    ] = None,
+    path: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Remove the images added from this file. Repeatable.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Take images out; gallery restore brings them back."""
+    """Remove images; gallery restore can bring them back."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
@@ -116,16 +139,16 @@ def remove(
     say(Console(), f"{counted(count, 'image', 'images')} removed from {gallery}")
 
 
-@app.command(epilog="Example:  dmlkit gallery info galleries/birds")
+@app.command(epilog=examples("dmlkit gallery info galleries/birds"))
 def info(
     gallery: GalleryPath,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read all rows, and compare them with their checksums.")
+        bool, typer.Option("--verify", help="Read all rows and compare them with their checksums.")
     ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a gallery holds: images, labels, version, and the model that embeds."""
+    """Print the labels, images, version, model and index of a gallery."""
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
@@ -135,34 +158,34 @@ def info(
     if verify:
         found.check()
     manifest, counts = found.manifest, found.label_counts()
-    unlabelled = counts.pop(None, 0)
+    unlabeled = counts.pop(None, 0)
     labels = {str(label): count for label, count in sorted(counts.items(), key=lambda one: str(one[0]))}
     if json:
-        told = {"images": len(found), "without_label": unlabelled, "labels": labels, "version": found.version}
-        told["not_indexed"] = found.not_indexed()
+        data = {"images": len(found), "without_label": unlabeled, "labels": labels, "version": found.version}
+        data["not_indexed"] = found.not_indexed()
         if verify:
-            told["verified"] = found.has_checksums
-        say_json({**told, **manifest.model_copy(update={"contents": {}, "files": {}}).stamped()})
+            data["verified"] = found.has_checksums
+        say_json({**data, **manifest.model_copy(update={"contents": {}, "files": {}}).stamped()})
         return
     console = Console()
     if labels:
         print_table([["label", "images"], *([label, str(count)] for label, count in labels.items())], console)
-    say(console, f"{len(found)} images of {len(labels)} labels, {unlabelled} without one; version {found.version}")
-    say(console, f"{manifest.dim} coordinates on {manifest.manifold.name}, compared by {manifest.similarity}")
+    say(console, f"{len(found)} images with {len(labels)} labels, {unlabeled} without a label; version {found.version}")
+    say(console, f"{manifest.dim} dimensions on {manifest.manifold.name}, similarity: {manifest.similarity}")
     say(console, f"{manifest.model.checkpoint} weights {manifest.model.fingerprint[:12]} of {manifest.run}")
     floor = "none" if manifest.threshold is None else manifest.threshold
     say(console, f"thumbnails: {'yes' if manifest.thumbnails else 'no'}; threshold: {floor}")
     index = found.approximate
-    outside = f"{found.not_indexed()} images are not in it" if index else "every search is exact"
+    outside = f"{found.not_indexed()} images are not in the index" if index else "all searches are exact"
     say(console, f"index: {f'{index.kind}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}")
     if verify:
-        without = "all rows can be read, but have no checksums: this gallery was created before they were kept"
-        say(console, "verified: all rows are what was written" if found.has_checksums else f"not verified: {without}")
+        without = "all rows can be read, but this gallery was created by a version of dmlkit without checksums"
+        say(console, "verified: all rows match their checksums" if found.has_checksums else f"not verified: {without}")
 
 
-@app.command(epilog="Example:  dmlkit gallery history galleries/birds")
+@app.command(epilog=examples("dmlkit gallery history galleries/birds"))
 def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> None:
-    """All versions that restore can bring back."""
+    """List all versions that gallery restore can bring back."""
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say_json
@@ -180,44 +203,49 @@ def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> N
     print_table([["version", "time", "images", "change"], *rows], Console())
 
 
-@app.command(epilog="Example:  dmlkit gallery restore galleries/birds 3")
+@app.command(epilog=examples("dmlkit gallery restore galleries/birds 3"))
 def restore(
     gallery: GalleryPath,
-    version: Annotated[int, typer.Argument(metavar="VERSION", help="A number of gallery history.")],
+    version: Annotated[
+        int, typer.Argument(metavar="VERSION", help="Number of a version, as listed by gallery history.")
+    ],
     debug: Debug = False,
 ) -> None:
-    """Bring an old version back, as a new one."""
+    """Restore an old version, as a new version."""
     from rich.console import Console
 
     from dmlkit.cli.console import say
     from dmlkit.embedding.gallery.change import restore_version
 
     count = restore_version(gallery, version)
-    say(Console(), f"{gallery} is as at version {version} again: {count} images")
+    say(Console(), f"restored version {version} of {gallery}: {count} images")
 
 
-@app.command(epilog="Example:  dmlkit gallery compact galleries/birds")
+@app.command(epilog=examples("dmlkit gallery compact galleries/birds"))
 def compact(gallery: GalleryPath, debug: Debug = False) -> None:
-    """Put small files together and all images into the index; forget versions older than 7 days."""
+    """Merge small files, add all images to the index, and delete versions older than 7 days."""
     from rich.console import Console
 
     from dmlkit.cli.console import say
     from dmlkit.embedding.gallery.change import compact_gallery
 
     compact_gallery(gallery)
-    say(Console(), f"{gallery} is compact")
+    say(Console(), f"{gallery} compacted")
 
 
-@app.command(epilog="Example:  dmlkit gallery index galleries/birds --kind ivf_hnsw_sq --recall 0.95")
+@app.command(epilog=examples("dmlkit gallery index galleries/birds --kind ivf_hnsw_sq --recall 0.95"))
 def index(
     gallery: GalleryPath,
     kind: Annotated[
-        Literal["ivf_pq", "ivf_hnsw_sq"], typer.Option(help="Compact codes, or a graph, which is slower to build.")
+        Literal["ivf_pq", "ivf_hnsw_sq"],
+        typer.Option(help="Type of index: compact codes, or a graph, which takes longer to build."),
     ] = "ivf_pq",
-    recall: Annotated[float, typer.Option(help="Share of the 10 nearest that a search must find.")] = 0.99,
+    recall: Annotated[
+        float, typer.Option(metavar="SHARE", help="Required share of the 10 nearest images that a search finds.")
+    ] = 0.99,
     debug: Debug = False,
 ) -> None:
-    """Make search and identify faster: build an approximate index, and measure what it finds."""
+    """Build an approximate index, which makes search and identify faster, and measure its recall."""
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -225,8 +253,11 @@ def index(
     from dmlkit.embedding.search import MARGIN
 
     found, console = index_gallery(gallery, kind, recall), Console()
-    how = f"{found.index.nprobes} parts, and at {found.index.candidates:.3g} x (k + {MARGIN}) images for the k nearest"
-    say(console, f"{kind}: built in {found.build_seconds:.1f} s; a search looks at {how}")
-    asked = f"{found.queries} images of the gallery, each without itself"
-    say(console, f"recall {found.index.recall:.4f} of the 10 nearest, on {asked}")
-    say(console, f"{found.milliseconds:.3f} ms a query; exact {found.exact_milliseconds:.3f} ms")
+    ranked = f"{found.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
+    say(
+        console,
+        f"{kind}: built in {found.build_seconds:.1f} s; a search reads {found.index.nprobes} parts, and {ranked}",
+    )
+    asked = f"{found.queries} images of the gallery as queries"
+    say(console, f"recall {found.index.recall:.4f} of the 10 nearest, with {asked}")
+    say(console, f"{found.milliseconds:.3f} ms per query; exact search: {found.exact_milliseconds:.3f} ms")

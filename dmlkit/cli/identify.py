@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, Plugins
+from dmlkit.cli.options import USE, Debug, Device, Plugins, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,35 +15,47 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit identify galleries/birds photos/ -o answers.csv --threshold 0.6")
+@app.command(
+    rich_help_panel=USE, epilog=examples("dmlkit identify galleries/birds photos/ -o answers.csv --threshold 0.6")
+)
 def identify(
-    gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Folder that gallery create wrote.")],
+    gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Gallery folder, written by gallery create.")],
     images: Annotated[
         Path,
-        typer.Argument(metavar="IMAGES|EMBEDDINGS", help="An image, a folder of images, or one that embed wrote."),
+        typer.Argument(metavar="IMAGES|EMBEDDINGS", help="Image, folder of images, or embeddings folder."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="CSV table to write.", show_default=False)
+    ],
     by: Annotated[
         Literal["nearest", "vote", "mean"],
-        typer.Option(help="What decides: the nearest picture, most of the -k nearest, or the nearest class mean."),
+        typer.Option(help="Rule for the label: nearest image, vote of the -k nearest, or nearest class mean."),
     ] = "nearest",
     k: Annotated[
-        int | None, typer.Option("-k", help="Pictures that vote, with --by vote; 5 by default.", show_default=False)
+        int | None,
+        typer.Option(
+            "-k", metavar="COUNT", help="Number of images that vote (--by vote). Default: 5.", show_default=False
+        ),
     ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="Similarity below which an image is unknown; by default the gallery's, if it has one.",
+            metavar="SIMILARITY",
+            help="Similarity below which an image is unknown. Default: that of the gallery, if it has one.",
             show_default=False,
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
-    run: Annotated[Path | None, typer.Option(help="The gallery's run, if it has moved.", show_default=False)] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run of the gallery, if it was moved.", show_default=False)
+    ] = None,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Say which label of a gallery images have, or that they are unknown."""
+    """Find the label of each image in a gallery, or report the image as unknown."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
@@ -64,9 +76,9 @@ def identify(
     say(console, f"{counted(len(found.answers), 'image', 'images')}, {unknown} unknown: wrote {output}")
     size = len(found.neighbors.searched)
     if k is not None and k > size:
-        say(console, f"note: -k {k} is cut to {size}, all that {gallery} holds")
+        say(console, f"note: -k {k} is reduced to {size}, the number of images in {gallery}")
     if found.threshold is None:
-        say(console, "note: no threshold, so none is unknown; give one with --threshold, or calibrate the run first")
+        say(console, "note: without a threshold no image is unknown; use --threshold, or calibrate the run first")
     skipped = found.neighbors.skipped
     if skipped:
         say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
@@ -75,7 +87,7 @@ def identify(
 
 
 def write_answers_page(found: "Identified", path: Path, title: str, console: "Console") -> None:
-    """The page of the answers, and how many pictures it lacks."""
+    """Write the page of the answers, and print how many pictures are missing."""
     from dmlkit.cli.search import tell_page
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 

@@ -5,22 +5,24 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath
+from dmlkit.cli.options import LOOK, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
 
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit inspect runs/demo -o report.html")
+@app.command(rich_help_panel=LOOK, epilog=examples("dmlkit inspect runs/demo -o report.html"))
 def inspect(
     source: SourcePath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="HTML page to write.", show_default=False)
+    ],
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Show what a model gets right and wrong, and doubtful labels, in one page that opens anywhere."""
+    """Write one HTML page of what the model gets wrong: worst queries, confused classes, suspected wrong labels."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
@@ -37,5 +39,5 @@ def inspect(
     for note in found.notes:
         say(console, f"note: {note}")
     if gone:
-        say(console, f"note: {counted(gone, 'picture is', 'pictures are')} missing: no image is where it was")
+        say(console, f"note: {counted(gone, 'picture is', 'pictures are')} missing: image files were moved or deleted")
     say(console, f"wrote {output}, {output.stat().st_size / 1e6:.1f} MB: open it in a browser")

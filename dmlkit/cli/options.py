@@ -5,39 +5,65 @@ from typing import Annotated, Literal
 
 import typer
 
+TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
+"""The panels of `dmlkit --help`."""
 SplitName = Literal["train", "validation", "test", "all"]
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, e.g. loss.margin=0.2. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the recipe, e.g. loss.margin=0.2. Repeatable.",
+        show_default=False,
+    ),
 ]
 SetDataset = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key of a run's dataset, e.g. dataset.root=PATH. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the run's dataset, e.g. dataset.root=PATH. Repeatable.",
+        show_default=False,
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="Where to compute: auto, cpu, cuda, cuda:N or mps.")]
 RunDevice = Annotated[
     str | None,
-    typer.Option("--device", help="Of a run: auto (the default), cpu, cuda, cuda:N or mps.", show_default=False),
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="Where to embed the images of a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+        show_default=False,
+    ),
 ]
 RunSplit = Annotated[
-    SplitName | None, typer.Option("--split", help="Of a run's dataset; test by default.", show_default=False)
+    SplitName | None,
+    typer.Option(
+        "--split",
+        metavar="SPLIT",
+        help="Split of a run's dataset: train, validation, test or all. Default: test.",
+        show_default=False,
+    ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Build everything, say what would run, write nothing.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to standard output.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run; write nothing.")]
+
+
+def examples(*commands: str) -> str:
+    """Return the end of a help text: one example per line."""
+    return "\n  ".join(["Example:" if len(commands) == 1 else "Examples:", *commands])
 
 
 def load_plugins(files: list[Path] | None) -> list[Path] | None:
-    """Load the files of ``--plugin``, before the command reads anything that may name their members."""
+    """Load the files of ``--plugin`` before the command reads a recipe that may name their members."""
     if files:
         from importlib import import_module
 
         from dmlkit.recipe.plugin import load_file
 
-        import_module("dmlkit.recipe.schema")  # loads what is installed, whose names a file must not take
+        import_module("dmlkit.recipe.schema")  # registers installed plug-ins first: a file must not reuse their names
         for file in files:
             load_file(file)
     return files
@@ -48,19 +74,32 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="Load a Python file whose losses, datasets, ... recipes may name. Repeatable.",
+        help="Load a Python file that defines losses, datasets, ... for recipes. Repeatable.",
         callback=load_plugins,
         show_default=False,
     ),
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that train wrote.", show_default=False)]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, written by train.", show_default=False)]
 SourcePath = Annotated[
-    Path, typer.Argument(metavar="RUN|EMBEDDINGS", help="Folder that train or embed wrote.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="RUN|EMBEDDINGS",
+        help="Run folder (written by train) or embeddings folder (by embed).",
+        show_default=False,
+    ),
 ]
 RecipePath = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="YAML recipe, or the name of one of dmlkit's.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="RECIPE",
+        help="YAML file, or the name of a recipe of dmlkit, e.g. glyphs/proxy_anchor.",
+        show_default=False,
+    ),
 ]
 Checkpoint = Annotated[
     Literal["best", "last"] | None,
-    typer.Option(help="Which weights; by default the best on validation classes, else the last."),
+    typer.Option(
+        help="Checkpoint to use. Default: best (on validation classes) if the run has one, else last.",
+        show_default=False,
+    ),
 ]

@@ -1,215 +1,312 @@
-"""``dmlkit plot``."""
+"""``dmlkit plot``: one command for each kind of picture."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from dmlkit.cli.options import Checkpoint, Debug, Plugins, RunDevice, RunSplit, SetDataset
+from dmlkit.cli.options import (
+    LOOK,
+    Checkpoint,
+    Debug,
+    Device,
+    Plugins,
+    RunPath,
+    SetDataset,
+    SplitName,
+    examples,
+)
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from dmlkit.embedding.split import EmbeddedSplit
     from dmlkit.geometry.plot import MapKind
 
-app = typer.Typer()
-Kind = Literal["disk", "pca", "tsne", "retrieval", "heatmap", "histogram", "epochs", "results"]
-MAPS = ("disk", "pca", "tsne")
-OF_IMAGES = (*MAPS, "retrieval", "heatmap", "histogram")
-TAKERS = {
-    "--split": OF_IMAGES,
-    "--checkpoint": OF_IMAGES,
-    "--set": OF_IMAGES,
-    "--device": OF_IMAGES,
-    "--classes": (*MAPS, "heatmap"),
-    "--images": MAPS,
-    "--queries": ("retrieval",),
-    "--neighbors": ("retrieval",),
-    "--seed": ("retrieval",),
-    "--metric": ("epochs", "results"),
-}
-"""The kinds that an option is for."""
+
+class Kinds(TyperGroup):
+    """The kinds of pictures; a command line without a kind gets an error that shows one with it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the kind.
+
+        Raises:
+            UserError: the line starts with something else, e.g. with the run, as it did when ``--kind`` was an option.
+        """
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            kind = next((kind for kind in self.commands if {kind, f"--kind={kind}"} & set(args)), "pca")
+            raise UserError(
+                f"plot: expected a kind of picture ({', '.join(self.commands)}), got {args[0]}; "
+                f"use e.g. dmlkit plot {kind} RUN"
+            )
+        return super().parse_args(ctx, args)
 
 
-@app.command(
-    epilog="Examples:  dmlkit plot runs/demo --kind tsne --images    dmlkit plot runs/one runs/two -o epochs.pdf"
+app = typer.Typer(
+    name="plot",
+    cls=Kinds,
+    no_args_is_help=True,
+    rich_help_panel=LOOK,
+    help="Draw a run, several runs or a study as a PNG, SVG or PDF picture.",
+    epilog=examples("dmlkit plot tsne runs/demo --images", "dmlkit plot epochs runs/one runs/two -o epochs.pdf"),
 )
-def plot(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...|STUDY", help="Folders that train wrote, or study.", show_default=False),
-    ],
-    kind: Annotated[
-        Kind | None,
-        typer.Option(
-            help="By default the disk for 2-d hyperbolic embeddings, else pca; epochs of several runs, results of a "
-            "study. A study has results and epochs.",
-            show_default=False,
-        ),
-    ] = None,
-    split: RunSplit = None,
-    classes: Annotated[
-        int | None, typer.Option(min=1, help="How many to show, evenly spread; 20 by default.", show_default=False)
-    ] = None,
-    images: Annotated[bool, typer.Option("--images", help="On a map: the images themselves.")] = False,
+
+RunsOrStudy = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN|STUDY", help="One or more run folders, or one study folder.", show_default=False),
+]
+Split = Annotated[
+    SplitName,
+    typer.Option(metavar="SPLIT", help="Split of the run's dataset to draw: train, validation, test or all."),
+]
+Classes = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of classes to show, evenly spread.")]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Metric to draw. Default: the one that chose the checkpoint.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Picture to write: .png, .svg or .pdf. Default: a .png file in plots/ of the run or study.",
+        show_default=False,
+    ),
+]
+
+
+def add_map(kind: "MapKind", help_text: str) -> None:
+    """Add the command for a kind of map; the kinds have the same options."""
+
+    @app.command(kind, help=help_text, epilog=examples(f"dmlkit plot {kind} runs/demo --images"))
+    def _draw(
+        run: RunPath,
+        split: Split = "test",
+        classes: Classes = 20,
+        images: Annotated[bool, typer.Option("--images", help="Draw the images themselves instead of dots.")] = False,
+        output: Output = None,
+        checkpoint: Checkpoint = None,
+        overrides: SetDataset = None,
+        device: Device = "auto",
+        plugins: Plugins = None,
+        debug: Debug = False,
+    ) -> None:
+        from dmlkit.cli.console import counted
+        from dmlkit.cli.progress import bars
+        from dmlkit.geometry.run import plot_map
+
+        embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
+        drawn = plot_map(embedded, output, kind=kind, classes=classes, images=images, bar=bars(console))
+        classes_shown = counted(drawn.classes, "class", "classes")
+        say_written(console, drawn.path, f"{counted(drawn.images, 'image', 'images')} of {classes_shown}")
+
+
+add_map("disk", "Draw 2-d hyperbolic embeddings in the Poincaré disk, colored by class.")
+add_map("pca", "Draw the two main directions of the embeddings (PCA), colored by class.")
+add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
+
+
+@app.command(epilog=examples("dmlkit plot retrieval runs/demo --queries 4 --neighbors 5"))
+def retrieval(
+    run: RunPath,
+    split: Split = "test",
     queries: Annotated[
-        int | None,
+        int,
         typer.Option(
-            min=1, max=50, help="Of retrieval: how many, half of them the worst; 8 by default.", show_default=False
+            min=1, max=50, metavar="COUNT", help="Number of queries; half are the worst-scoring, half are random."
         ),
-    ] = None,
+    ] = 8,
     neighbors: Annotated[
-        int | None,
-        typer.Option("--neighbors", "-k", min=1, max=12, help="Of each query; 6 by default.", show_default=False),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the queries drawn at random; 0 by default.", show_default=False)
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="Of epochs, by default the one that chose the checkpoint; of results, by default all.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .png, .svg or .pdf file; by default in the run or study.")
-    ] = None,
+        int, typer.Option("--neighbors", "-k", min=1, max=12, metavar="COUNT", help="Number of neighbors per query.")
+    ] = 6,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Seed that chooses the random queries.")] = 0,
+    output: Output = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
-    device: RunDevice = None,
+    device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Draw runs or a study: maps of embeddings, what is found, similarities, or curves over the epochs."""
+    """Draw queries with their nearest neighbors, right and wrong ones marked."""
+    from dmlkit.cli.console import counted
+    from dmlkit.cli.progress import bars
+    from dmlkit.evaluation.plots.retrieval import plot_retrieval
+
+    embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
+    written, panel = plot_retrieval(
+        embedded, output, queries=queries, neighbors=neighbors, seed=seed, bar=bars(console)
+    )
+    count = counted(len(panel.queries), "query", "queries")
+    say_written(console, written, f"{count}, including the {panel.worst} worst")
+
+
+@app.command(epilog=examples("dmlkit plot heatmap runs/demo --split train"))
+def heatmap(
+    run: RunPath,
+    split: Split = "test",
+    classes: Classes = 20,
+    output: Output = None,
+    checkpoint: Checkpoint = None,
+    overrides: SetDataset = None,
+    device: Device = "auto",
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Draw similarities of samples to proxies and of classes to each other."""
+    from dmlkit.cli.console import counted, say
+    from dmlkit.evaluation.plots.heatmap import plot_heatmap
+
+    embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
+    written, maps = plot_heatmap(embedded, output, classes=classes)
+    shown = f"{len(maps.sample_labels)} images of {counted(len(maps.classes), 'class', 'classes')}"
+    if maps.proxy_labels is not None:
+        shown += f" and {counted(len(maps.proxy_labels), 'proxy', 'proxies')}"
+    elif embedded.split != "train":
+        say(console, "note: only training classes have proxies; use --split train to show those of the loss, if any")
+    say_written(console, written, shown)
+
+
+@app.command(epilog=examples("dmlkit plot histogram runs/demo"))
+def histogram(
+    run: RunPath,
+    split: Split = "test",
+    output: Output = None,
+    checkpoint: Checkpoint = None,
+    overrides: SetDataset = None,
+    device: Device = "auto",
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Draw the similarities of same-class and different-class pairs, before and after training."""
+    from dmlkit.cli.progress import bars
+    from dmlkit.evaluation.plots.histogram import plot_histogram
+
+    embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
+    written, _, after = plot_histogram(embedded, output, bar=bars(console))
+    same, different = int(after.same.sum()), int(after.different.sum())
+    say_written(console, written, f"{same:,} same-class pairs and {different:,} different-class pairs")
+
+
+@app.command(
+    epilog=examples("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
+)
+def epochs(
+    sources: RunsOrStudy,
+    metric: Metric = None,
+    output: Output = None,
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Draw the loss and a validation metric over the epochs of runs, or of the variants of a study."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import counted
+    from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.training.epochs import plot_epochs, runs_by_recipe
+
+    if len(sources) == 1 and is_study(sources[0]):
+        from dmlkit.study.reports.overview import read_results
+        from dmlkit.study.reports.plot import epoch_groups
+
+        check_target(output, [])
+        results = read_results(sources[0])
+        output = output or sources[0] / "plots" / "epochs.png"
+        plot_epochs(epoch_groups(sources[0], results), output, metric=metric)
+        variants = counted(len(results.variants), "variant", "variants")
+        say_written(Console(), output, f"{variants}, {counted(len(results.seeds), 'seed', 'seeds')}")
+        return
+    if output is None and len(sources) > 1:
+        raise UserError(f"plot epochs: the curves of {len(sources)} runs need --output FILE, e.g. -o epochs.png")
+    check_target(output, sources)
+    groups = runs_by_recipe(sources)
+    output = output or RunFolder(sources[0]).plots / "epochs.png"
+    curves = plot_epochs(groups, output, metric=metric)
+    shown = f"{counted(len(curves), 'curve', 'curves')} of {counted(len(sources), 'run', 'runs')}"
+    say_written(Console(), output, shown)
+
+
+@app.command(epilog=examples("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf"))
+def results(
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="Study folder, written by study.", show_default=False)],
+    metric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Metric to draw. Default: all.", show_default=False)
+    ] = None,
+    output: Output = None,
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Draw the results of a study: each variant, or a curve over the values that it sweeps."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import counted
+    from dmlkit.files.atomic import atomic_write
+    from dmlkit.files.outputs import writing
+    from dmlkit.study.reports.overview import read_results
+    from dmlkit.study.reports.plot import plot_study, requested_metrics
+
+    if not is_study(study):
+        raise UserError(f"{study}: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs")
+    output = output or study / "plots" / "results.png"
+    check_target(output, [])
+    found = read_results(study)
+    metrics = requested_metrics(found, metric)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with writing(output), atomic_write(output) as partial:
+        plot_study(found, partial, output.suffix.lower(), metrics=metrics)
+    variants = counted(len(found.variants), "variant", "variants")
+    say_written(Console(), output, f"{variants}, {counted(len(found.seeds), 'seed', 'seeds')}")
+
+
+def embed_run(
+    run: Path, split: SplitName, output: Path | None, *, overrides: "Sequence[str] | None", **options: Any
+) -> "tuple[EmbeddedSplit, Console]":
+    """Check the output, then embed a split of a run with a progress bar."""
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
-    from dmlkit.datasets.files.image import EXTENSIONS
     from dmlkit.embedding.split import embed_split
+
+    if is_study(run):
+        raise UserError(f"{run}: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs")
+    check_target(output, [run])
+    console = Console()
+    return embed_split(run, split, overrides=overrides or [], bar=bars(console), **options), console
+
+
+def is_study(folder: Path) -> bool:
+    """Return whether a folder is a study's."""
+    return (folder / "study.json").exists()
+
+
+def check_target(output: Path | None, runs: "Sequence[Path]") -> None:
+    """Check an output before anything is computed.
+
+    Raises:
+        UserError: its extension is not one of a picture, or it is in a folder whose images a run reads as its dataset.
+    """
+    from dmlkit.datasets.files.image import EXTENSIONS
     from dmlkit.files.outputs import check_outside_data
     from dmlkit.files.pictures import check_picture
     from dmlkit.run_folder.folder import RunFolder
 
-    console = Console()
-    of_run = {"--split": split, "--checkpoint": checkpoint, "--set": overrides, "--device": device}
-    asked = {
-        "--classes": classes,
-        "--images": images or None,
-        "--queries": queries,
-        "--neighbors": neighbors,
-        "--seed": seed,
-        "--metric": metric,
-    }
-    is_study = len(sources) == 1 and (sources[0] / "study.json").exists()
-    kind = kind or ("results" if is_study else "epochs" if len(sources) > 1 else None)
-    check_options(kind, of_run | asked)
-    if output is not None:
-        check_picture(output)
-        if not is_study and output.suffix.lower() in EXTENSIONS:  # a picture among images would be read as one
-            check_outside_data(output, [RunFolder(run).recipe().dataset.data_root for run in sources])
-    if is_study:
-        plot_of_study(sources[0], kind, metric, output, console)
-    elif kind == "results":
-        raise UserError(f"{sources[0]}: --kind results draws one study, a folder that dmlkit study wrote")
-    elif kind == "epochs":
-        plot_of_runs(sources, metric, output, console)
-    elif len(sources) > 1:
-        raise UserError(f"--kind {kind} draws one run, got {len(sources)}; several are drawn by --kind epochs")
-    else:
-        embedded = embed_split(
-            sources[0],
-            split or "test",
-            checkpoint=checkpoint,
-            device=device or "auto",
-            overrides=overrides or [],
-            bar=bars(console),
-        )
-        plot_of_images(embedded, kind, asked, output, console)
-
-
-def check_options(kind: Kind | None, asked: dict[str, Any]) -> None:
-    """Refuse options that a kind would ignore.
-
-    Raises:
-        UserError: names the option, and the kinds that it is for.
-    """
-    for option, value in asked.items():
-        takers = TAKERS[option]
-        if value is not None and (kind or MAPS[0]) not in takers:
-            raise UserError(f"{option} is not for --kind {kind or 'disk or pca'}; it is for {', '.join(takers)}")
-
-
-def plot_of_images(
-    embedded: "EmbeddedSplit", kind: Kind | None, asked: dict[str, Any], output: Path | None, out: "Console"
-) -> None:
-    """A picture of a run's images, with the options of its kind."""
-    from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import bars
-    from dmlkit.evaluation.plots.heatmap import plot_heatmap
-    from dmlkit.evaluation.plots.histogram import plot_histogram
-    from dmlkit.evaluation.plots.retrieval import plot_retrieval
-    from dmlkit.geometry.run import plot_map
-
-    bar = bars(out)
-    options: dict[str, Any] = {name[2:]: value for name, value in asked.items() if value is not None}
-    if kind == "retrieval":
-        written, panel = plot_retrieval(embedded, output, bar=bar, **options)
-        told = f"{counted(len(panel.queries), 'query', 'queries')}, {panel.worst} of them the worst"
-    elif kind == "heatmap":
-        written, maps = plot_heatmap(embedded, output, **options)
-        told = f"{len(maps.sample_labels)} images of {counted(len(maps.classes), 'class', 'classes')}"
-        if maps.proxy_labels is not None:
-            told += f" and {counted(len(maps.proxy_labels), 'proxy', 'proxies')}"
-        elif embedded.split != "train":
-            say(out, "note: proxies are of training classes; --split train shows them, where the loss has some")
-    elif kind == "histogram":
-        written, _, after = plot_histogram(embedded, output, bar=bar)
-        told = f"{int(after.same.sum()):,} pairs of one class and {int(after.different.sum()):,} of two"
-    else:
-        drawn = plot_map(embedded, output, kind=cast("MapKind | None", kind), bar=bar, **options)
-        written = drawn.path
-        told = f"{counted(drawn.images, 'image', 'images')} of {counted(drawn.classes, 'class', 'classes')}"
-    say(out, f"wrote {written}: {told}")
-
-
-def plot_of_runs(runs: list[Path], metric: str | None, output: Path | None, out: "Console") -> None:
-    """The curves of runs."""
-    from dmlkit.cli.console import counted, say
-    from dmlkit.run_folder.folder import RunFolder
-    from dmlkit.training.epochs import plot_epochs, runs_by_recipe
-
-    if output is None and len(runs) > 1:
-        raise UserError(f"--output is needed: the curves of {len(runs)} runs belong to none of them")
-    groups = runs_by_recipe(runs)
-    output = output or RunFolder(runs[0]).plots / "epochs.png"
-    curves = plot_epochs(groups, output, metric=metric)
-    say(out, f"wrote {output}: {counted(len(curves), 'curve', 'curves')} of {counted(len(runs), 'run', 'runs')}")
-
-
-def plot_of_study(folder: Path, kind: Kind | None, metric: str | None, output: Path | None, out: "Console") -> None:
-    """What a study found, or the curves of its variants."""
-    from dmlkit.cli.console import counted, say
-    from dmlkit.files.atomic import atomic_write
-    from dmlkit.files.outputs import writing
-    from dmlkit.files.pictures import check_picture
-    from dmlkit.study.reports.overview import read_results
-    from dmlkit.study.reports.plot import epoch_groups, plot_study, requested_metrics
-    from dmlkit.training.epochs import plot_epochs
-
-    if kind not in ("results", "epochs"):
-        raise UserError(f"--kind {kind} draws a run, and {folder} is a study; it has --kind results and --kind epochs")
-    results = read_results(folder)
-    output = output or folder / "plots" / f"{kind}.png"
+    if output is None:
+        return
     check_picture(output)
-    told = counted(len(results.variants), "variant", "variants")
-    if kind == "epochs":
-        plot_epochs(epoch_groups(folder, results), output, metric=metric)
-    else:
-        metrics = requested_metrics(results, metric)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with writing(output), atomic_write(output) as partial:
-            plot_study(results, partial, output.suffix.lower(), metrics=metrics)
-    say(out, f"wrote {output}: {told}, {counted(len(results.seeds), 'seed', 'seeds')}")
+    if output.suffix.lower() in EXTENSIONS:
+        check_outside_data(output, [RunFolder(run).recipe().dataset.data_root for run in runs])
+
+
+def say_written(console: "Console", path: Path, shown: str) -> None:
+    """Print where a picture is and what it shows."""
+    from dmlkit.cli.console import say
+
+    say(console, f"wrote {path}: {shown}")

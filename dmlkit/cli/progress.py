@@ -1,4 +1,4 @@
-"""What a person sees while something long runs: bars in a terminal, plain lines elsewhere."""
+"""Progress of long commands: bars in a terminal, plain lines elsewhere."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,20 +13,20 @@ from dmlkit.cli.console import say
 from dmlkit.embedding.progress_bar import Advance, Bar, image_progress
 from dmlkit.run_folder.documents import EpochRow
 
-WAITING = 0.2  # of an epoch without a batch to train on is told
+WAITING = 0.2  # share of an epoch spent waiting for images from which on it is printed
 
 
 def bars(console: Console) -> Bar:
-    """Shows steps one after another, each with a bar of its own."""
+    """Return a function that shows a progress bar for each step of a command."""
     return partial(image_progress, console)
 
 
 class TrainingProgress:
-    """Shows a run: a bar with loss, images/s, time left and the last metrics; a line after every epoch.
+    """Progress of a training: a bar with loss, images/s, time left and the last metrics, and a line after every epoch.
 
     Args:
-        console: where to.
-        epochs: of the whole run.
+        console: where to print.
+        epochs: number of epochs of the run.
     """
 
     def __init__(self, console: Console, epochs: int) -> None:
@@ -88,7 +88,7 @@ class TrainingProgress:
 
 
 def format_metrics(metrics: dict[str, float]) -> str:
-    """Metrics on one line.
+    """Return metrics on one line.
 
     Example:
         >>> format_metrics({"recall@1": 0.93214, "map@r": 0.5})

@@ -5,21 +5,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, Json, Plugins, RecipePath, Set
+from dmlkit.cli.options import RESEARCH, Debug, Device, Json, Plugins, RecipePath, Set, examples
 
 if TYPE_CHECKING:
     from dmlkit.study.protocol import ProtocolName
 
 app = typer.Typer(
-    name="protocol", no_args_is_help=True, help="Train a recipe several times, and say how sure its figures are."
+    name="protocol",
+    no_args_is_help=True,
+    rich_help_panel=RESEARCH,
+    help="Train a recipe several times and report means with confidence intervals.",
 )
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Folder of the runs; complete ones are kept.", show_default=False)
+    Path,
+    typer.Option(
+        "--output", "-o", metavar="FOLDER", help="Folder of the runs; finished runs are kept.", show_default=False
+    ),
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="Trainings with other seeds; rounds of 4 for reality_check.")]
+Repeats = Annotated[
+    int, typer.Option(min=1, metavar="COUNT", help="Number of seeds; reality_check trains 4 models for each.")
+]
 
 
-@app.command(name="official", epilog="Example:  dmlkit protocol official RECIPE -o runs/five --repeats 5")
+@app.command(name="official", epilog=examples("dmlkit protocol official RECIPE -o runs/five --repeats 5"))
 def official(
     recipe: RecipePath,
     output: Output,
@@ -30,11 +38,11 @@ def official(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """The recipe as it is with several seeds; the same command continues it after a kill."""
+    """Train the recipe unchanged with several seeds. After a kill the same command resumes."""
     run("official", recipe, output, repeats, overrides or [], device, json)
 
 
-@app.command(name="reality_check", epilog="Example:  dmlkit protocol reality_check RECIPE -o runs/check --repeats 10")
+@app.command(name="reality_check", epilog=examples("dmlkit protocol reality_check RECIPE -o runs/check --repeats 10"))
 def reality_check(
     recipe: RecipePath,
     output: Output,
@@ -45,14 +53,17 @@ def reality_check(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """4 models on class folds, apart and concatenated (Musgrave et al. 2020); the same command continues it."""
+    """Train 4 models on class folds, evaluated separately and concatenated (Musgrave et al. 2020).
+
+    After a kill the same command resumes.
+    """
     run("reality_check", recipe, output, repeats, overrides or [], device, json)
 
 
 def run(
     name: "ProtocolName", path: Path, output: Path, repeats: int, overrides: list[str], device: str, as_json: bool
 ) -> None:
-    """Run a protocol, and print its table."""
+    """Run a protocol and print its table."""
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
@@ -78,7 +89,7 @@ def run(
     try:
         results = run_protocol(name, recipe, output, fabric, repeats=repeats, progress=progress)
     except TrainingStoppedError as stopped:
-        say(console, f"{stopped}; continue with the same command")
+        say(console, f"{stopped}; rerun the same command to resume")
         raise typer.Exit(STOPPED) from None
     if not fabric.is_global_zero:
         return
@@ -89,4 +100,4 @@ def run(
         say_json(results.plain())
         return
     print_table(rows, console, f"{name}: {path.stem}, {repeats} repeats")
-    say(console, f"written to {output / 'results.md'} and results.json; the runs are beside them")
+    say(console, f"written to {output / 'results.md'} and results.json; the runs are in the same folder")

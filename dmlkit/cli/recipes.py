@@ -1,11 +1,11 @@
-"""``dmlkit list``, ``check`` and ``schema``: what recipes are made of."""
+"""``dmlkit list``, ``copy``, ``check`` and ``schema``: recipes and their components."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Plugins, RecipePath, Set
+from dmlkit.cli.options import MORE, Debug, Plugins, RecipePath, Set, examples
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,24 +18,36 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(name="list", epilog="Examples:  dmlkit list losses    dmlkit list recipes")
+@app.command(name="list", rich_help_panel=MORE, epilog=examples("dmlkit list losses", "dmlkit list recipes"))
 def list_members(
-    family: Annotated[str | None, typer.Argument(help="One family, or recipes.", show_default=False)] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder of recipes, by default those of dmlkit.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print every key of every family as Markdown.")] = False,
+    family: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FAMILY", help="Family of components, e.g. losses; or the word recipes.", show_default=False
+        ),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="List the recipes in this folder. Default: those installed with dmlkit.",
+            show_default=False,
+        ),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys of all families as Markdown.")] = False,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """List the families that recipes put together, the members of one with their keys, or the recipes."""
+    """List the families of components, the members and keys of one family, or the recipes."""
     from rich.console import Console
 
     from dmlkit.recipe.catalogue import find_reference
 
     if root is not None and family != "recipes":
-        raise UserError("list: --root is a folder of recipes; give it with dmlkit list recipes")
+        raise UserError(f"list: --root {root} applies only to recipes; use dmlkit list recipes --root {root}")
     if markdown:
         if family is not None:
-            raise UserError("list: --markdown prints all families; leave FAMILY out")
+            raise UserError(f"list: --markdown prints all families; remove {family}")
         from dmlkit.recipe.reference import as_markdown
 
         typer.echo(as_markdown(find_reference(plugins or [])), nl=False)
@@ -48,7 +60,7 @@ def list_members(
 
 
 def print_families(families: "Families", console: "Console") -> None:
-    """One row a family."""
+    """Print one row per family."""
     from rich.table import Table
 
     from dmlkit.cli.console import say, show_table
@@ -57,12 +69,12 @@ def print_families(families: "Families", console: "Console") -> None:
     for name, members in families.items():
         table.add_row(name, ", ".join(member.name for member in members))
     show_table(table, console)
-    say(console, "dmlkit list FAMILY shows what each member is, and its keys with their defaults")
+    say(console, "dmlkit list FAMILY shows the members of a family, with their keys and defaults")
     say(console, "dmlkit list recipes shows the recipes")
 
 
 def print_family(family: str, families: "Families", console: "Console") -> None:
-    """Every member of a family: what it is, and each key with its default and its meaning."""
+    """Print each member of a family, with the default and the meaning of each key."""
     from dmlkit.cli.console import say
 
     if family not in families:
@@ -86,7 +98,7 @@ def say_indented(console: "Console", text: str, indent: int) -> None:
 
 
 def print_recipes(root: Path | None, console: "Console") -> None:
-    """One table for each folder of recipes, which is a paper: of a folder, or of those that come with dmlkit."""
+    """Print one table per folder of recipes, which is a paper: below ``root``, or of those installed with dmlkit."""
     from rich.table import Table
     from rich.text import Text
 
@@ -97,26 +109,34 @@ def print_recipes(root: Path | None, console: "Console") -> None:
     for paper, headers in find_recipes(root or shipped_recipes()).items():
         title = str(paper) if root else paper.name
         table = Table(title=Text(printable(title)), title_justify="left")
-        table.add_column("recipe", no_wrap=root is None)  # a name is there to be copied
-        table.add_column("what it is")
+        table.add_column("recipe", no_wrap=root is None)  # names must be copyable
+        table.add_column("description")
         table.add_column("published")
         for header in headers:
             name = header.path.name if root else f"{paper.name}/{header.path.stem}"
             table.add_row(*cells([name, header.summary, header.published]))
         show_table(table, console)
     if root is None:
-        say(console, "dmlkit train glyphs/proxy_anchor trains one; dmlkit copy NAME FILE copies it, to change")
+        say(console, "dmlkit train NAME trains a recipe; dmlkit copy NAME FILE copies it, so that you can change it")
 
 
-@app.command(epilog="Example:  dmlkit copy glyphs/proxy_anchor mine.yaml")
+@app.command(rich_help_panel=MORE, epilog=examples("dmlkit copy glyphs/proxy_anchor mine.yaml"))
 def copy(
-    name: Annotated[str, typer.Argument(help="A recipe that dmlkit list recipes shows.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of a recipe, as listed by dmlkit list recipes.", show_default=False),
+    ],
     file: Annotated[
-        Path | None, typer.Argument(help="Where to; by default the end of its name, here.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="YAML file to write. Default: the last part of the name, in this folder.",
+            show_default=False,
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Copy a recipe that comes with dmlkit, to change."""
+    """Copy a recipe that is installed with dmlkit, so that you can change it."""
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -126,15 +146,15 @@ def copy(
         say(Console(), f"written: {path}")
 
 
-@app.command(epilog="Example:  dmlkit check recipes/glyphs/proxy_anchor.yaml")
+@app.command(rich_help_panel=MORE, epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2"))
 def check(recipe: RecipePath, overrides: Set = None, plugins: Plugins = None, debug: Debug = False) -> None:
-    """Check a recipe and print it with every default spelled out."""
+    """Check a recipe and print it with every default."""
     from dmlkit.recipe.file import dump_recipe, read_recipe
 
     typer.echo(dump_recipe(read_recipe(recipe, overrides or [])), nl=False)
 
 
-@app.command(epilog="Example:  dmlkit schema > recipe.schema.json")
+@app.command(rich_help_panel=MORE, epilog=examples("dmlkit schema > recipe.schema.json"))
 def schema(plugins: Plugins = None, debug: Debug = False) -> None:
     """Print the JSON schema of recipes, for editors."""
     import json

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, Json, Plugins
+from dmlkit.cli.options import USE, Debug, Device, Json, Plugins, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,41 +13,52 @@ if TYPE_CHECKING:
     from dmlkit.embedding.questions.answers import Answers
 
 app = typer.Typer()
-MOST_SHOWN = 10  # queries in the terminal
+MOST_SHOWN = 10  # queries printed in the terminal
 
 
 @app.command(
-    epilog="Examples:  dmlkit search embeddings/photos new.jpg --run runs/demo    dmlkit search embeddings/photos "
-    "embeddings/new -k 5 --html page.html"
+    rich_help_panel=USE,
+    epilog=examples(
+        "dmlkit search embeddings/photos new.jpg --run runs/demo",
+        "dmlkit search embeddings/photos embeddings/new -k 5 --html page.html",
+    ),
 )
 def search(
     source: Annotated[
         Path,
-        typer.Argument(metavar="EMBEDDINGS|GALLERY", help="Where to search: what embed or gallery create wrote."),
+        typer.Argument(metavar="EMBEDDINGS|GALLERY", help="Embeddings folder or gallery folder to search in."),
     ],
     queries: Annotated[
         Path,
-        typer.Argument(metavar="IMAGES|EMBEDDINGS", help="An image, a folder of images, or one that embed wrote."),
+        typer.Argument(metavar="IMAGES|EMBEDDINGS", help="Queries: image, folder of images, or embeddings folder."),
     ],
-    k: Annotated[int, typer.Option("-k", help="How many neighbours of each.")] = 10,
+    k: Annotated[int, typer.Option("-k", metavar="COUNT", help="Number of neighbors per query.")] = 10,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Look at every image, also of a gallery that has an index.")
+        bool, typer.Option("--exact", help="Compare with every image, even if the gallery has an index.")
     ] = False,
     run: Annotated[
         Path | None,
         typer.Option(
-            help="Run that embeds images; by default the one that EMBEDDINGS lie in, or the gallery's.",
+            metavar="RUN",
+            help="Run that embeds the queries. Default: the one that EMBEDDINGS is in, or that of the gallery.",
             show_default=False,
         ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="CSV file to write all neighbours to.", show_default=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Page of pictures to write.", show_default=False)] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV table of all neighbors to write.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
+    ] = None,
     json: Json = False,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the images that are most like others: exactly, unless gallery index was run."""
+    """Find the nearest neighbors of images in an embeddings folder or a gallery.
+
+    The search is exact, unless the gallery has an index.
+    """
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say, say_json
@@ -69,10 +80,10 @@ def search(
     if answers.index is not None:
         say(
             console,
-            f"note: found by {answers.index.kind}, measured recall {answers.index.recall:.4f}; --exact finds all",
+            f"note: found by {answers.index.kind}, measured recall {answers.index.recall:.4f}; use --exact for all",
         )
     if answers.k < k:
-        say(console, f"note: -k {k} is cut to {answers.k}, all that {source} holds")
+        say(console, f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")
     if answers.skipped:
         say(console, f"{counted(len(answers.skipped), 'image', 'images')} could not be read: {answers.skipped[0]}")
     if csv is not None:
@@ -83,7 +94,7 @@ def search(
 
 
 def print_neighbors(answers: "Answers", console: "Console") -> None:
-    """A table for each query; of many queries for the first ones."""
+    """Print a table of neighbors for each of the first queries."""
     from itertools import islice
 
     from dmlkit.cli.console import print_table, say
@@ -93,11 +104,11 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
         print_table([["rank", "similarity", "label", "path"], *rows], console, path)
     more = len(answers.queries) - MOST_SHOWN
     if more > 0:
-        say(console, f"and {more} more queries; --csv FILE, --html FILE and --json tell of all")
+        say(console, f"and {more} more queries; --csv FILE, --html FILE and --json write all")
 
 
 def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "Console") -> None:
-    """The page of a search, and how many pictures it lacks."""
+    """Write the page of a search, and print how many pictures are missing."""
     from dmlkit.cli.console import counted
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
@@ -119,11 +130,11 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
 
 
 def tell_page(path: Path, gone: int, count: int, console: "Console", *, rows: str = "queries") -> None:
-    """Where a page is, and what it lacks."""
+    """Print where a page is, and how many pictures are missing."""
     from dmlkit.cli.console import counted, say
     from dmlkit.embedding.questions.page import MOST
 
     say(console, f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
     if gone:
         told = counted(gone, "picture is a placeholder", "pictures are placeholders")
-        say(console, f"note: {told}: no image is where it was")
+        say(console, f"note: {told}: image files were moved or deleted")

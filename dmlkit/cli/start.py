@@ -1,11 +1,11 @@
-"""``dmlkit start``: from someone's photos to a first recipe."""
+"""``dmlkit start``: a first recipe for your photos."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device
+from dmlkit.cli.options import TRAIN, Debug, Device, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,18 +15,30 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit start photos/")
+@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit start photos/"))
 def start(
     photos: Annotated[
-        Path, typer.Argument(metavar="ROOT|TABLE", help="One folder a class, or a table.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="ROOT|TABLE",
+            help="Folder with one subfolder per class, or table of images and labels.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Recipe to write; by default ROOT's name and .yaml, here.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Recipe to write. Default: the name of ROOT with .yaml, in this folder.",
+            show_default=False,
+        ),
     ] = None,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
-    """Look at photos and write a first recipe for them, with the reasons in its comments."""
+    """Inspect your photos and write a first recipe for them, with a comment on each choice."""
     from rich.console import Console
 
     from dmlkit.backbones.pretrained.at_hand import choose
@@ -54,24 +66,26 @@ def start(
     parse_recipe(text, str(output))
     with atomic_write(output) as partial:
         partial.write_text(text, encoding="utf-8")
-    say(console, f"{output}: {backbone.title}, {'all of it trained' if gpu else 'frozen, with a head'}; next:")
+    say(
+        console, f"{output}: {backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}; next:"
+    )
     say(console, f"  dmlkit train {output} -o runs/{output.stem}")
 
 
 def print_survey(found: "Survey", title: str, console: "Console") -> None:
-    """What was found, a row a split, then the sizes."""
+    """Print one row per split, then the sizes of classes and images."""
     from dmlkit.cli.console import counted, print_table, say
 
-    rows = [["of", "images", "classes"]]
+    rows = [["split", "images", "classes"]]
     rows += [[split, f"{count:,}", f"{found.classes[split]:,}"] for split, count in found.images.items() if count]
     print_table(rows, console, title)
     smallest, median, largest = found.per_class
-    say(console, f"images of a training class: {smallest} to {largest}, median {median:g}")
+    say(console, f"images per training class: {smallest} to {largest}, median {median:g}")
     smallest, median, largest = found.sides
     say(console, f"shorter side: {smallest} to {largest} pixels, median {median:g}")
     if found.unreadable:
         say(
             console,
-            f"{counted(found.unreadable, 'image', 'images')} of the sample could not be opened; see dmlkit data check",
+            f"{counted(found.unreadable, 'image', 'images')} of the sample could not be opened; run dmlkit data check",
             style="yellow",
         )

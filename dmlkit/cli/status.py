@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Json
+from dmlkit.cli.options import RESEARCH, Debug, Json, examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit status runs/study/mpa")
+@app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit status runs/study/mpa"))
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="STUDY", help="Folder that study wrote.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="Study folder, written by study.", show_default=False)
+    ],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """How far a study is: every run, its best score so far, the time spent and the time left. Reads only."""
+    """Print the progress of a study: its runs, the best scores so far, the time spent and left."""
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
@@ -42,11 +44,11 @@ def status(
         say(console, f"failed: {line}")
     say(console, totals(found))
     if found.count("done") < len(found.runs) and not found.is_running:
-        say(console, f"nothing runs now; go on with: {found.command}")
+        say(console, f"no run is in progress; to resume: {found.command}")
 
 
 def rows_of(found: "StudyStatus") -> list[list[str]]:
-    """One row a variant, or one a value that is tried of it."""
+    """Return one row per variant, or one per value that is tried for it."""
     from dmlkit.study.reports.tables import format_duration
 
     rows = [["variant", "seeds", "validation", "spent"]]
@@ -57,14 +59,14 @@ def rows_of(found: "StudyStatus") -> list[list[str]]:
             name += " (not chosen yet)"
         elif choice and choice == found.best.get(variant):
             name += " (best)"
-        scores = [run.score for run in runs if run.score is not None]  # their mean is what chooses
+        scores = [run.score for run in runs if run.score is not None]  # the value with the best mean is chosen
         seconds = sum(run.seconds for run in runs)
         rows.append([name, seeds_of(runs), f"{fmean(scores):.4f}" if scores else "", format_duration(seconds)])
     return rows
 
 
 def seeds_of(runs: "Iterable[RunStatus]") -> str:
-    """The seeds of runs by what became of them: ``0 1 done, 2 running (epoch 3 of 5), 3 4 waiting``."""
+    """Return the seeds of runs, grouped by state: ``0 1 done, 2 running (epoch 3 of 5), 3 4 waiting``."""
 
     def far(run: "RunStatus") -> str:
         at = f" (epoch {run.epochs} of {run.of_epochs})" if run.state in ("running", "stopped") else ""
@@ -74,14 +76,14 @@ def seeds_of(runs: "Iterable[RunStatus]") -> str:
 
 
 def totals(found: "StudyStatus") -> str:
-    """Counts and times in one line."""
+    """Return counts and times on one line."""
     from dmlkit.study.reports.tables import format_duration
 
     counts = [f"{found.count('done')} of {len(found.runs)} runs done"]
     counts += [f"{found.count(state)} {state}" for state in ("running", "stopped", "failed") if found.count(state)]
     times = [f"{format_duration(found.seconds)} of training"]
     if found.seconds_left:
-        times.append(f"about {format_duration(found.seconds_left)} left, one run after another")
+        times.append(f"about {format_duration(found.seconds_left)} left if runs train one after another")
         if found.count("running") > 1:
             times.append(f"{format_duration(found.seconds_left / found.count('running'))} with as many at once as now")
     return f"{', '.join(counts)}; {', '.join(times)}"

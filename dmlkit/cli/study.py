@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, DryRun, Plugins, Set
+from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, examples
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,26 +19,36 @@ BUDGET_USED = 75  # EX_TEMPFAIL of sysexits.h: try again
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit study recipes/study/mpa.yaml -o runs/study/mpa")
+@app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa"))
 def study(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML study.", show_default=False)],
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of a study.", show_default=False)],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Study folder; by default runs/study/ and the study's name.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Study folder to write. Default: runs/study/ and the name of the file.",
+            show_default=False,
+        ),
     ] = None,
     overrides: Set = None,
     device: Device = "auto",
     jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at once, each on a GPU of its own or with its share of the CPU's cores.")
+        int,
+        typer.Option(
+            min=1, metavar="COUNT", help="Runs at the same time, each on its own GPU or its share of the CPU cores."
+        ),
     ] = 1,
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="Where runs train: on this machine, or on a Ray cluster that reaches the study's folder."),
+        typer.Option(help="Where to train: this machine, or a Ray cluster that can reach the study folder."),
     ] = "local",
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Stop after so long, e.g. 90m or 1h30m, with the results of what is complete.",
+            help="Stop after this time, e.g. 90m or 1h30m, with the results of the finished runs.",
             show_default=False,
         ),
     ] = None,
@@ -46,7 +56,10 @@ def study(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Hold a claim against runs: variants of a recipe with several seeds; the same command continues it."""
+    """Test a claim: train variants of a recipe with several seeds and compare them.
+
+    After a stop or kill the same command resumes.
+    """
     import shlex
     from math import inf
 
@@ -67,12 +80,18 @@ def study(
         describe(read, output, console)
         return
     precision = read.variants[0].candidates[0].recipe.training.precision
-    fabric = start_fabric("cpu") if engine == "ray" else start_fabric(device, precision)  # Ray's tasks need the device
+    fabric = (
+        start_fabric("cpu") if engine == "ray" else start_fabric(device, precision)
+    )  # the device is left to Ray's tasks
     if (jobs > 1 or engine == "ray") and fabric.world_size > 1:
         asked = "--engine ray" if engine == "ray" else f"--jobs {jobs}"
-        raise UserError(f"{asked}: under torchrun all ranks train one run together; start dmlkit without torchrun")
+        raise UserError(
+            f"{asked} does not work under torchrun, whose ranks train one run together; start dmlkit without torchrun"
+        )
     if jobs > 1 and engine == "ray":
-        raise UserError(f"--jobs {jobs}: Ray trains as many runs at once as its cluster has room for; leave --jobs out")
+        raise UserError(
+            f"--jobs {jobs} does not apply to --engine ray, which starts as many runs as fit the cluster; remove --jobs"
+        )
     console.quiet = not fabric.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
     files = [word for file in plugins or [] for word in ("--plugin", str(file))]
@@ -87,25 +106,25 @@ def study(
     except BudgetUsedError as stopped:
         results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:
-        done = f"{progress.finished} of {progress.runs} runs are complete"
+        done = f"{progress.finished} of {progress.runs} runs are finished"
         where = f"{stopped} ({progress.names()})" if progress.training else f"{stopped}"
-        say(console, f"{where}; {done}; continue with the same command")
+        say(console, f"{where}; {done}; rerun the same command to resume")
         raise typer.Exit(STOPPED) from None
     if results and fabric.is_global_zero:
-        tell(results, output, console)
+        print_results(results, output, console)
     if is_cut_off:
         if not results:
-            say(console, "no variant is complete yet, so there are no results")
-        done = f"{progress.finished} of {progress.runs} runs done"
-        say(console, f"budget used up: {done}; the same command goes on")
+            say(console, "no results: no variant is finished yet")
+        done = f"{progress.finished} of {progress.runs} runs are finished"
+        say(console, f"the time of --budget is used up: {done}; rerun the same command to resume")
         raise typer.Exit(BUDGET_USED)
     if results and results.missing:
         failed = counted(len(results.failed), "run", "runs")
-        raise UserError(f"{output}: {failed} failed, as told above; the same command tries again")
+        raise UserError(f"{output}: {failed} failed with the errors above; rerun the same command to try again")
 
 
-def tell(results: "StudyResults", output: Path, console: "Console") -> None:
-    """Write the results for people too, and show them."""
+def print_results(results: "StudyResults", output: Path, console: "Console") -> None:
+    """Write the results as Markdown, and print them."""
     from dmlkit.cli.console import print_table, say
     from dmlkit.study.reports.report import missing_lines, write_section
     from dmlkit.study.reports.tables import figure_rows, verdict_lines
@@ -119,7 +138,7 @@ def tell(results: "StudyResults", output: Path, console: "Console") -> None:
 
 
 def describe(study: "Study", output: Path, console: "Console") -> None:
-    """``--dry-run``: what differs, what would run, and what is complete."""
+    """Print what differs between variants, what would run and what is finished (``--dry-run``)."""
     from rich.table import Table
     from rich.text import Text
 
@@ -131,7 +150,7 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
 
     notes = study_notes(study, check_components(study, output))
     first = plain(study.variants[0].candidates[0].recipe)
-    head = cells(["variant", f"differs from {study.variants[0].name} by", "to choose from"])
+    head = cells(["variant", f"differs from {study.variants[0].name} by", "values to tune"])
     table = Table(show_lines=True)
     for name in head:
         table.add_column(name)
@@ -146,22 +165,30 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     for note in notes:
         say(console, f"note: {note}")
     if study.most_added_runs:
-        say(console, f"up to {study.most_added_runs} runs more, beyond the edges of grids and with added seeds")
-    say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {complete} models are complete")
+        say(
+            console,
+            f"up to {study.most_added_runs} more runs, for values beyond the edges of grids and for added seeds",
+        )
+    say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {complete} models are finished")
     say(console, "dry run: nothing was trained or written")
 
 
-@app.command(epilog="Example:  dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md")
+@app.command(
+    rich_help_panel=RESEARCH,
+    epilog=examples("dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md"),
+)
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="STUDY...", help="Folders that study wrote.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="STUDY", help="One or more study folders, written by study.", show_default=False),
     ],
     output: Annotated[
         Path,
         typer.Option(
             "--output",
             "-o",
-            help="Markdown file to write; of one that is there, only the block that report wrote.",
+            metavar="FILE",
+            help="Markdown file to write. In an existing file only the block that report wrote is replaced.",
             show_default=False,
         ),
     ],
@@ -169,13 +196,13 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Only statements of this paper, as the studies' files name it under expect.",
+            help="Report only the statements of this paper (key paper under expect).",
             show_default=False,
         ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write the results of studies as one document: claims, figures, verdicts and commands."""
+    """Write the results of studies as one document: claims, metrics, verdicts and commands."""
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -183,5 +210,5 @@ def report(
 
     console = Console()
     for folder in write_report(folders, output, paper=paper):
-        say(console, f"note: {folder} has no statement of {paper}; nothing of it is told")
+        say(console, f"note: {folder} has no statement of {paper} and is left out")
     say(console, f"wrote {output} and the plots in {output.parent / output.stem}")

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: which run of how many, its figures, and the time that is left."""
+"""Progress of a study: the current run, its metrics, and the time left."""
 
 from time import perf_counter
 from types import TracebackType
@@ -15,20 +15,20 @@ from dmlkit.training.progress import Silent
 
 
 class RunsProgress:
-    """A bar over all epochs of a study in a terminal, and everywhere a line after each run that was trained.
+    """Progress of a study: a bar over all its epochs in a terminal, and a line after each trained run everywhere.
 
     Args:
-        console: where to.
+        console: where to print.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.runs, self.epochs = 0, 0  # of the study, as far as they are known
+        self.runs, self.epochs = 0, 0  # of the study, as far as known
         self.finished = 0  # runs
         self.epochs_behind = 0  # of finished runs
-        self.training: dict[str, float] = {}  # runs that are under way, with the epochs behind them
+        self.training: dict[str, float] = {}  # runs in progress, with their finished epochs
         self.trained = 0  # epochs of this session
-        self.started: float | None = None  # when this session began to train
+        self.started: float | None = None  # when this session started to train
         self.bar = Progress(
             TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}", markup=False),
             BarColumn(),
@@ -62,20 +62,20 @@ class RunsProgress:
         return RunLine(self, name, epochs)
 
     def start_training(self, name: str) -> None:
-        """A run that was not complete begins, or its next model."""
+        """Start an unfinished run, or its next model."""
         if self.started is None:
             self.started = perf_counter()
             if self.finished:
-                say(self.console, f"{self.finished} of {self.runs} runs are complete already")
+                say(self.console, f"{self.finished} of {self.runs} runs are already finished")
         self.training.setdefault(name, 0.0)
         self.bar.update(self.task, run=self.finished + 1, name=self.names())
 
     def names(self) -> str:
-        """Of the runs under way."""
+        """Return the names of the runs in progress."""
         return printable(", ".join(self.training))
 
     def time_left(self) -> str:
-        """From the time that this session's epochs took."""
+        """Estimate the time left from the epochs of this session."""
         if self.started is None or not self.trained:
             return ""
         each = (perf_counter() - self.started) / self.trained
@@ -83,12 +83,12 @@ class RunsProgress:
 
 
 class RunLine(Silent):
-    """One run's share of a study's progress.
+    """Progress of one run of a study.
 
     Args:
-        study: whose run it is.
-        name: of the run.
-        epochs: of all its models.
+        study: progress of the study.
+        name: name of the run.
+        epochs: number of epochs of all its models.
     """
 
     def __init__(self, study: RunsProgress, name: str, epochs: int) -> None:

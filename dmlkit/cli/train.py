@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Debug, Device, DryRun, Plugins, RecipePath, Set
+from dmlkit.cli.options import TRAIN, Debug, Device, DryRun, Plugins, RecipePath, Set, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,23 +18,35 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example:  dmlkit train recipes/glyphs/proxy_anchor.yaml --set training.epochs=3 -o runs/short")
+@app.command(
+    rich_help_panel=TRAIN,
+    epilog=examples(
+        "dmlkit train glyphs/proxy_anchor", "dmlkit train recipe.yaml --set training.epochs=3 -o runs/short"
+    ),
+)
 def train(
     recipe: RecipePath,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run folder; by default runs/ and the recipe's name.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Run folder to write. Default: runs/ and the name of the recipe.",
+            show_default=False,
+        ),
     ] = None,
     overrides: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder, and what was made with its weights.")
+        bool, typer.Option("--overwrite", help="Replace the run in the folder, with everything made from its weights.")
     ] = False,
     dry_run: DryRun = False,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Train a recipe into a run folder."""
+    """Train a recipe and write a run folder: weights, curves, metrics on unseen classes."""
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -58,17 +70,17 @@ def train(
                 resolved, output, fabric=fabric, progress=progress, resume=resume, overwrite=overwrite
             )
     except TrainingStoppedError as stopped:
-        how = "--resume in place of --overwrite" if overwrite else "--resume"
-        say(console, f"{stopped}; continue with the same command and {how}")
+        how = "--resume instead of --overwrite" if overwrite else "--resume"
+        say(console, f"{stopped}; to resume, rerun the same command with {how}")
         raise typer.Exit(STOPPED) from None
     except KeyboardInterrupt:  # before the first step
-        say(console, "stopped; continue with the same command and --resume")
+        say(console, "stopped; to resume, rerun the same command with --resume")
         raise typer.Exit(STOPPED) from None
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
         if checkpoint:
             say(console, f"{name} (epoch {checkpoint.epoch})  test {format_metrics(checkpoint.test)}")
     if summary.untouched:
-        say(console, f"untouched  test {format_metrics(summary.untouched.test)}")
+        say(console, f"pretrained baseline  test {format_metrics(summary.untouched.test)}")
         say(console, summary_gain(summary, summary.untouched, resolved.training.select_by))
     if cost := cost_of(summary):
         say(console, cost)
@@ -78,7 +90,7 @@ def train(
 
 
 def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str) -> str:
-    """Whether training paid, by the metric that chooses checkpoints."""
+    """Return a line on the gain from training, by the metric that chooses checkpoints."""
     from dmlkit.evaluation.untouched import gain_message
 
     change = untouched.difference.get(metric)
@@ -87,17 +99,17 @@ def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str)
 
 
 def cost_of(summary: "Summary") -> str:
-    """What a run took, as far as it is known."""
+    """Return the time and memory of a run, as far as known."""
     parts: list[str] = []
     if summary.seconds_per_epoch is not None:
-        parts.append(f"{summary.seconds_per_epoch:,.1f} s an epoch")
+        parts.append(f"{summary.seconds_per_epoch:,.1f} s per epoch")
     if summary.peak_memory_bytes is not None:
         parts.append(f"at most {summary.peak_memory_bytes / 1e9:.2f} GB of memory")
     return ", ".join(parts)
 
 
 def print_experiment(recipe: "Recipe", console: "Console") -> None:
-    """``--dry-run``: the resolved recipe and the size of everything."""
+    """Print the resolved recipe, and the sizes of data, model and loss (``--dry-run``)."""
     from dmlkit.cli.console import say
     from dmlkit.recipe.file import dump_recipe
     from dmlkit.training.experiment import assemble
@@ -108,7 +120,7 @@ def print_experiment(recipe: "Recipe", console: "Console") -> None:
     sizes = {
         "training": size_of(experiment.train),
         "validation": size_of(validation) if validation else "none",
-        "steps": f"{experiment.steps} an epoch, {recipe.training.epochs} epochs, "
+        "steps": f"{experiment.steps} per epoch, {recipe.training.epochs} epochs, "
         f"{together}batches of {experiment.sampler.batch_size} images",
         "model": parameters_of(experiment.model),
         "loss": parameters_of(experiment.objective),
@@ -121,14 +133,14 @@ def print_experiment(recipe: "Recipe", console: "Console") -> None:
 
 
 def parameters_of(module: "nn.Module") -> str:
-    """How many parameters, and how many of them train where that is not all."""
+    """Return the number of parameters, and that of the trained ones if some are frozen."""
     count = sum(parameter.numel() for parameter in module.parameters())
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    return f"{count:,} parameters" + (f", of which {trained:,} train" if trained < count else "")
+    return f"{count:,} parameters" + (f", of which {trained:,} are trained" if trained < count else "")
 
 
 def size_of(dataset: "Dataset") -> str:
-    """How many images and classes."""
+    """Return the numbers of images and classes."""
     from dmlkit.cli.console import counted
 
     classes = len(dataset.class_names)

@@ -1,11 +1,11 @@
-"""``dmlkit verify``: same or not?"""
+"""``dmlkit verify``: whether two images show the same class."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import Checkpoint, Debug, Device, Json, Plugins, RunPath
+from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, examples
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,39 +18,48 @@ SHOWN = 20  # pairs in the terminal
 
 
 @app.command(
-    epilog="Examples:  dmlkit verify runs/demo a.jpg b.jpg    dmlkit verify runs/demo --pairs pairs.csv --csv out.csv"
+    rich_help_panel=USE,
+    epilog=examples("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo --pairs pairs.csv --csv out.csv"),
 )
 def verify(
     run: RunPath,
     images: Annotated[
-        list[Path] | None, typer.Argument(metavar="[A B]", help="Two images.", show_default=False)
+        list[Path] | None, typer.Argument(metavar="IMAGE", help="Two images to compare.", show_default=False)
     ] = None,
     pairs: Annotated[
         Path | None,
-        typer.Option(help="Instead: table with columns a, b and maybe same (1 or 0), or a pairs.txt as of LFW."),
+        typer.Option(
+            metavar="FILE",
+            help="Pairs to compare instead: table with columns a, b and optionally same (1 or 0), or pairs.txt of LFW.",
+            show_default=False,
+        ),
     ] = None,
     root: Annotated[
         Path | None,
         typer.Option(
-            help="Folder that names in --pairs are relative to; by default the file's own.", show_default=False
+            metavar="FOLDER",
+            help="Folder that paths in --pairs are relative to. Default: the folder of the file.",
+            show_default=False,
         ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="File to write every pair to.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="CSV table of all pairs to write.", show_default=False)
+    ] = None,
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Tell whether two images are of one class, by the threshold that calibrate found."""
+    """Print whether two images show the same class, by the threshold that calibrate found."""
     names = images or []
     if (pairs is None) == (not names) or len(names) not in (0, 2):
         raise UserError(
-            "verify: give either two images or --pairs FILE, got "
-            f"{len(names)} of the one and {int(pairs is not None)} of the other"
+            f"verify: expected either two images or --pairs FILE, got {len(names)} "
+            f"{'image' if len(names) == 1 else 'images'} and {'--pairs' if pairs else 'no --pairs'}"
         )
     if root is not None and pairs is None:
-        raise UserError("verify: --root is for --pairs; leave it out")
+        raise UserError("verify: --root applies only to --pairs FILE; remove --root")
 
     from rich.console import Console
 
@@ -64,7 +73,7 @@ def verify(
     if csv is not None:
         check_output(csv, is_pairs_table, sources=[*names, *([pairs] if pairs else [])], option="--csv")
         if not csv.parent.is_dir():
-            raise UserError(f"--csv {csv}: no such folder {csv.parent}")
+            raise UserError(f"--csv {csv}: the folder {csv.parent} does not exist; create it first")
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
@@ -76,13 +85,13 @@ def verify(
     if json:
         say_json(found.stamped())
         return
-    tell(found, console)
+    print_verdicts(found, console)
     if csv is not None:
         say(console, f"written to {csv}")
 
 
-def tell(found: "Verification", console: "Console") -> None:
-    """Print the first pairs, and how right the verdicts are where that is known."""
+def print_verdicts(found: "Verification", console: "Console") -> None:
+    """Print the first pairs, and the error rates if the answers are known."""
     from dmlkit.cli.console import counted, print_table, say
     from dmlkit.evaluation.verification import answer
 
@@ -92,17 +101,17 @@ def tell(found: "Verification", console: "Console") -> None:
         score = "" if pair.score is None else f"{pair.score:.6g}"
         known = "" if pair.known is None else answer(pair.known)
         rows.append([pair.a, pair.b, score, pair.verdict, *([known] if is_known else [])])
-    print_table(rows, console, f"{found.similarity} >= {found.threshold:.6g}: the same")
+    print_table(rows, console, f"{found.similarity} >= {found.threshold:.6g}: same class")
     if len(found.pairs) > SHOWN:
-        say(console, f"and {len(found.pairs) - SHOWN:,} more; --csv FILE or --json has all")
+        say(console, f"and {len(found.pairs) - SHOWN:,} more; --csv FILE or --json writes all")
     if found.correctness is not None:
         right = found.correctness
         rates = [f"accuracy {right.accuracy:.4f}"]
         rates += [f"{name} {rate:.4f}" for name, rate in (("FAR", right.far), ("FRR", right.frr)) if rate is not None]
-        say(console, f"{', '.join(rates)} over {right.same:,} pairs of one class and {right.different:,} of two")
+        say(console, f"{', '.join(rates)} over {right.same:,} same-class and {right.different:,} different-class pairs")
     for fault in found.skipped[:SHOWN]:
-        say(console, f"not read: {fault}")
+        say(console, f"could not be read: {fault}")
     if found.skipped:
         without = sum(pair.same is None for pair in found.pairs)
         left = f"{counted(without, 'pair', 'pairs')} without a verdict"
-        say(console, f"{counted(len(found.skipped), 'image', 'images')} not read; {left}")
+        say(console, f"{counted(len(found.skipped), 'image', 'images')} could not be read; {left}")

@@ -136,7 +136,9 @@ class EmbeddedSplit:
             UserError: the dataset holds vectors.
         """
         if self.dataset.num_features is not None:
-            raise UserError(f"{what} shows images, and {self.run.path} embeds vectors; choose another kind")
+            raise UserError(
+                f"{what} shows images, and {self.run.path} embeds vectors; use another kind of plot, without --images"
+            )
 
 
 def evenly_spread(values: Tensor, count: int) -> Tensor:

@@ -22,8 +22,8 @@ def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
     """
     if not isinstance(manifold, Poincare | Lorentz) or manifold.dim != 2:
         raise UserError(
-            f"plot: the disk shows 2-d embeddings on poincare or lorentz, got {manifold.dim}-d on "
-            f"{type(manifold).__name__.lower()}; use --kind pca or --kind tsne"
+            f"plot disk: the disk shows 2-d embeddings on poincare or lorentz, got {manifold.dim}-d on "
+            f"{type(manifold).__name__.lower()}; use dmlkit plot pca or dmlkit plot tsne"
         )
     root = (-manifold.curvature.detach()).sqrt()
     if isinstance(manifold, Poincare):

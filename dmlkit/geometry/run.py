@@ -15,7 +15,7 @@ from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.geometry.curvature import Hyperbolicity, backbone_features, hyperbolicity
-from dmlkit.geometry.plot import SIDE, MapKind, Mapped, default_kind, plot_embeddings
+from dmlkit.geometry.plot import SIDE, MapKind, Mapped, plot_embeddings
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
@@ -88,7 +88,7 @@ def plot_map(
     embedded: EmbeddedSplit,
     output: Path | None,
     *,
-    kind: MapKind | None = None,
+    kind: MapKind,
     classes: int = 20,
     images: bool = False,
     bar: Bar = no_bar,
@@ -98,7 +98,7 @@ def plot_map(
     Args:
         embedded: the embeddings of a split.
         output: the file; by default one in the run.
-        kind: ``disk``, ``pca`` or ``tsne``; by default `default_kind`.
+        kind: ``disk``, ``pca`` or ``tsne``.
         classes: number of classes to show, evenly spread.
         images: whether to draw the images themselves.
         bar: shows the progress of t-SNE.
@@ -106,10 +106,9 @@ def plot_map(
     Raises:
         UserError: the kind does not suit the manifold, or the images are requested and the samples are vectors.
     """
-    kind = kind or default_kind(embedded.manifold)
     output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"
     if images:
-        embedded.require_images("plot --images")
+        embedded.require_images(f"plot {kind} --images")
     shown = embedded.of_classes(classes)
     proxies = shown.proxies()
     mapped = Mapped(

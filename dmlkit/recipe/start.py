@@ -1,4 +1,4 @@
-"""The first recipe for someone's photos: plain choices, each with its reason in a comment."""
+"""A first recipe for the user's photos, with the reason for each choice in a comment."""
 
 import hashlib
 import json
@@ -10,26 +10,26 @@ from dmlkit.backbones.pretrained.at_hand import Pretrained
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.errors import UserError
 
-LEAST_VALIDATION = 10  # classes: fewer choose a checkpoint by chance
+LEAST_VALIDATION = 10  # classes; with fewer the choice of a checkpoint is mostly chance
 MOST_VALIDATION = 0.3  # of the training classes
 MARK = "by dmlkit start"
 STAMP = re.compile(r" \(sha256 ([0-9a-f]{16})\)$")
-"""What ends the first line: a checksum of the text without it, by which a recipe that was edited is known."""
-EPOCHS = 20  # where photos of 40 products stopped gaining with a head on frozen features
+"""The end of the first line: a checksum of the rest of the text, which shows whether the recipe was edited."""
+EPOCHS = 20  # photos of 40 products gained nothing after that, with a head on frozen features
 
 
 @dataclass(frozen=True)
 class Photos:
-    """What a first recipe depends on.
+    """The facts that determine a first recipe.
 
     Args:
-        dataset: the photos.
-        images: of the training split.
-        classes: of the training split.
-        names_validation: the dataset says itself which classes validate.
-        backbone: to start from.
-        at_hand: its weights lie on this machine.
-        gpu: there is one.
+        dataset: dataset of the photos.
+        images: number of images in the training split.
+        classes: number of classes in the training split.
+        names_validation: whether the dataset has its own validation classes.
+        backbone: pretrained backbone.
+        at_hand: whether its weights are on this machine.
+        gpu: whether there is a GPU.
     """
 
     dataset: DatasetConfig
@@ -42,14 +42,14 @@ class Photos:
 
 
 def starting_recipe(setting: Photos) -> str:
-    """Return the text of a recipe: YAML with comments, and with its own checksum in the first line."""
+    """Return the text of a recipe: YAML with comments, and a checksum in the first line."""
     text = "\n".join(
         [
             f"# A first recipe for {setting.images:,} training photos of {setting.classes:,} classes, {MARK}",
             *_dataset(setting),
             *_backbone(setting),
             "embedding_dim: 512",
-            "loss: {name: proxy_anchor}   # needs little tuning, for few classes and for many",
+            "loss: {name: proxy_anchor}   # needs little tuning, with few or many classes",
             *_training(setting),
             "",
         ]
@@ -58,10 +58,10 @@ def starting_recipe(setting: Photos) -> str:
 
 
 def is_starting_recipe(path: Path) -> bool:
-    """Return whether a file is as `starting_recipe` wrote it, so that nothing of the user's is lost with it.
+    """Return whether a file is an unedited recipe of `starting_recipe`, which may be replaced.
 
     Raises:
-        UserError: `starting_recipe` wrote it, and it has been edited since.
+        UserError: the file was written by `starting_recipe` and edited afterwards.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     head, newline, body = text.partition("\n")
@@ -70,7 +70,7 @@ def is_starting_recipe(path: Path) -> bool:
         return True
     if MARK in head:
         raise UserError(
-            f"--output {path}: has been edited since dmlkit start wrote it; choose another --output, or remove the file"
+            f"--output {path}: the recipe was edited after dmlkit start wrote it; choose another --output, or remove it"
         )
     return False
 
@@ -99,14 +99,14 @@ def _dataset(setting: Photos) -> list[str]:
         held_out = max(2, -(-setting.classes * fraction // 1))
         lines.append(
             f"  validation_fraction: {fraction}   # {held_out:.0f} training classes choose the best checkpoint; "
-            "test classes choose nothing"
+            "test classes are never used to choose anything"
         )
     return lines
 
 
 def _backbone(setting: Photos) -> list[str]:
     choice = setting.backbone
-    where = "its weights are on this machine" if setting.at_hand else f"downloads {choice.megabytes} MB at first"
+    where = "its weights are on this machine" if setting.at_hand else f"downloads {choice.megabytes} MB once"
     lines = [
         "backbone:",
         "  name: timm",
@@ -114,33 +114,35 @@ def _backbone(setting: Photos) -> list[str]:
         f"  weights: {choice.weights}",
     ]
     if choice.image_size is not None:
-        lines.append(f"  image_size: {choice.image_size}   # pixels; its positions are interpolated")
+        lines.append(f"  image_size: {choice.image_size}   # pixels; position embeddings are interpolated")
     if choice.pooling is not None:
-        lines.append(f"  pooling: {{name: {choice.pooling}}}   # as its authors do")
+        lines.append(f"  pooling: {{name: {choice.pooling}}}   # as in the original model")
     if setting.gpu:
         lines.append(
-            "  tuning: {name: full}   # all weights are trained; {name: none} takes minutes, {name: lora} less memory"
+            "  tuning: {name: full}   # trains all weights; {name: none} takes minutes, {name: lora} needs less memory"
         )
     else:
         lines.append(
-            "  tuning: {name: none, feature_views: 4}   # no GPU here: features are computed once, a head is trained "
-            "on them"
+            "  tuning: {name: none, feature_views: 4}   # without a GPU: features are computed once, and a head "
+            "is trained on them"
         )
     return [
         *lines,
-        "transform: {name: pretrained}   # the size, colours and cropping that these weights were trained with",
+        "transform: {name: pretrained}   # image size, normalization and cropping of the pretrained weights",
     ]
 
 
 def _training(setting: Photos) -> list[str]:
-    rate, why = ("1e-4", "small, for all weights") if setting.gpu else ("1e-3", "larger, for the head alone")
+    rate, why = (
+        ("1e-4", "small, because all weights are trained") if setting.gpu else ("1e-3", "larger, for a head only")
+    )
     batch = min(120, max(8, setting.images // 4))
     return [
         f"sampler: {{name: random, batch_size: {batch}}}",
         "optimizer:",
         "  name: adamw",
         f"  lr: {rate}   # {why}",
-        "  lr_multipliers: {loss: 10}   # proxies see few gradients; they need a larger step",
+        "  lr_multipliers: {loss: 10}   # each proxy gets few gradients and needs a larger step",
         "schedule: {name: cosine, warmup_epochs: 1.0}",
         f"training: {{epochs: {EPOCHS}}}",
         "metrics: [recall@1, map@r]",

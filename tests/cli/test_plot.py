@@ -1,4 +1,4 @@
-"""dmlkit plot as it is typed: which kind takes what, and what a mistake is told as."""
+"""Command lines of dmlkit plot: the options of each kind, and the messages for user errors."""
 
 import shutil
 from pathlib import Path
@@ -38,82 +38,94 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "written"),
+    ("words", "message", "written"),
     [
-        (["one"], "36 images of 6 classes", "one/plots/test-pca.png"),
-        (["one", "--kind", "pca", "--images", "--split", "train"], "18 images of 3 classes", "one/plots/train-pca.png"),
+        (["pca", "one"], "36 images of 6 classes", "one/plots/test-pca.png"),
+        (["pca", "one", "--images", "--split", "train"], "18 images of 3 classes", "one/plots/train-pca.png"),
         (
-            ["one", "--kind", "retrieval", "-k", "3", "--queries", "5"],
-            "5 queries, 3 of them",
+            ["retrieval", "one", "-k", "3", "--queries", "5"],
+            "5 queries, including the 3 worst",
             "one/plots/test-retrieval.png",
         ),
-        (["one", "--kind", "heatmap", "--split", "train"], "3 classes and 3 proxies", "one/plots/train-heatmap.png"),
-        (["one", "--kind", "heatmap"], "--split train shows them", "one/plots/test-heatmap.png"),
-        (["one", "--kind", "histogram"], "90 pairs of one class and 540 of two", "one/plots/test-histogram.png"),
-        (["one", "--kind", "epochs"], "1 curve of 1 run", "one/plots/epochs.png"),
-        (["one", "two", "other", "-o", "e.svg"], "2 curves of 3 runs", "e.svg"),
-        (["study"], "3 variants, 2 seeds", "study/plots/results.png"),
-        (["study", "-o", "new/claim.pdf", "--metric", "map@r"], "3 variants, 2 seeds", "new/claim.pdf"),
-        (["study", "--kind", "epochs", "--metric", "map@r"], "3 variants, 2 seeds", "study/plots/epochs.png"),
+        (["heatmap", "one", "--split", "train"], "3 classes and 3 proxies", "one/plots/train-heatmap.png"),
+        (["heatmap", "one"], "use --split train", "one/plots/test-heatmap.png"),
+        (["histogram", "one"], "90 same-class pairs and 540 different-class", "one/plots/test-histogram.png"),
+        (["epochs", "one"], "1 curve of 1 run", "one/plots/epochs.png"),
+        (["epochs", "one", "two", "other", "-o", "e.svg"], "2 curves of 3 runs", "e.svg"),
+        (["results", "study"], "3 variants, 2 seeds", "study/plots/results.png"),
+        (["results", "study", "-o", "new/claim.pdf", "--metric", "map@r"], "3 variants, 2 seeds", "new/claim.pdf"),
+        (["epochs", "study", "--metric", "map@r"], "3 variants, 2 seeds", "study/plots/epochs.png"),
     ],
 )
-def test_every_kind_is_drawn_and_drawn_again(dmlkit, here: Path, words: list[str], told: str, written: str):
-    for _ in range(2):  # it knows its own
+def test_every_kind_is_drawn_and_drawn_again(dmlkit, here: Path, words: list[str], message: str, written: str):
+    for _ in range(2):  # the second picture replaces the first
         result = dmlkit("plot", *words)
         assert result.code == 0, result.err
-        assert told in " ".join(result.out.split())
+        assert message in " ".join(result.out.split())
     assert (here / written).stat().st_size > 2000
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (["one", "two", "--kind", "tsne"], "--kind tsne draws one run, got 2; several are drawn by --kind epochs"),
-        (["one", "two"], "--output is needed"),
-        (["one", "one", "-o", "e.png"], "a run is given twice"),
-        (["one", "study", "-o", "e.png"], "study: no run here"),
-        (["one", "--kind", "results"], "--kind results draws one study"),
-        (["study", "--kind", "heatmap"], "--kind heatmap draws a run, and study is a study"),
-        (["study", "--split", "train"], "--split is not for --kind results; it is for disk, pca, tsne"),
-        (["one", "--kind", "epochs", "--images"], "--images is not for --kind epochs; it is for disk, pca, tsne"),
-        (["one", "--queries", "4"], "--queries is not for --kind disk or pca; it is for retrieval"),
-        (["one", "--kind", "retrieval", "--classes", "4"], "--classes is not for --kind retrieval"),
-        (["one", "--kind", "tsne", "--metric", "map@r"], "--metric is not for --kind tsne; it is for epochs, results"),
-        (["one", "--kind", "epochs", "--metric", "nonsense"], "it has map@r, recall@1"),
-        (
-            ["study", "--metric", "nonsense"],
-            "this study has no such figures; it has recall@1, map@r",
-        ),
-        (["one", "-o", "e.jpg"], "e.jpg: expected a file name that ends in .png, .svg or .pdf"),
-        (["one", "-o", "r.yaml"], "expected a file name that ends in"),
-        (["none"], "none: no run here"),
-        (["one", "--kind", "disk"], "the disk shows 2-d embeddings on poincare or lorentz"),
+        (["one"], "got one; use e.g. dmlkit plot pca RUN"),
+        (["one", "--kind", "tsne", "--images"], "got one; use e.g. dmlkit plot tsne RUN"),
+        (["--kind=heatmap", "one"], "got --kind=heatmap; use e.g. dmlkit plot heatmap RUN"),
+        (["epochs", "one", "two"], "the curves of 2 runs need --output FILE"),
+        (["epochs", "one", "one", "-o", "e.png"], "a run is named twice"),
+        (["epochs", "one", "study", "-o", "e.png"], "study: no run here"),
+        (["results", "one"], "one: expected a study folder"),
+        (["heatmap", "study"], "study: expected a run folder, got a study; use dmlkit plot results"),
+        (["epochs", "one", "--metric", "nonsense"], "it has map@r, recall@1"),
+        (["results", "study", "--metric", "nonsense"], "this study has no such figures; it has recall@1, map@r"),
+        (["pca", "one", "-o", "e.jpg"], "e.jpg: expected a file name that ends in .png, .svg or .pdf"),
+        (["epochs", "one", "-o", "r.yaml"], "expected a file name that ends in"),
+        (["results", "study", "-o", "r.yaml"], "expected a file name that ends in"),
+        (["pca", "none"], "none: no run here"),
+        (["disk", "one"], "the disk shows 2-d embeddings on poincare or lorentz"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(dmlkit, here: Path, words: list[str], told: str):
+def test_a_mistake_is_one_line_and_nothing_is_written(dmlkit, here: Path, words: list[str], message: str):
     before = sorted(here.rglob("*"))
     result = dmlkit("plot", *words)
-    assert result.code == 2 and result.err.count("\n") == 1 and told in result.err, result.err
+    assert result.code == 2 and result.err.count("\n") == 1 and message in result.err, result.err
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["results", "study", "--split", "train"],
+        ["epochs", "one", "--images"],
+        ["disk", "one", "--queries", "4"],
+        ["retrieval", "one", "--classes", "4"],
+        ["histogram", "one", "--classes", "4"],
+        ["tsne", "one", "--metric", "map@r"],
+        ["pca", "one", "two"],
+    ],
+)
+def test_options_of_other_kinds_are_refused(dmlkit, words: list[str]):
+    result = dmlkit("plot", *words)
+    assert result.code == 2 and ("No such option" in result.err or "unexpected extra argument" in result.err)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_somebody_elses_picture_stays(dmlkit, here: Path, suffix: str):
     theirs = here / f"theirs{suffix}"
     theirs.write_bytes(b"not ours")
-    result = dmlkit("plot", "one", "two", "-o", theirs)
+    result = dmlkit("plot", "epochs", "one", "two", "-o", theirs)
     assert result.code == 2 and "was not written by this command" in result.err
     assert theirs.read_bytes() == b"not ours"
 
 
 def test_a_study_that_is_not_finished_says_how_to_go_on(dmlkit, here: Path):
     (here / "study" / "results.json").unlink()
-    result = dmlkit("plot", "study")
+    result = dmlkit("plot", "results", "study")
     assert result.code == 2 and "this study is not finished; go on with" in result.err
 
 
 def test_a_study_whose_runs_are_gone_is_one_line(dmlkit, here: Path):
     shutil.rmtree(here / "study" / "runs")
-    result = dmlkit("plot", "study", "--kind", "epochs")
+    result = dmlkit("plot", "epochs", "study")
     assert result.code == 2 and "its runs are gone" in result.err and result.err.count("\n") == 1
-    assert dmlkit("plot", "study").code == 0
+    assert dmlkit("plot", "results", "study").code == 0

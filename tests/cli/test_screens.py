@@ -73,6 +73,8 @@ def photos(tmp_path: Path) -> Path:
         ["duplicates", HOSTILE, "--threshold", HOSTILE],
         ["duplicates", HOSTILE, HOSTILE, "--threshold", "1"],
         ["plot", HOSTILE],
+        ["plot", "pca", HOSTILE],
+        ["plot", "results", HOSTILE],
         ["curvature", HOSTILE],
         ["compare", HOSTILE, "b"],
         ["study", HOSTILE],
@@ -194,5 +196,5 @@ def test_output_to_a_full_device_is_one_line_t4():
 
 def test_python_without_docstrings_is_refused_t15():
     result = command("-OO", "-m", "dmlkit", "list", "losses")
-    assert result.returncode == 2 and "python -OO leaves out docstrings" in result.stderr
+    assert result.returncode == 2 and "python -OO removes docstrings" in result.stderr
     assert len(result.stderr.splitlines()) == 1

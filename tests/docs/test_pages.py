@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
-from dmlkit.cli.app import DEFECT, MENDABLE, app
-from dmlkit.cli.data import FAULTY
+from dmlkit.cli.app import INTERNAL_ERROR, USER_ERROR, app
+from dmlkit.cli.data import DATA_ERROR
 from dmlkit.cli.study import BUDGET_USED
 from dmlkit.datasets.files.image import FORMATS, MAX_PIXELS
 from dmlkit.distributed.launch import OWN_STORE
@@ -167,7 +167,7 @@ def test_the_schema_explains_every_key(dmlkit):
 
 def test_the_exit_codes_are_those_of_the_command_line():
     codes = re.findall(r"^\| (\d+) \|", page("commands"), re.MULTILINE)
-    assert [int(code) for code in codes] == [0, FAULTY, MENDABLE, DEFECT, BUDGET_USED, STOPPED]
+    assert [int(code) for code in codes] == [0, DATA_ERROR, USER_ERROR, INTERNAL_ERROR, BUDGET_USED, STOPPED]
 
 
 def test_the_limits_of_security_are_those_of_the_code():

@@ -4,13 +4,16 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from dmlkit.cli.app import app
 from dmlkit.study.reports.overview import BEGINNING, END
 from tests.conftest import ROOT
 
-LATER = ("cli", "embedding", "export", "study", "training")
+LATER = ("embedding", "export", "study", "training")
 """Packages of dmlkit whose docstrings are not rewritten yet; all others are checked against the list."""
 
 INSTEAD = {
@@ -53,6 +56,14 @@ def docstrings_of(path: Path) -> Iterator[str]:
             yield node.value.value
 
 
+def help_texts(command: Any, words: str = "dmlkit") -> Iterator[tuple[str, str]]:
+    """Yield each text of ``--help`` of a command and of those below it, with the command line that shows it."""
+    yield from ((words, text) for text in (command.help, command.epilog) if text)
+    yield from ((words, parameter.help) for parameter in command.params if getattr(parameter, "help", None))
+    for name, below in getattr(command, "commands", {}).items():
+        yield from help_texts(below, f"{words} {name}")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pages_are_in_plain_english(page: Path):
     assert avoided(prose_of(page.read_text(encoding="utf-8"))) == [], f"write instead: {INSTEAD}"
@@ -64,6 +75,19 @@ def test_docstrings_are_in_plain_english(entry: str):
         assert [words for text in docstrings_of(path) for words in avoided(text)] == [], (
             f"{path.relative_to(ROOT)}; write instead: {INSTEAD}"
         )
+
+
+def test_help_texts_are_in_plain_english():
+    texts = list(help_texts(get_command(app)))
+    assert {"dmlkit", "dmlkit train", "dmlkit gallery create", "dmlkit plot tsne"} <= {words for words, _ in texts}
+    assert [(words, avoided(text)) for words, text in texts if avoided(text)] == [], f"write instead: {INSTEAD}"
+
+
+def test_help_texts_are_sentences():
+    """A command's help starts with a capital and ends with a full stop; so does the help of each of its options."""
+    for words, text in help_texts(get_command(app)):
+        if not text.startswith(("Example", "Start with")):
+            assert re.match(r"[A-Z0-9.\[-]", text) and text.endswith("."), f"{words}: {text}"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "command",
     [
         ["export", "a", "--format", "safetensors"],
-        ["plot", "a"],
+        ["plot", "pca", "a"],
         ["compare", "a", "b"],
         ["curvature", "a"],
         ["embed", "a", "--split", "test"],
@@ -52,7 +52,7 @@ def test_a_run_whose_images_have_moved_finds_them_again_u16(dmlkit, home: Path, 
 
 def test_the_dataset_alone_may_be_another_u16(dmlkit, home: Path, monkeypatch):
     monkeypatch.chdir(home)
-    result = dmlkit("plot", "a", "--set", "embedding_dim=8")
+    result = dmlkit("plot", "pca", "a", "--set", "embedding_dim=8")
     assert result.code == 2 and "--set embedding_dim=8: expected a key of the dataset" in result.err
     result = dmlkit("embed", "a", "after", "--set", "dataset.root=after")
     assert result.code == 2 and "does not apply to after" in result.err

@@ -85,7 +85,7 @@ def test_table_of_arrays(dmlkit, arrays):
     )
     assert result.code == 0, result.err
     assert "note: recall@500: only 89 items are ranked; k is clipped to that" in result.out
-    assert "worst: bird" in result.out and "90 queries" in " ".join(result.out.split())  # a long path wraps
+    assert "worst class: bird" in result.out and "90 queries" in " ".join(result.out.split())  # a long path wraps
 
 
 def test_a_folder_of_embeddings_equals_the_run(dmlkit, two_runs):
@@ -224,7 +224,7 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     arrays = ("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
     options = (["--split", "train"], ["--checkpoint", "last"], ["--dataset-root", "nowhere"], ["--set", "nonsense"])
     for option in (*options, ["--device", "cuda"]):
-        refused(dmlkit("eval", tmp_path / "e", *option), option[0], "does not apply to a folder of embeddings")
+        refused(dmlkit("eval", tmp_path / "e", *option), option[0], "does not apply to an embeddings folder")
         refused(dmlkit("eval", *arrays, *option), option[0], "does not apply to arrays")
     refused(dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold does not apply")
     refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold does not apply to a run")
@@ -254,10 +254,13 @@ def refused(result, *parts):
 def test_bad_input_of_eval(dmlkit, arrays):
     folder, points, labels = arrays
     x, y = folder / "x.npy", folder / "y.npy"
-    refused(dmlkit("eval"), "give a RUN")
-    refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "give a RUN")
+    refused(dmlkit("eval"), "expected either RUN")
+    refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "expected either RUN")
     refused(dmlkit("eval", "--embeddings", x), "expected --embeddings and --labels")
-    refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--gallery", x), "both of --gallery or neither")
+    refused(
+        dmlkit("eval", "--embeddings", x, "--labels", y, "--gallery", x),
+        "optionally both --gallery and --gallery-labels",
+    )
     refused(dmlkit("eval", "--embeddings", folder / "no.npy", "--labels", y), "no such file")
     refused(dmlkit("eval", "--embeddings", y, "--labels", y), "expected an array of 2 dimensions, got (90,)")
     (folder / "text.npy").write_text("hello")
@@ -326,7 +329,7 @@ def test_labels_may_be_bytes(dmlkit, arrays):
     folder, _, labels = arrays
     np.save(folder / "bytes.npy", np.array([f"Käfer {label}".encode() for label in labels]))
     result = dmlkit("eval", "--embeddings", folder / "x.npy", "--labels", folder / "bytes.npy")
-    assert result.code == 0 and "worst: Käfer" in result.out
+    assert result.code == 0 and "worst class: Käfer" in result.out
 
 
 @pytest.mark.parametrize(
@@ -382,7 +385,7 @@ def test_compare_shows_what_any_run_has_and_names_as_they_are_w16(dmlkit, two_ru
         assert [row[4] != "" for row in cells if row[0] == "map@r"] == [False, True]
     result = dmlkit("compare", names[0], names[2], "--device", "cpu")
     told = " ".join(result.out.split())
-    assert "has no metric of" in told and "other images" not in told and f"note: {names[2]} has" in told
+    assert "share no per-query metric" in told and "other images" not in told and f"note: {names[2]} and" in told
 
 
 def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit, two_runs, tmp_path):
@@ -407,7 +410,7 @@ def test_bad_input_of_compare(dmlkit, tmp_path):
     refused(dmlkit("compare", tmp_path, "--device", "cpu"), "at least two runs, got 1")
     refused(dmlkit("compare", tmp_path, tmp_path, "--device", "cpu"), "a run is given twice")
     refused(dmlkit("compare", tmp_path, tmp_path / "x", "--device", "cpu"), "no run here")
-    refused(dmlkit("compare", tmp_path, tmp_path / "x", "--json", "--latex"), "give one of")
+    refused(dmlkit("compare", tmp_path, tmp_path / "x", "--json", "--latex"), "expected at most one of")
 
 
 def test_unlabelled_embeddings_cannot_be_scored(dmlkit, two_runs, tmp_path):

@@ -54,8 +54,8 @@ def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path
     rows = list(csv.DictReader((tmp_path / "o.csv").open()))
     assert [row["verdict"] for row in rows][2] == "not read" and rows[0]["known"] == "same"
     again = dmlkit("verify", photos / "run", "--pairs", photos / "pairs.csv", "--csv", tmp_path / "o.csv")
-    assert again.code == 0 and "1 image not read; 1 pair without a verdict" in again.out
-    assert "over 3 pairs of one class and 1 of two" in again.out
+    assert again.code == 0 and "1 image could not be read; 1 pair without a verdict" in again.out
+    assert "over 3 same-class and 1 different-class pairs" in again.out
 
 
 def test_two_images(dmlkit, photos: Path):
@@ -66,15 +66,15 @@ def test_two_images(dmlkit, photos: Path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "give either two images or --pairs FILE"),
-        (["a1.png"], "give either two images or --pairs FILE, got 1 of the one and 0 of the other"),
-        (["a1.png", "a2.png", "--pairs", "pairs.csv"], "got 2 of the one and 1 of the other"),
-        (["a1.png", "a2.png", "--root", "."], "--root is for --pairs"),
+        ([], "expected either two images or --pairs FILE"),
+        (["a1.png"], "expected either two images or --pairs FILE, got 1 image and no --pairs"),
+        (["a1.png", "a2.png", "--pairs", "pairs.csv"], "got 2 images and --pairs"),
+        (["a1.png", "a2.png", "--root", "."], "--root applies only to --pairs"),
         (["a1.png", "broken.png"], "broken.png"),
         (["a1.png", "missing.png"], "missing.png"),
         (["--pairs", "pairs.csv", "--csv", "pairs.csv"], "this command reads this file"),
         (["a1.png", "a2.png", "--csv", "b1.png"], "was not written by this command"),
-        (["a1.png", "a2.png", "--csv", "none/x.csv"], "no such folder"),
+        (["a1.png", "a2.png", "--csv", "none/x.csv"], "the folder none does not exist"),
         (["a1.png", "a2.png", "--checkpoint", "last"], ""),
     ],
 )

@@ -52,7 +52,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 ARRAYS = ["eval", "--embeddings", "x.npy", "--labels", "y.npy"]
-PLOT = ["plot", "run", "--device", "cpu"]
+PLOT = ["plot", "pca", "run", "--device", "cpu"]
 
 
 @pytest.mark.parametrize(

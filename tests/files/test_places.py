@@ -53,8 +53,8 @@ def test_no_command_writes_into_data_a_run_or_a_gallery(
     works("gallery", "create", "run", "photos", "-o", "birds")
     works("embed", "run", "photos", "-o", "run/embeddings/mine")  # a run's own places
     works("export", "emb", "--format", "npz", "-o", "run/exports/e.npz")
-    works("plot", "run", "--kind", "histogram", "-o", "run/plots/h.png")
-    works("plot", "run", "--kind", "histogram", "-o", "photos/h.pdf")  # no image that a dataset reads
+    works("plot", "histogram", "run", "-o", "run/plots/h.png")
+    works("plot", "histogram", "run", "-o", "photos/h.pdf")  # no image that a dataset reads
     (trained / "photos" / "h.pdf").unlink()
     before = set(trained.rglob("*"))
     commands = [
@@ -85,7 +85,7 @@ def test_no_command_writes_into_data_a_run_or_a_gallery(
         ("train", "r.yaml", "-o", "fresh", "--set", cached % "photos"),
         ("train", "r.yaml", "-o", "fresh", "--set", cached % "fresh/mine"),
         ("export", "emb", "--format", "lancedb", "-o", "photos", "--table", "zz"),
-        ("plot", "run", "--kind", "histogram", "-o", "photos/c0/h.png"),
+        ("plot", "histogram", "run", "-o", "photos/c0/h.png"),
     ):
         assert dmlkit(*command).code == 2, command
     assert set(trained.rglob("*")) == before

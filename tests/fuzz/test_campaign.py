@@ -137,11 +137,11 @@ def test_a_kill_at_the_start_blocks_no_folder_d10(here: Path, command: Command):
 
 
 def test_a_picture_that_cannot_be_written_leaves_the_old_one_d11(here: Path, command: Command):
-    assert command("plot", "run", "-o", "p.png")[0] == 0
+    assert command("plot", "pca", "run", "-o", "p.png")[0] == 0
     before, limits = Path("p.png").read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
     try:
-        code = command("plot", "run", "-o", "p.png")[0]
+        code = command("plot", "pca", "run", "-o", "p.png")[0]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 2
@@ -276,7 +276,7 @@ def test_a_legend_leaves_no_class_out_w19(here: Path, command: Command, monkeypa
     monkeypatch.setattr(Figure, "legend", noted)
     Path("photos/cat").rename("photos/_x")
     assert command("train", "photos.yaml", "-o", "new")[0] == 0
-    assert command("plot", "new", "-o", "p.png", "--split", "all")[0] == 0
+    assert command("plot", "pca", "new", "-o", "p.png", "--split", "all")[0] == 0
     assert "_x" in [text.get_text() for text in made[-1].get_texts()]
 
 

@@ -35,7 +35,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "study": ("study", "study.yaml", "-o", "new"),
     "protocol": ("protocol", "official", "base.yaml", "-o", "new", "--repeats", "1"),
     "report": ("report", "study", "-o", "new.md"),
-    "plot": ("plot", "run", "-o", "new.png"),
+    "plot": ("plot", "pca", "run", "-o", "new.png"),
     **{
         f"export {kind}": ("export", "run/embeddings/test", "--format", kind, "-o", f"new{end}")
         for kind, end in (("faiss", ".faiss"), ("npz", ".npz"), ("parquet", ".parquet"), ("tensorboard", ""))

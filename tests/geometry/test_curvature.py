@@ -86,11 +86,11 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
     check_manifest(embeddings, dmlkit)
 
     for kind, name in (("disk", "a.png"), ("tsne", "b.svg"), ("pca", "c.png")):
-        result = dmlkit("plot", run, "--kind", kind, "--classes", 4, "-o", tmp_path / name, "--device", "cpu")
+        result = dmlkit("plot", kind, run, "--classes", 4, "-o", tmp_path / name, "--device", "cpu")
         assert result.code == 0 and "24 images of 4 classes" in result.out
         start = b"\x89PNG" if name.endswith("png") else b"<?xml"
         assert (tmp_path / name).read_bytes().startswith(start)
-    result = dmlkit("plot", run, "-o", tmp_path / "a.jpg", "--device", "cpu")
+    result = dmlkit("plot", "pca", run, "-o", tmp_path / "a.jpg", "--device", "cpu")
     assert result.code == 2 and "expected a file name that ends in .png, .svg or .pdf" in result.err
 
 

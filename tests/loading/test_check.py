@@ -118,7 +118,7 @@ def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
     assert result.code == 0 and result.out.rstrip().endswith("sound")
     (root / "test" / "101" / "0.jpg").write_bytes(b"")
     result = dmlkit("data", "check", tiny_recipe, "--set", f"dataset={{name: folder, root: '{root}'}}")
-    assert result.code == 1 and "fault: " in result.out and "not sound" in result.out
+    assert result.code == 1 and "error: " in result.out and "not sound" in result.out
     result = dmlkit("data", "check", root, "--set", "seed=1")
     assert result.code == 2 and "--set applies only to recipes" in result.err
     (tmp_path / "table.csv").write_text("path,label\ntree/train/1/0.jpg,a\n../x.jpg,b\n")

@@ -72,7 +72,7 @@ def test_training_goes_on_without_some(dmlkit, tmp_path: Path):
 
 
 def test_evaluating_nothing_is_told_w5(dmlkit, spoilt: Path):
-    for command in (("eval", spoilt / "run"), ("plot", spoilt / "run")):
+    for command in (("eval", spoilt / "run"), ("plot", "pca", spoilt / "run")):
         result = dmlkit(*command, "--device", "cpu")
         assert result.code == 2 and len(result.err.splitlines()) == 1, result.err
         assert "the test split" in result.err and ": none of 6 images could be read; the first: " in result.err

@@ -156,7 +156,7 @@ def test_a_listing_shows_headers_and_skips_what_is_no_recipe(dmlkit, tmp_path):
     [
         (("recipes", "--root", "nowhere"), "nowhere: no such folder"),
         (("recipes", "--root", "."), "contains no recipes"),
-        (("losses", "--root", "."), "--root is a folder of recipes"),
+        (("losses", "--root", "."), "--root . applies only to recipes"),
         (("recipe",), "unknown family 'recipe'; expected recipes or one of datasets"),
     ],
 )

@@ -37,7 +37,7 @@ def test_samplers_that_differ_are_noted_of_the_variants_that_a_statement_compare
 def test_a_dry_run_says_how_many_runs_may_be_added(dmlkit: Callable[..., Any], tmp_path: Path):
     text = TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1, 2]\nmore_seeds: 3\ntune:")
     result = dmlkit("study", write_study(tmp_path, text), "-o", tmp_path / "out", "--dry-run")
-    assert "up to 18 runs more" in result.out and "18 runs: 18 models" in result.out  # 2 * 3 * 2 + 3 * 2
+    assert "up to 18 more runs" in result.out and "18 runs: 18 models" in result.out  # 2 * 3 * 2 + 3 * 2
 
 
 def test_notes_stand_in_the_dry_run(dmlkit: Callable[..., Any], tmp_path: Path):

@@ -111,7 +111,7 @@ def test_a_study_without_the_paper_is_told_and_a_paper_that_none_has_is_one_line
     (older / "results.json").write_text(json.dumps(data))
     page = tmp_path / "page.md"
     result = dmlkit("report", grounds[0], older, "--paper", "other", "-o", page)
-    assert result.code == 0 and f"note: {older} has no statement of other; nothing of it is told\n" in result.out
+    assert result.code == 0 and f"note: {older} has no statement of other and is left out\n" in result.out
     assert "**older**" not in page.read_text() and not (tmp_path / "page" / "older.png").exists()
     before = page.read_bytes()
     refused = dmlkit("report", *grounds, "--paper", "margin", "-o", page)

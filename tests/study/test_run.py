@@ -53,7 +53,10 @@ def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_go
     path, out = write_study(tmp_path, THREE), tmp_path / "out"
     result = study(dmlkit, path, "--budget", "25s")
     assert result.code == TIRED, result.err
-    assert result.out.splitlines()[-1] == "budget used up: 3 of 6 runs done; the same command goes on"
+    assert (
+        result.out.splitlines()[-1]
+        == "the time of --budget is used up: 3 of 6 runs are finished; rerun the same command to resume"
+    )
     assert trained.names(out) == ["small/seed-0", "large/seed-0", "small/seed-1"]
     found = results_of(out)
     assert found["missing"] == {"small": [2], "large": [1, 2]}
@@ -68,7 +71,7 @@ def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_go
 
     again = study(dmlkit, path, "--budget", "1h")
     assert again.code == 0 and "budget used" not in again.out, again.err
-    assert "3 of 6 runs are complete already" in again.out
+    assert "3 of 6 runs are already finished" in again.out
     assert trained.names(out)[3:] == ["large/seed-1", "small/seed-2", "large/seed-2"]
     assert results_of(out)["missing"] == {} and "Not complete" not in (out / "results.md").read_text()
     assert dmlkit("report", out, "-o", tmp_path / "report.md").code == 0
@@ -84,8 +87,8 @@ def test_a_budget_that_ends_before_a_variant_is_complete_writes_no_results(
     result = study(dmlkit, write_study(tmp_path, TUNED), "--budget", "15s")
     assert result.code == TIRED
     assert result.out.splitlines()[-2:] == [
-        "no variant is complete yet, so there are no results",
-        "budget used up: 2 of 8 runs done; the same command goes on",
+        "no results: no variant is finished yet",
+        "the time of --budget is used up: 2 of 8 runs are finished; rerun the same command to resume",
     ]
     assert not list((tmp_path / "out").glob("results.*"))
 
@@ -139,7 +142,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(dmlkit, tmp_path: Path, m
     trained = train_by(monkeypatch, tell)
     result = study(dmlkit, path)
     assert result.code == 2 and result.err.count("\n") == 1, result.err
-    assert "1 run failed, as told above; the same command tries again" in result.err
+    assert "1 run failed with the errors above; rerun the same command to try again" in result.err
     assert len(trained.folders) == 6 and "large/seed-1 failed: the loss is not finite" in result.out
     found = results_of(out)
     assert found["missing"] == {"large": [1]} and found["failed"] == {"large/seed-1": "the loss is not finite"}

@@ -85,7 +85,7 @@ def test_the_screen_fits_80_columns_and_reads_only(dmlkit, killed: Path, monkeyp
     ]
     assert "failed: large/seed-0: the loss is not finite" in result.out
     assert "2 of 6 runs done, 1 stopped, 1 failed; 1 min 20 s of training, about 1 min 10 s left" in result.out
-    assert f"nothing runs now; go on with: dmlkit study {killed.parent}/study.yaml" in result.out
+    assert f"no run is in progress; to resume: dmlkit study {killed.parent}/study.yaml" in result.out
     assert max(len(line) for line in result.out.splitlines() if line[:1] in "┏│└") <= 80
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in killed.rglob("*")} == before
     assert json.loads(dmlkit("status", killed, "--json").out) == status_of(killed).model_dump(mode="json")

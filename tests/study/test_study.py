@@ -191,7 +191,7 @@ def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(
     assert {**results_of(out), "command": ""} == {**results, "command": ""}
     path.write_text(STUDY.replace("[0, 1]", "[0, 1, 5]").replace("A larger", "A much larger"))
     more = dmlkit("study", path, "-o", out, "--device", "cpu")
-    assert "4 of 6 runs are complete already" in more.out and "run 5/6  small/seed-5" in more.out
+    assert "4 of 6 runs are already finished" in more.out and "run 5/6  small/seed-5" in more.out
     assert "left" in more.out and "run 6/6  large/seed-5" in more.out
     after = finished(out)
     assert {name: after[name] for name in before} == before and len(after) == 6
@@ -395,7 +395,7 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
     process.send_signal(signal.SIGINT)
     told = process.communicate()[0]
     assert process.returncode == 130, told
-    assert "stopped" in told and "continue with the same command" in told and "Traceback" not in told
+    assert "stopped" in told and "rerun the same command to resume" in told and "Traceback" not in told
     assert not finished(out) and not (out / "results.json").exists()
     assert (out / "runs" / "small" / "seed-0" / "checkpoints" / "last.pt").exists()
 
@@ -424,7 +424,10 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
         monkeypatch.setattr(module, "monotonic", lambda: next(now))
     result = dmlkit(*words, "--budget", "4s")
     assert result.code == 75, result.err
-    assert result.out.splitlines()[-1] == "budget used up: 0 of 4 runs done; the same command goes on"
+    assert (
+        result.out.splitlines()[-1]
+        == "the time of --budget is used up: 0 of 4 runs are finished; rerun the same command to resume"
+    )
     begun = list(out.rglob("last.pt"))
     assert 2 <= len(begun) < 4 and not finished(out) and not (out / "results.json").exists()
     monkeypatch.undo()
@@ -465,7 +468,7 @@ def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_anot
     process.send_signal(signal.SIGTERM)
     told = process.communicate()[0]
     assert process.returncode == 130, told
-    assert "stopped, each run after a checkpoint" in told and "continue with the same command" in told, told
+    assert "stopped, each run after a checkpoint" in told and "rerun the same command to resume" in told, told
     assert "Traceback" not in told and not finished(out)
     assert all((out / "runs" / name / "seed-0" / "checkpoints" / "last.pt").exists() for name in NAMES)
 
@@ -479,7 +482,7 @@ def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_anot
 
     again = dmlkit("study", path, "-o", out, "--device", "cpu", "--jobs", "2")
     assert again.code == 0, again.err
-    assert "runs are complete already" in again.out and "run 4/4" in again.out
+    assert "runs are already finished" in again.out and "run 4/4" in again.out
     complete = finished(out)
     assert {name: complete[name] for name in killed} == killed
     assert results_of(out)["variants"] == results_of(whole)["variants"]
@@ -505,7 +508,7 @@ def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Pat
     process = held_at_once(1, path, out, tmp_path / "marks")
     process.send_signal(signal.SIGTERM)
     told = process.communicate()[0]
-    assert process.returncode == 130 and "0 of 10 runs are complete" in told, told
+    assert process.returncode == 130 and "0 of 10 runs are finished" in told, told
     begun = len(list(out.rglob("recipe.yaml")))
     assert 2 <= begun <= 4  # the pool hands out up to three more than are done
 
@@ -516,7 +519,7 @@ def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(dmlkit, tmp_
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"))
     out = tmp_path / "out"
     result = dmlkit("study", path, "-o", out, "--device", "cpu", "--jobs", "2")
-    assert result.code == 2 and "2 runs failed, as told above" in result.err, result.err
+    assert result.code == 2 and "2 runs failed with the errors above" in result.err, result.err
     assert all(re.search(rf"large/seed-{seed} failed: .*finite", result.out) for seed in SEEDS), result.out
     assert finished(out).keys() == {f"runs/small/seed-{seed}/summary.json" for seed in SEEDS}
     assert results_of(out)["missing"] == {"large": [0, 1]} and results_of(out)["verdicts"] == []
@@ -743,9 +746,9 @@ def test_every_variant_is_built_before_anything_trains(dmlkit, tmp_path: Path):
 def test_a_dry_run_says_what_would_run_and_writes_nothing(dmlkit, whole: Path, tmp_path: Path):
     result = dmlkit("study", write_study(tmp_path), "-o", tmp_path / "out", "--dry-run")
     assert result.code == 0 and not (tmp_path / "out").exists()
-    assert "4 runs: 4 models, 8 epochs; 0 models are complete" in result.out
+    assert "4 runs: 4 models, 8 epochs; 0 models are finished" in result.out
     assert "loss.margin: was 0.1, now 0.3" in result.out
-    assert "4 models are complete" in dmlkit("study", tmp_path / "study.yaml", "-o", whole, "--dry-run").out
+    assert "4 models are finished" in dmlkit("study", tmp_path / "study.yaml", "-o", whole, "--dry-run").out
 
 
 def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlkit, whole: Path, tmp_path: Path):

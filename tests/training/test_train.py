@@ -136,7 +136,7 @@ def test_ctrl_c_stops_a_process_of_its_own_after_a_checkpoint(tiny_recipe: Path,
     wait_until(RunFolder(tmp_path / "run").checkpoint_path("last").exists, process)
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=END)[0]
-    assert process.returncode == 130 and "continue with the same command and --resume" in told, told
+    assert process.returncode == 130 and "to resume, rerun the same command with --resume" in told, told
     epochs = len(RunFolder(tmp_path / "run").read_metrics())
     assert RunFolder(tmp_path / "run").load_checkpoint("last")["epoch"] == epochs < 100_000
 
@@ -213,7 +213,7 @@ def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else
     assert dmlkit("embed", run, "--split", "test", "--device", "cpu").code == 0
     assert dmlkit("export", run / "embeddings" / "test", "--format", "npz").code == 0
     assert dmlkit("export", run, "--format", "safetensors").code == 0
-    assert dmlkit("plot", run, "--device", "cpu").code == 0
+    assert dmlkit("plot", "pca", run, "--device", "cpu").code == 0
     (run / "embeddings" / "notes.txt").write_text("mine")
     (run / "thesis.md").write_text("mine")
     before = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}

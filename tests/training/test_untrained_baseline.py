@@ -265,7 +265,7 @@ def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path,
         result = dmlkit("eval", *words, "--untrained")
         assert result.code == 2 and result.err.count("\n") == 1 and told in result.err, (words, result.err)
     result = dmlkit("eval", recipe)
-    assert result.code == 2 and "a recipe is scored by --untrained" in result.err
+    assert result.code == 2 and "for a recipe use --untrained" in result.err
 
 
 def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):

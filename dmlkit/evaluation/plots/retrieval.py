@@ -62,7 +62,7 @@ def plot_retrieval(
     Raises:
         UserError: the samples are vectors, or there is nothing to retrieve.
     """
-    embedded.require_images("--kind retrieval")
+    embedded.require_images("plot retrieval")
     output = output or embedded.run.plots / f"{embedded.split}-retrieval.png"
     panel = retrieval_panel(embedded, queries, neighbors, seed, bar)
     draw_panel(embedded, panel, output)

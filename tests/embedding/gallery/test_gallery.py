@@ -66,7 +66,7 @@ def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli
     create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
     before = GalleryFolder(gallery).version
     result = dmlkit("gallery", "add", gallery, place / "photos" / "crow", "--device", "cpu", "--label", "raven")
-    assert "0 images added" in result.out and "3 images there already, and not added again" in result.out
+    assert "0 images added" in result.out and "3 images skipped: already in the gallery" in result.out
     assert "with the label 'crow', which it keeps; here it has 'raven'" in result.out
     assert GalleryFolder(gallery).version == before
     trees.photo(more / "new.jpg", 99)
@@ -76,7 +76,7 @@ def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli
     result = dmlkit("gallery", "add", gallery, more, "--device", "cpu")
     assert result.code == 0, result.err
     assert "1 image added" in result.out and f"twin.jpg: the same picture as {more}/new.jpg" in result.out
-    assert "2 images left out: they could not be read" in result.out and "broken.jpg: cannot read" in result.out
+    assert "2 images skipped: could not be read" in result.out and "broken.jpg: cannot read" in result.out
     assert GalleryFolder(gallery).label_counts() == {"crow": 3, None: 1}
 
 
@@ -142,7 +142,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
     assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
     shown = dmlkit("gallery", "info", gallery).out
-    assert "3 images of 1 labels, 0 without one" in shown and "threshold: -0.5" in shown
+    assert "3 images with 1 labels, 0 without a label" in shown and "threshold: -0.5" in shown
 
 
 def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):

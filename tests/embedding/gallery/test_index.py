@@ -113,7 +113,7 @@ def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, d
     path = stocked(place, tmp_path / "gallery", "sphere")
     before = GalleryFolder(path).version
     result = dmlkit("gallery", "index", path, "--recall", "1")
-    assert result.code == 0 and "recall 1.0000 of the 10 nearest, on 1000 images" in result.out, result.err
+    assert result.code == 0 and "recall 1.0000 of the 10 nearest, with 1000 images" in result.out, result.err
     points = torch.cat(list(GalleryFolder(path).blocks(1000)))[::7]
 
     def check(not_indexed: int) -> None:
@@ -131,11 +131,11 @@ def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, d
     check(58)
     row = torch.tensor([len(GalleryFolder(path)) - 1])
     assert searched(path, GalleryFolder(path).points_at(row), 1)[0].indices.item() == row.item()
-    assert "58 images are not in it" in dmlkit("gallery", "info", path).out
+    assert "58 images are not in the index" in dmlkit("gallery", "info", path).out
     compact_gallery(path)
     check(0)
     restore_version(path, before)
-    assert GalleryFolder(path).approximate is None and "every search is exact" in dmlkit("gallery", "info", path).out
+    assert GalleryFolder(path).approximate is None and "all searches are exact" in dmlkit("gallery", "info", path).out
     assert dmlkit("gallery", "index", path, "--kind", "ivf_hnsw_sq").code == 0
     assert [one.index_type for one in GalleryFolder(path).table.list_indices()] == ["IvfHnswSq"]
 
@@ -149,7 +149,8 @@ def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Callable[
     recall = GalleryManifest.read(path / "gallery.json").approximate
     assert recall is not None and found["recall"] == recall.recall
     assert (
-        f"found by ivf_pq, measured recall {recall.recall:.4f}; --exact finds all" in dmlkit("search", path, photo).out
+        f"found by ivf_pq, measured recall {recall.recall:.4f}; use --exact for all"
+        in dmlkit("search", path, photo).out
     )
     everything = json.loads(dmlkit("search", path, photo, "--json", "-k", "1000").out)
     assert len({one["id"] for one in everything["queries"][0]["neighbors"]}) == 1000

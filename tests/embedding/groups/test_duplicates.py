@@ -43,9 +43,9 @@ def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp
     table, page = tmp_path / "groups.csv", tmp_path / "page.html"
     result = dmlkit("duplicates", source, "--threshold", np.cos(np.deg2rad(8.5)), "--csv", table, "--html", page)
     assert result.code == 0, result.err
-    assert "8 images: 3 groups of near-duplicates hold 7 of them" in result.out
-    assert "note: 3 groups hold several labels" in result.out
-    assert "note: 1 pair as alike lies between groups: links of chains" in result.out
+    assert "8 images: 7 of them in 3 groups of near-duplicates" in result.out
+    assert "note: 3 groups have several labels" in result.out
+    assert "note: 1 more pair reaches the threshold across groups" in result.out
     assert "note: 7 pictures are placeholders" in result.out
     rows = read(table)
     assert [(row["group"], row["path"].split("<")[0]) for row in rows] == [
@@ -66,7 +66,7 @@ def test_pairs_of_two_folders(dmlkit: Cli, tmp_path: Path):
         "duplicates", one, other, "--threshold", 0.999, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html"
     )
     assert result.code == 0, result.err
-    assert "3 pairs of near-duplicates: 3 of 4 images, and 2 of 3" in result.out
+    assert "3 pairs of near-duplicates: 3 of 4 images in a, 2 of 3 in b" in result.out
     found = [(row["path"], row["other_path"], round(float(row["similarity"]), 6)) for row in read(tmp_path / "x.csv")]
     cosines = [round(float(np.cos(np.deg2rad(angle))), 6) for angle in (1.5, 0.5, 1)]
     assert found == [
@@ -81,7 +81,7 @@ def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
     result = dmlkit(
         "duplicates", source, "--threshold", 0.9, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html"
     )
-    assert result.code == 0 and "0 groups of near-duplicates hold 0 of them" in result.out
+    assert result.code == 0 and "0 of them in 0 groups of near-duplicates" in result.out
     assert read(tmp_path / "x.csv") == []
 
 
@@ -143,7 +143,7 @@ def test_data_check_tells_leaks_between_splits(run: Path, dmlkit: Cli, tmp_path:
     lines = [line for line in result.out.splitlines() if "near-duplicate in two splits" in line]
     assert any("0/0.png" in line and "3/2.png" in line for line in lines)
     alone = dmlkit("data", "check", tmp_path / "table.csv", "--model", run)
-    assert alone.code == 2 and "--model RUN and --threshold T go together" in alone.err
+    assert alone.code == 2 and "--model RUN needs --threshold SIMILARITY" in alone.err
 
 
 @pytest.mark.parametrize("space", [None, EUCLIDEAN], ids=["cosine", "distance"])
@@ -156,4 +156,4 @@ def test_equal_embeddings_are_equal_to_the_rounding_of_float32(dmlkit: Cli, tmp_
     points = np.concatenate([units, units, turned(0, 0.1)])
     source = embeddings_at(tmp_path / "e", points, **({"manifold": space} if space else {}))
     result = dmlkit("duplicates", source, "--threshold", 0 if space else 1)
-    assert result.code == 0 and "82 images: 40 groups of near-duplicates hold 80 of them" in result.out, result.out
+    assert result.code == 0 and "82 images: 80 of them in 40 groups of near-duplicates" in result.out, result.out

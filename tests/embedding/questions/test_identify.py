@@ -93,7 +93,7 @@ def test_the_table_says_unknown_below_the_threshold(place: Path, tmp_path: Path,
     assert rows[-1]["nearest_1"].endswith("photos/finch/0.jpg")
     assert page.read_text().count("<img") == 4 * 13 and "unknown" in page.read_text()
     result = dmlkit(*asked)
-    assert "0 unknown" in result.out and "note: no threshold, so none is unknown" in result.out
+    assert "0 unknown" in result.out and "note: without a threshold no image is unknown" in result.out
 
 
 def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):

@@ -85,7 +85,7 @@ def test_the_screen_tells_what_is_cut_and_what_was_broken(place: Path, dmlkit: C
     page = tmp_path / "page.html"
     result = dmlkit("search", moved, tmp_path / "new", "-k", 99, "--run", place / "run", "--html", page)
     assert result.code == 0, result.err
-    assert f"note: -k 99 is cut to 12, all that {moved} holds" in result.out
+    assert f"note: -k 99 is reduced to 12, the number of images in {moved}" in result.out
     assert "1 image could not be read" in result.out and "bad<b>.jpg: cannot read this image" in result.out
     assert result.out.count("rank") == 2 and "placeholder" not in result.out
     assert page.read_text().count("<img") == 2 * 13

@@ -108,7 +108,7 @@ def test_names_that_hurt_are_drawn_safely_and_lost_images_counted(dmlkit: Cli, t
     source = labelled(embeddings_at(tmp_path / "e", points), [name for name in hostile for _ in range(4)])
     result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
     assert result.code == 0, result.err
-    assert re.search(r"note: \d+ pictures are missing: no image is where it was", result.out)
+    assert re.search(r"note: \d+ pictures are missing: image files were moved or deleted", result.out)
     text, parts, data = read(tmp_path / "x.html")
     assert "leaks" not in parts and "suspects" in parts
     assert "<img src=x" not in text and "alert(1)</script><" not in text and "\u202e" not in text
