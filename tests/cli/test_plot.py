@@ -79,10 +79,10 @@ def test_every_kind_is_drawn_and_drawn_again(dmlkit, here: Path, words: list[str
         (["one", "--queries", "4"], "--queries is not for --kind disk or pca; it is for retrieval"),
         (["one", "--kind", "retrieval", "--classes", "4"], "--classes is not for --kind retrieval"),
         (["one", "--kind", "tsne", "--metric", "map@r"], "--metric is not for --kind tsne; it is for epochs, results"),
-        (["one", "--kind", "epochs", "--metric", "nonsense"], "it has map@r, recall@1"),
+        (["one", "--kind", "epochs", "--metric", "nonsense"], "choose one of map@r, recall@1"),
         (
             ["study", "--metric", "nonsense"],
-            "this study has no such figures; it has recall@1, map@r",
+            "not a metric of this study; expected one of recall@1, map@r",
         ),
         (["one", "-o", "e.jpg"], "e.jpg: expected a file name that ends in .png, .svg or .pdf"),
         (["one", "-o", "r.yaml"], "expected a file name that ends in"),
@@ -109,11 +109,11 @@ def test_somebody_elses_picture_stays(dmlkit, here: Path, suffix: str):
 def test_a_study_that_is_not_finished_says_how_to_go_on(dmlkit, here: Path):
     (here / "study" / "results.json").unlink()
     result = dmlkit("plot", "study")
-    assert result.code == 2 and "this study is not finished; go on with" in result.err
+    assert result.code == 2 and "this study is not finished; continue it with" in result.err
 
 
 def test_a_study_whose_runs_are_gone_is_one_line(dmlkit, here: Path):
     shutil.rmtree(here / "study" / "runs")
     result = dmlkit("plot", "study", "--kind", "epochs")
-    assert result.code == 2 and "its runs are gone" in result.err and result.err.count("\n") == 1
+    assert result.code == 2 and "its runs are missing" in result.err and result.err.count("\n") == 1
     assert dmlkit("plot", "study").code == 0
