@@ -1,1 +1,1 @@
-"""Studies: a recipe trained many times, and what that says about a claim."""
+"""Studies: many trainings of recipes, and verdicts on the statements of a claim."""

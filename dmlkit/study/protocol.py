@@ -1,4 +1,4 @@
-"""Protocols: a recipe trained several times, and what its figures are worth."""
+"""Protocols: several trainings of a recipe, and the intervals of their figures."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,14 +28,14 @@ from dmlkit.training.train import train
 
 ProtocolName = Literal["official", "reality_check"]
 Figures = dict[str, Metrics]
-"""Metrics by what they are of, e.g. ``{"separated": {"map@r": 0.4}, ...}``."""
-EMBEDDING_DIM = 128  # of a Reality Check model; the four together have 512
+"""Metrics by kind, e.g. ``{"separated": {"map@r": 0.4}, ...}``."""
+EMBEDDING_DIM = 128  # of each Reality Check model; the four together have 512
 METRICS = (PrecisionConfig(), RPrecisionConfig(), MapAtRConfig())
 RUNS: dict[ProtocolName, str] = {"official": "repeat-*", "reality_check": "repeat-*/fold-*"}
 
 
 class MeanInterval(BaseModel, frozen=True, extra="forbid"):
-    """The mean of runs and its 95 % interval by Student's t; a single run has none."""
+    """Mean of runs and its 95 % interval by Student's t; a single run has no interval."""
 
     mean: float
     low: float | None
@@ -43,14 +43,14 @@ class MeanInterval(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def of(cls, values: list[float]) -> "MeanInterval":
-        """That of one figure a run."""
+        """Return the mean and interval of one figure per run."""
         interval = t_interval(values)
         low, high = (interval.low, interval.high) if len(values) > 1 else (None, None)
         return cls(mean=interval.mean, low=low, high=high)
 
 
 class RealityCheckFigures(Document, frozen=True):
-    """``result.json``: the figures of one repeat of the Reality Check, see `run_protocol`."""
+    """``result.json``: the figures of one repeat of the Reality Check; see `run_protocol`."""
 
     kind: ClassVar[str] = "document of a Reality Check's figures"
 
@@ -65,9 +65,9 @@ class ProtocolResults(Document, frozen=True):
 
     protocol: ProtocolName
     repeats: tuple[Figures, ...]
-    """One a repeat."""
+    """Figures per repeat."""
     summary: dict[str, dict[str, MeanInterval]]
-    """Over repeats, by what the figures are of and by metric."""
+    """Means over repeats, by kind and metric."""
 
 
 def run_protocol(
@@ -79,31 +79,33 @@ def run_protocol(
     repeats: int,
     progress: Callable[[str, Recipe], Progress],
 ) -> ProtocolResults:
-    """Train a recipe under a protocol; runs that are complete are kept, one that was cut off is continued.
+    """Train a recipe under a protocol. Complete runs are kept, and interrupted runs are resumed.
 
-    ``official``: the recipe as it is, with ``repeats`` seeds; the checkpoint that is best on validation classes.
+    ``official``: the recipe unchanged, with ``repeats`` seeds. The figures are those of the best checkpoint on
+    validation classes.
 
-    ``reality_check`` (Musgrave et al., ECCV 2020): the last half of the sorted classes tests. The first half is cut
-    into 4 contiguous folds; of 4 models with 128 dimensions each validates on one fold, by MAP@R, and trains on the
-    others. Reported are the mean of the 4 models, ``separated``, and their 512-dimensional concatenation, each model's
-    normalised and then the whole, compared by the cosine, ``concatenated``.
+    ``reality_check`` (Musgrave et al., ECCV 2020): the last half of the sorted classes is the test set. The first half
+    is divided into 4 contiguous folds. Each of 4 models with 128 dimensions validates on one fold, by MAP@R, and trains
+    on the others. ``separated`` is the mean of the 4 models. ``concatenated`` is their 512-dimensional concatenation:
+    the embeddings of each model are normalized, then the result is, and cosines are compared.
 
     Repeat r has the recipe's seed + r.
 
     Args:
-        name: of the protocol.
-        recipe: what to train; the Reality Check sets its split, dimension and metrics.
-        folder: gets ``protocol.json``, ``repeat-R/`` or ``repeat-R/fold-F/`` for each run, and ``results.json``.
+        name: name of the protocol.
+        recipe: recipe to train; the Reality Check sets its split, dimension and metrics.
+        folder: output folder for ``protocol.json``, ``repeat-R/`` or ``repeat-R/fold-F/`` of each run, and
+            ``results.json``.
         fabric: device, precision and ranks, launched.
-        repeats: trainings, or for the Reality Check rounds of 4.
+        repeats: number of trainings, or of rounds of 4 for the Reality Check.
         progress: called with the name and recipe of each run that trains.
 
     Returns:
-        The figures of each repeat, and of each metric the mean and its interval over repeats.
+        The figures of each repeat, and the mean and its interval over repeats of each metric.
 
     Raises:
-        UserError: the folder holds something else, another protocol or runs of another recipe, or a run fails.
-        TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint.
+        UserError: the folder has other contents, another protocol or runs of another recipe, or a run fails.
+        TrainingStoppedError: Ctrl-C or SIGTERM stopped a run after a checkpoint.
     """
     figures: list[Figures] = []
     with open_protocol(name, folder, fabric, RUNS[name]):
@@ -123,18 +125,18 @@ def run_once(
     fabric: Fabric,
     progress: Callable[[str, Recipe], Progress],
 ) -> Figures:
-    """One repeat of a protocol, with the recipe's seed; see `run_protocol`."""
+    """Run one repeat of a protocol with the recipe's seed; see `run_protocol`."""
     one_repeat = _official if name == "official" else _reality_check
     return one_repeat(recipe, folder, fabric, progress)
 
 
 def is_complete(name: ProtocolName, folder: Path) -> bool:
-    """Whether a repeat in this folder has its figures."""
+    """Return whether the repeat in this folder is complete."""
     return (folder / ("summary.json" if name == "official" else "result.json")).exists()
 
 
 def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, MeanInterval]]:
-    """Mean and 95 % t-interval over repeats, by what the figures are of and by metric.
+    """Return mean and 95 % t-interval over repeats, by kind and metric.
 
     Example:
         >>> summarize([{"test": {"map@r": 0.5}}])
@@ -168,7 +170,7 @@ def _reality_check(
 
 
 def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
-    """The recipe of one of the 4 models of a Reality Check."""
+    """Return the recipe of one of the 4 models of a Reality Check."""
     return recipe.model_copy(
         update={
             "dataset": recipe.dataset.model_copy(update={"split": "reality_check", "fold": fold}),
@@ -180,7 +182,7 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
 
 
 def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Summary:
-    """The summary of a run: read where it is complete, trained or continued where it is not."""
+    """Return the summary of a run, which is trained or resumed if it is not complete."""
     run = RunFolder(folder)
     if run.holds_run():
         run.check_same_recipe(recipe)
@@ -205,7 +207,7 @@ def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
 
 
 def concatenate(points: Sequence[Tensor]) -> Tensor:
-    """Embeddings (N, D) of several models as one (N, sum of D): each normalised, then the whole.
+    """Concatenate embeddings (N, D) of several models to (N, sum of D); normalize each of them, then the result.
 
     Example:
         >>> concatenate([torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 9.0]])]).mul(2**0.5).round(decimals=4).tolist()

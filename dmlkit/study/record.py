@@ -1,4 +1,4 @@
-"""What a folder records when a study or a protocol begins in it, and who may go on there."""
+"""Records that a study or protocol writes into its folder at its start, and checks before it is continued there."""
 
 import json
 from collections.abc import Generator, Mapping
@@ -17,12 +17,12 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 
 FAILURES = "failures.json"
-# keys that no figure depends on; nor on the paper of a statement
+# keys on which no figure depends; the paper of a statement is another one
 REWORDED = ("claim", "paper", "table", "negligible")
 
 
 class RecordedStudy(BaseModel, frozen=True, extra="forbid"):
-    """Everything that a study's figures depend on, and what it claims."""
+    """The claim of a study, and everything on which its figures depend."""
 
     claim: str
     paper: str | None
@@ -32,17 +32,17 @@ class RecordedStudy(BaseModel, frozen=True, extra="forbid"):
     """Names of the figures."""
     seeds: tuple[int, ...]
     tune_seeds: tuple[int, ...] = ()
-    """That choose among tuned values; the first of ``seeds`` where there are none."""
+    """Seeds that choose among tuned values; the first of ``seeds`` if empty."""
     extend: int = 0
-    """How many values a variant may add at the edge of its grid."""
+    """Number of values that a variant may add at the edge of its grid."""
     more_seeds: int = 0
-    """How many seeds may be added."""
+    """Number of seeds that may be added."""
     negligible: float | None = None
-    """A difference that does not matter."""
+    """Largest difference that does not matter."""
     rotate_folds: bool = False
     """Whether each seed validates on the next fold."""
     reference: str
-    """The variant that the others are compared with."""
+    """Variant with which the others are compared."""
     expect: tuple[dict[str, str], ...]
     """The statements of the claim."""
     variants: dict[str, dict[str, dict[str, Any]]]
@@ -50,7 +50,7 @@ class RecordedStudy(BaseModel, frozen=True, extra="forbid"):
 
 
 class StudyRecord(Document, frozen=True):
-    """``study.json``: what the runs of a folder depend on."""
+    """``study.json``: everything on which the runs of a folder depend."""
 
     kind: ClassVar[str] = "record of a study"
     version: ClassVar[int] = 2
@@ -58,33 +58,33 @@ class StudyRecord(Document, frozen=True):
 
     study: RecordedStudy
     command: str
-    """That repeats the study."""
+    """Command that repeats the study."""
 
     @classmethod
     def of(cls, folder: Path) -> "StudyRecord":
-        """That of a study's folder.
+        """Read the record of a study's folder.
 
         Raises:
-            UserError: there is none.
+            UserError: the folder has no record.
         """
         path = folder / "study.json"
         if not path.exists():
             raise UserError(
-                f"{folder}: no study here (study.json is missing); expected a folder that dmlkit study wrote"
+                f"{folder}: is not a study (study.json is missing); expected a folder that dmlkit study wrote"
             )
         return cls.read(path)
 
 
 class StudyFailures(Document, frozen=True):
-    """``failures.json``: the runs of a study that failed in its last session."""
+    """``failures.json``: the runs of a study that failed in the last session."""
 
     kind: ClassVar[str] = "list of failed runs"
 
     failed: dict[str, str]
-    """Reasons by the names of runs."""
+    """Reasons by name of the run."""
 
     def lines(self) -> list[str]:
-        """One line for each reason, with the first runs that have it and how many more do: a wrong path fails them all.
+        """Return one line per reason with the first runs that it concerns, since a wrong path fails all runs.
 
         Example:
             >>> StudyFailures(failed={"a/seed-0": "no disk", "a/seed-1": "no disk", "b/seed-0": "no loss"}).lines()
@@ -104,92 +104,93 @@ def _first(names: list[str]) -> str:
 
 
 class ProtocolRecord(Document, frozen=True):
-    """``protocol.json``: whose runs a folder holds."""
+    """``protocol.json``: the protocol of a folder's runs."""
 
     kind: ClassVar[str] = "record of a protocol"
 
     protocol: str
-    """Its name."""
+    """Name of the protocol."""
 
 
 @contextmanager
 def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command: str) -> Generator[None]:
-    """Begin a study in a folder, or find it there again; its seeds may have grown and its claim been reworded. In the
-    block no other process works on it.
+    """Start or continue a study in a folder, and lock the folder during the block.
+
+    A study that is continued may have more seeds and another wording of its claim.
 
     Args:
         record: see `Study.record`.
-        folder: of the study; need not exist yet.
+        folder: folder of the study; need not exist.
         fabric: the ranks.
-        command: that repeats the study.
+        command: command that repeats the study.
 
     Raises:
-        UserError: the folder holds something else, a study with other runs, or another process works on it.
+        UserError: the folder has other contents or a study with other runs, or another process works on it.
     """
     path = folder / "study.json"
-    begun = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
+    started = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
     if path.exists():
-        stored, new = (one.study.model_dump(mode="json") for one in (StudyRecord.read(path), begun))
+        stored, new = (one.study.model_dump(mode="json") for one in (StudyRecord.read(path), started))
         for statement in (*stored["expect"], *new["expect"]):
             statement.pop("paper", None)
         same = {name: stored[name] for name in REWORDED} | {"seeds": new["seeds"][: len(stored["seeds"])]}
-        same["extend"] = min(new["extend"], stored["extend"])  # it may grow: what was tried stays tried
+        same["extend"] = min(new["extend"], stored["extend"])  # it may grow: the values tried before stay
         for recipes in stored["variants"].values():
             recipes.update({label: with_new_defaults(recipe) for label, recipe in recipes.items()})
         changes = list(differences("", stored, {**new, **same}))
         if changes:
             raise UserError(
-                f"{folder}: the study has changed since it began ({'; '.join(changes)}); undo that, or start anew "
-                "with another --output"
+                f"{folder}: the study has changed since it started ({'; '.join(changes)}); undo the change, or choose "
+                "another --output"
             )
     elif is_taken(folder):
-        raise UserError(f"{folder}: exists and is not a study; choose another --output")
-    with _held(begun, path, fabric):
+        raise UserError(f"{folder}: already exists and is not a study; choose another --output")
+    with _locked(started, path, fabric):
         yield
 
 
 def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without its seed, as an older dmlkit recorded it, with the defaults of keys that are new since."""
+    """Add the defaults of newer keys to a recipe without its seed that an older dmlkit recorded."""
     try:
         return Recipe.model_validate_json(json.dumps(recipe)).model_dump(mode="json", exclude={"seed"})
-    except ValidationError:  # a key has gone: the difference tells which
+    except ValidationError:  # a key was removed since: the difference shows which one
         return recipe
 
 
 @contextmanager
 def open_protocol(name: str, folder: Path, fabric: Fabric, runs: str) -> Generator[None]:
-    """Begin a protocol in a folder, or find it there again. In the block no other process works on it.
+    """Start or continue a protocol in a folder, and lock the folder during the block.
 
     Args:
-        name: of the protocol.
-        folder: of its runs; need not exist yet.
+        name: name of the protocol.
+        folder: folder of its runs; need not exist.
         fabric: the ranks.
-        runs: where they lie in the folder, as a pattern: dmlkit 0.1.0 recorded no protocol beside them.
+        runs: pattern of the runs in the folder: dmlkit 0.1.0 did not record the protocol.
 
     Raises:
-        UserError: the folder holds something else, another protocol, or another process works on it.
+        UserError: the folder has other contents or another protocol, or another process works on it.
     """
     path = folder / "protocol.json"
     if path.exists():
         found = ProtocolRecord.read(path).protocol
         if found != name:
-            raise UserError(f"{folder}: holds runs of the protocol {found}, not of {name}; choose another --output")
+            raise UserError(f"{folder}: has runs of protocol {found}, expected {name}; choose another --output")
     elif is_taken(folder) and not any(RunFolder(run).holds_run() for run in folder.glob(runs)):
-        raise UserError(f"{folder}: exists and holds no runs of the protocol {name}; choose another --output")
-    with _held(ProtocolRecord(protocol=name), path, fabric):
+        raise UserError(f"{folder}: already exists and has no runs of protocol {name}; choose another --output")
+    with _locked(ProtocolRecord(protocol=name), path, fabric):
         yield
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether something is here but what is left of a writing that was cut off."""
+    """Return whether a path exists and has more than the partial files of an interrupted write."""
     if not folder.is_dir():
         return folder.exists()
     return any(entry.name != LOCK and not is_partial(entry) for entry in folder.iterdir())
 
 
 @contextmanager
-def _held(record: Document, path: Path, fabric: Fabric) -> Generator[None]:
-    fabric.barrier()  # all ranks have looked before the first one writes
+def _locked(record: Document, path: Path, fabric: Fabric) -> Generator[None]:
+    fabric.barrier()  # all ranks have checked before the first one writes
     with sole_writer(path.parent, what=f"a {path.stem}") if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
             record.write(path)

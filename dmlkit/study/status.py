@@ -1,4 +1,4 @@
-"""How far a study is: read from its folder, while it runs or after it ended in any way."""
+"""Status of a study, read from its folder while the study runs or after it ended in any way."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,55 +17,55 @@ State = Literal["done", "running", "stopped", "failed", "waiting"]
 
 
 class RunStatus(BaseModel, frozen=True, extra="forbid"):
-    """How far one run is."""
+    """Status of one run."""
 
     variant: str
     choice: str | None
-    """Label of the tuned values; empty where nothing is tuned, null where they are not chosen yet."""
+    """Label of the tuned values; empty if nothing is tuned, null if they are not chosen yet."""
     seed: int
     folder: str | None
-    """Under ``runs/``; null where the values are not chosen yet."""
+    """Folder under ``runs/``; null if the values are not chosen yet."""
     state: State
-    """``stopped`` has begun, and nobody trains it now."""
+    """``stopped``: the run has started, and no process trains it now."""
     epochs: int
-    """That are done."""
+    """Finished epochs."""
     of_epochs: int
-    """Of all its models."""
+    """Epochs of all models of the run."""
     score: float | None
-    """The best so far on validation classes; of the Reality Check the mean over models."""
+    """Best score so far on validation classes; for the Reality Check the mean over models."""
     seconds: float
-    """Of training and validation so far."""
+    """Seconds of training and validation so far."""
     reason: str | None
-    """Why it failed."""
+    """Reason of a failure."""
 
 
 class StudyStatus(BaseModel, frozen=True, extra="forbid"):
-    """How far a study is."""
+    """Status of a study."""
 
     claim: str
     command: str
-    """That goes on with it."""
+    """Command that continues the study."""
     is_running: bool
-    """Whether a process works on it now."""
+    """Whether a process works on the study now."""
     runs: tuple[RunStatus, ...]
-    """That are known: more may follow where grids are extended or seeds added."""
+    """Runs that are known; extended grids and added seeds may add more."""
     best: dict[str, str]
-    """Label of the tuned values that are best so far, by variant, once all of its file have been tried."""
+    """Label of the best tuned values so far, by variant, once all values of the study's file were tried."""
     seconds: float
-    """Spent, over all runs."""
+    """Seconds spent on all runs."""
     seconds_left: float | None
-    """Of the runs that are not done, one after another; null before the first epoch."""
+    """Estimated seconds of the remaining runs, one after another; null before the first epoch."""
 
     def count(self, state: State) -> int:
-        """How many runs are in a state."""
+        """Return the number of runs in a state."""
         return sum(run.state == state for run in self.runs)
 
 
 def status_of(folder: Path) -> StudyStatus:
-    """How far the study of a folder is. Reads only.
+    """Return the status of the study in a folder, without changing it.
 
     Raises:
-        UserError: the folder holds no study, or a document in it is damaged.
+        UserError: the folder is not a study, or a document in it is damaged.
     """
     record = StudyRecord.of(folder)
     failures = folder / FAILURES
@@ -84,7 +84,7 @@ def status_of(folder: Path) -> StudyStatus:
 
 
 class _Reader:
-    """Reads the runs of a study."""
+    """Reader of the runs of a study."""
 
     def __init__(self, folder: Path, study: RecordedStudy, failed: dict[str, str]) -> None:
         self.folder, self.study, self.failed = folder / "runs", study, failed
@@ -92,13 +92,13 @@ class _Reader:
         self.first = (study.tune_seeds or study.seeds[:1]) if self.is_tuned else study.seeds
 
     def runs_of(self, variant: str, best: dict[str, str]) -> Iterator[RunStatus]:
-        """Those of every value that is tried, then those of the best; it is added to ``best``."""
+        """Yield the runs of all tried values, then those of the best value, whose label is added to ``best``."""
         recipes = self.study.variants[variant]
         if not self.is_tuned:
             yield from (self._run(variant, "", seed) for seed in self._seeds(variant, "", self.first))
             return
         folders = sorted(path.name for path in (self.folder / variant).glob("*/") if path.name not in recipes)
-        labels = [*recipes, *folders]  # beyond the edge of the grid there are others than the study began with
+        labels = [*recipes, *folders]  # folders of values beyond the edge of the grid come last
         tried = {label: [self._run(variant, label, seed) for seed in self.first] for label in labels}
         scores = {label: _mean_score(runs) for label, runs in tried.items() if all(run.state == "done" for run in runs)}
         later = [seed for seed in self.study.seeds if seed not in self.first]
@@ -112,7 +112,7 @@ class _Reader:
             yield from (self._waiting(variant, None, seed) for seed in later)
 
     def _seeds(self, variant: str, label: str, known: Sequence[int]) -> list[int]:
-        """The seeds of a value: those that are known, and those that have a folder."""
+        """Return the seeds of a value: the known ones, and those that have a folder."""
         names = (path.name.removeprefix("seed-") for path in (self.folder / variant / label).glob("seed-*/"))
         return [*known, *sorted({int(name) for name in names if name.isdecimal()} - set(known))]
 
@@ -121,7 +121,7 @@ class _Reader:
         name = str(folder.relative_to(self.folder))
         models = [folder / f"fold-{fold}" for fold in range(FOLDS)] if self._models > 1 else [folder]
         far = [_progress(RunFolder(path), self._training(variant)["select_by"]) for path in models]
-        told = [score for _, score, _ in far if score is not None]
+        scores = [score for _, score, _ in far if score is not None]
         reason = self.failed.get(name)
         state: State = "waiting"
         if all(RunFolder(path).summary_path.exists() for path in models):
@@ -136,7 +136,7 @@ class _Reader:
             "folder": name,
             "state": state,
             "epochs": sum(epochs for epochs, _, _ in far),
-            "score": fmean(told) if told else None,
+            "score": fmean(scores) if scores else None,
             "seconds": round(sum(seconds for _, _, seconds in far), 1),
             "reason": reason if state == "failed" else None,
         }
@@ -166,7 +166,7 @@ class _Reader:
 
 
 def _progress(run: RunFolder, select_by: str) -> tuple[int, float | None, float]:
-    """Finished epochs, the best score on validation classes and the seconds so far."""
+    """Return the finished epochs, the best score on validation classes, and the seconds so far."""
     rows = run.read_metrics()
     scores = [row.validation[select_by] for row in rows if row.validation and select_by in row.validation]
     if run.summary_path.exists():
@@ -180,7 +180,7 @@ def _mean_score(runs: Sequence[RunStatus]) -> float:
 
 
 def _seconds_left(runs: Sequence[RunStatus]) -> float | None:
-    """By the seconds that an epoch of the same variant takes, or one of any where it has none yet."""
+    """Estimate the remaining seconds from epochs of the same variant, or of any variant if it has none yet."""
 
     def pace(some: Sequence[RunStatus]) -> float | None:
         epochs = sum(run.epochs for run in some)

@@ -72,12 +72,12 @@ def test_every_kind_is_drawn_and_drawn_again(dmlkit, here: Path, words: list[str
         (["one", "--kind", "tsne", "--images"], "got one; use e.g. dmlkit plot tsne RUN"),
         (["--kind=heatmap", "one"], "got --kind=heatmap; use e.g. dmlkit plot heatmap RUN"),
         (["epochs", "one", "two"], "the curves of 2 runs need --output FILE"),
-        (["epochs", "one", "one", "-o", "e.png"], "a run is named twice"),
+        (["epochs", "one", "one", "-o", "e.png"], "a run is given twice"),
         (["epochs", "one", "study", "-o", "e.png"], "study: no run here"),
         (["results", "one"], "one: expected a study folder"),
         (["heatmap", "study"], "study: expected a run folder, got a study; use dmlkit plot results"),
-        (["epochs", "one", "--metric", "nonsense"], "it has map@r, recall@1"),
-        (["results", "study", "--metric", "nonsense"], "this study has no such figures; it has recall@1, map@r"),
+        (["epochs", "one", "--metric", "nonsense"], "choose one of map@r, recall@1"),
+        (["results", "study", "--metric", "nonsense"], "not a metric of this study; expected one of recall@1, map@r"),
         (["pca", "one", "-o", "e.jpg"], "e.jpg: expected a file name that ends in .png, .svg or .pdf"),
         (["epochs", "one", "-o", "r.yaml"], "expected a file name that ends in"),
         (["results", "study", "-o", "r.yaml"], "expected a file name that ends in"),
@@ -121,11 +121,11 @@ def test_somebody_elses_picture_stays(dmlkit, here: Path, suffix: str):
 def test_a_study_that_is_not_finished_says_how_to_go_on(dmlkit, here: Path):
     (here / "study" / "results.json").unlink()
     result = dmlkit("plot", "results", "study")
-    assert result.code == 2 and "this study is not finished; go on with" in result.err
+    assert result.code == 2 and "this study is not finished; continue it with" in result.err
 
 
 def test_a_study_whose_runs_are_gone_is_one_line(dmlkit, here: Path):
     shutil.rmtree(here / "study" / "runs")
     result = dmlkit("plot", "epochs", "study")
-    assert result.code == 2 and "its runs are gone" in result.err and result.err.count("\n") == 1
+    assert result.code == 2 and "its runs are missing" in result.err and result.err.count("\n") == 1
     assert dmlkit("plot", "results", "study").code == 0

@@ -19,9 +19,11 @@ def notes(folder: Path, text: str, **classes: int) -> list[str]:
 def test_few_validation_classes_and_few_tuning_seeds_are_noted(tmp_path: Path):
     assert notes(tmp_path, STUDY, small=30, large=41) == []
     assert notes(tmp_path, STUDY, small=10, large=30) == [
-        "10 validation classes choose; expected at least 30: the best of few is chance"
+        "10 validation classes select checkpoints; use at least 30, or the choice is chance"
     ]
-    assert notes(tmp_path, TUNED) == ["only seed 0 tunes; expected at least 3, e.g. tune_seeds: [0, 1, 2]"]
+    assert notes(tmp_path, TUNED) == [
+        "values are tuned only with seed 0; use at least 3 seeds, e.g. tune_seeds: [0, 1, 2]"
+    ]
     assert notes(tmp_path, TUNED.replace("tune:", "tune_seeds: [4, 5, 6]\ntune:")) == []
 
 
@@ -29,7 +31,7 @@ def test_samplers_that_differ_are_noted_of_the_variants_that_a_statement_compare
     text = STUDY.replace(
         "{loss.margin: 0.3}", "{loss.margin: 0.3, sampler: {name: class_balanced, images_per_class: 2}}"
     )
-    told = "large and small have different samplers; their difference may be due to that"
+    told = "large and small have different samplers, which may cause their difference"
     assert notes(tmp_path, text) == [told]
     assert notes(tmp_path, text[: text.index("expect:")]) == []
 
@@ -43,7 +45,10 @@ def test_a_dry_run_says_how_many_runs_may_be_added(dmlkit: Callable[..., Any], t
 def test_notes_stand_in_the_dry_run(dmlkit: Callable[..., Any], tmp_path: Path):
     result = dmlkit("study", write_study(tmp_path, TUNED), "-o", tmp_path / "out", "--dry-run")
     assert result.code == 0
-    assert "note: 3 validation classes choose; expected at least 30" in result.out and "note: only seed 0" in result.out
+    assert (
+        "note: 3 validation classes select checkpoints; use at least 30" in result.out
+        and "note: values are tuned only with seed 0" in result.out
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -146,7 +146,7 @@ def test_a_strangers_folder_is_refused_and_its_files_survive(dmlkit, recipe, tmp
     (out / file).write_text("mine")
     result = dmlkit("protocol", name, recipe, "-o", out, "--repeats", "1", "--device", "cpu")
     assert result.code == 2
-    told = f"error: {out}: exists and holds no runs of the protocol {name}; choose another --output"
+    told = f"error: {out}: already exists and has no runs of protocol {name}; choose another --output"
     assert result.err.splitlines() == [told]
     assert all_files(out) == {file: b"mine"}
     result = dmlkit("protocol", name, recipe, "-o", out / file, "--repeats", "1", "--device", "cpu")
@@ -177,13 +177,13 @@ def test_another_protocol_in_the_folder_is_refused_also_where_none_was_recorded(
     before = all_files(out)
     refused = run("reality_check")
     assert refused.code == 2 and all_files(out) == before
-    told = f"error: {out}: holds runs of the protocol official, not of reality_check; choose another --output"
+    told = f"error: {out}: has runs of protocol official, expected reality_check; choose another --output"
     assert refused.err.splitlines() == [told]
     (out / "protocol.json").unlink()  # as dmlkit 0.1.0 left it, with results of no format
     results = json.loads((out / "results.json").read_text())
     (out / "results.json").write_text(json.dumps({"protocol": "official"} | results["summary"]))
     refused = run("reality_check")
-    assert refused.code == 2 and "holds no runs of the protocol reality_check" in refused.err
+    assert refused.code == 2 and "has no runs of protocol reality_check" in refused.err
     assert run("official").code == 0
     assert all_files(out) == before
 

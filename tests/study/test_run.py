@@ -64,10 +64,10 @@ def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_go
     (judged,) = found["verdicts"]
     assert (judged["verdict"], judged["low"]) == ("not separable at this size", None)  # of one pair
     assert judged["difference"] == pytest.approx(0.1)
-    told = "Not complete: missing are small (seed 2); large (seeds 1, 2)."
+    told = "Not complete; missing: small (seed 2); large (seeds 1, 2)."
     assert told in (out / "results.md").read_text() and told in result.out.replace("\n", " ")
     refused = dmlkit("report", out, "-o", tmp_path / "report.md")
-    assert refused.code == 2 and "this study is not finished; go on with: dmlkit study" in refused.err
+    assert refused.code == 2 and "this study is not finished; continue it with: dmlkit study" in refused.err
 
     again = study(dmlkit, path, "--budget", "1h")
     assert again.code == 0 and "budget used" not in again.out, again.err
@@ -174,7 +174,7 @@ def test_a_study_whose_runs_all_failed_is_one_screen_and_no_results(
     result = study(dmlkit, path)
     assert result.code == 2 and "Traceback" not in result.err
     assert [line.removeprefix(f"error: {out}: ") for line in result.err.splitlines()] == [
-        "no variant has a complete run, so there are no results",
+        "no results, since no variant has a complete run",
         "error: small/seed-0, large/seed-0: the loss is not finite",
         "error: small/seed-1, large/seed-1: no photos",
     ]

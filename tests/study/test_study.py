@@ -273,20 +273,20 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
             "study",
             f"{RUN}/summary.json",
             lambda path: edited(path, lambda it: it["best"]["test"].pop("ndcg@3")),
-            "lacks one of recall@1, ndcg@3",
+            "expected recall@1, ndcg@3; remove its",
         ),
         (
             "study",
             "runs/large/seed-0/summary.json",
             lambda path: edited(path, lambda it: it.update(best=None, selected_by=None)),
-            "tells of no best checkpoint",
+            "has no best checkpoint",
         ),
         *(
             (
                 "report",
                 "results.json",
                 lambda path, change=change: edited(path, lambda it: it.update(change)),
-                "speaks of",
+                "variants or figures are missing",
             )
             for change in (
                 {"metrics": ["x"]},
@@ -363,7 +363,7 @@ def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp
     def refused(text: str, *words: str) -> str:
         path.write_text(text)
         result = dmlkit("study", path, "-o", whole, *words)
-        assert result.code == 2 and "the study has changed since it began" in result.err
+        assert result.code == 2 and "the study has changed since it started" in result.err
         return result.err
 
     assert "variants.large..loss.margin: was 0.3, now 0.4" in refused(STUDY.replace("0.3}", "0.4}"))
@@ -633,8 +633,9 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
     text = "seeds: [2, 2]\n" + text.replace("seeds: [0, 1]", "reference: none")
     found = faults(dmlkit, tmp_path, text.replace("0.3}", "0.3, tune: {optimizer.lr: [1e-3, 2e-3]}}"))
     assert found[:-1] == [
-        "study.yaml:2: claim: expected as the first key of the file, and in one line",
-        "study.yaml:11: variants.large.tune: 2 trial(s) to tune large, 1 for small; every variant gets the same budget",
+        "study.yaml:2: claim: expected one line of text as the first key of the file",
+        "study.yaml:11: variants.large.tune: 2 trial(s) to tune large, but 1 for small; "
+        "expected the same number for every variant",
         "study.yaml:1: seeds: got [2, 2], expected each seed once",
         "study.yaml:7: reference: unknown variant 'none'; expected one of small, large",
         "study.yaml:13: expect.0.better: unknown variant 'lagre'; did you mean 'large'?",
@@ -649,26 +650,42 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         (STUDY, "", "study.yaml: got None, expected a mapping"),
         ("recipe: tiny", "recipe: none", "none.yaml: no such file; expected a recipe"),
         ("variants:", "grid: {loss.scale: [8, 16]}\nvariants:", "study.yaml:1: expected either a grid or variants"),
-        ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: 1 variant(s); a study compares at least"),
+        ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: got 1 variant(s), expected at least 2"),
         ("[0, 1]", f"[0, {2**64}]", "study.yaml:6: 18446744073709551616 does not fit into 64 bits"),
-        ("small: {}", "../up: {}", "study.yaml:9: variants.../up: the name '../up' is no name for a folder"),
+        ("small: {}", "../up: {}", "study.yaml:9: variants.../up: name '../up' is not valid; expected at most"),
         ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected a mapping"),
-        ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this itself; see its key seeds"),
+        ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this; use its key seeds"),
         ("loss.margin: 0.3", "", "study.yaml:10: variants.large: large trains the same recipe as small"),
         ("loss.margin: 0.3", "training.precision: bf16", "large has another training.precision"),
-        ("loss.margin: 0.3", "dataset.validation_fraction: 0", "validation classes choose the checkpoint"),
+        (
+            "loss.margin: 0.3",
+            "dataset.validation_fraction: 0",
+            "validation classes are needed to select the checkpoint",
+        ),
         ("recipe: tiny.yaml", "recipe: ../../secret.txt", "study.yaml:4: recipe: ../../secret.txt is outside"),
         ("recipe: tiny.yaml", "recipe: /etc/passwd", "study.yaml:4: recipe: /etc/passwd is absolute"),
         ("recipe: tiny.yaml", 'recipe: "a\\0b"', "study.yaml:4: recipe: got 'a\\x00b', expected the path of a recipe"),
         ("small: {}", "small: {recipe: ../../secret.txt}", "study.yaml:9: recipe: ../../secret.txt is outside"),
-        ("small: {}", "LARGE: {}", "variants.LARGE: the name 'LARGE' is not the only one, capitals aside"),
-        ("small: {}", f"{'s' * 300}: {{}}", "is no name for a folder of at most 255 bytes in letters"),
+        ("small: {}", "LARGE: {}", "variants.LARGE: name 'LARGE' is used twice, ignoring case"),
+        ("small: {}", f"{'s' * 300}: {{}}", "is not valid; expected at most 255 bytes of letters"),
         ("than: small", "than: large", "study.yaml:12: expect.0: large cannot be better than itself"),
-        ("paper:", "protocol: reality_check\npaper:", "metrics.0: 'recall@1': the Reality Check reports separated"),
-        ("[recall@1, ndcg@3]", "[recall@1, tar@far=0.001]", "metrics.1: 'tar@far=0.001' is reported as tar@far=1e-3;"),
-        ("metric: recall@1", "metric: eer", "expect.0.metric: less of eer is better; expected the reverse"),
+        (
+            "paper:",
+            "protocol: reality_check\npaper:",
+            "metrics.0: 'recall@1': not a figure of the Reality Check; expected one of separated",
+        ),
+        (
+            "[recall@1, ndcg@3]",
+            "[recall@1, tar@far=0.001]",
+            "metrics.1: 'tar@far=0.001': expected the name under which it is reported: tar@far=1e-3",
+        ),
+        (
+            "metric: recall@1",
+            "metric: eer",
+            "expect.0.metric: smaller eer is better; expected a metric of which larger is better",
+        ),
         ("[recall@1, ndcg@3]", "[recall@1, recall@1]", "study.yaml:7: metrics.1: 'recall@1' is given twice"),
-        ("variants:", "tune: {optimizer.lr: [1e-3]}\nvariants:", "tune: one value to choose from for small; give two"),
+        ("variants:", "tune: {optimizer.lr: [1e-3]}\nvariants:", "tune: got one value to tune for small; give two"),
         ("[0, 1]", "[0, 1]\ntune_seeds: [0, 1]", "study.yaml:7: tune_seeds: nothing is tuned; give values under tune"),
         ("[0, 1]", "[0, 1]\ntune_seeds: [3, 3]", "study.yaml:7: tune_seeds: got [3, 3], expected each seed once"),
         ("[0, 1]", "[0, 1]\ntune_seeds: [-1]", "study.yaml:7: tune_seeds.0: got -1, expected"),
@@ -677,7 +694,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("[0, 1]", "[0, 1]\nextend: much", "study.yaml:7: extend: got 'much', expected"),
         ("[0, 1]", "[0, 1]\nnegligible: 0", "study.yaml:7: negligible: got 0, expected"),
         ("[0, 1]", "[0, 1]\nrotate_folds: true", "small has dataset.split official; only reality_check has folds"),
-        ("[0, 1]", "[0, 1]\nprotocol: reality_check\nrotate_folds: true", "has all folds already; leave this out"),
+        ("[0, 1]", "[0, 1]\nprotocol: reality_check\nrotate_folds: true", "uses all folds; remove this key"),
         ("[0, 1]", "[0, 1]\nmore_seeds: 1000", "study.yaml:7: more_seeds: got 1000, expected"),
         (
             "variants:",
@@ -701,9 +718,7 @@ def test_a_grid_that_is_too_large_is_counted_before_it_is_built_t16(dmlkit, tmp_
     grid = "".join(f"  {key}: {values}\n" for key in ("a", "b", "c", "d", "e", "f", "g", "h"))
     text = STUDY.partition("variants:")[0] + f"grid:\n{grid}"
     found = faults(dmlkit, tmp_path, text, "--dry-run")
-    assert found == [
-        "study.yaml:8: grid: 100,000,000 recipes to compare; expected at most 1,000: give fewer keys or values"
-    ]
+    assert found == ["study.yaml:8: grid: got 100,000,000 recipes, expected at most 1,000; use fewer keys or values"]
 
 
 def test_files_that_are_no_study(dmlkit, tmp_path: Path):
@@ -715,7 +730,7 @@ def test_files_that_are_no_study(dmlkit, tmp_path: Path):
 
 def test_overrides_that_undo_the_study_are_refused(dmlkit, tmp_path: Path):
     assert "large trains the same recipe as small" in faults(dmlkit, tmp_path, STUDY, "--set", "loss.margin=0.2")[0]
-    assert faults(dmlkit, tmp_path, STUDY, "--set", "seed=4")[0].startswith("--set seed=4: seed: a study sets this")
+    assert faults(dmlkit, tmp_path, STUDY, "--set", "seed=4")[0].startswith("--set seed=4: seed: a study sets this;")
     assert faults(dmlkit, tmp_path, STUDY, "--set", "loss.margn=1") == [
         "--set loss.margn=1: loss.margn: unknown key; did you mean 'margin'?"
     ]
@@ -770,7 +785,7 @@ def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlki
     assert dmlkit("report", whole, whole, "-o", document).code == 2
     (other / "results.json").unlink()
     refused = dmlkit("report", other, "-o", document)
-    assert refused.code == 2 and f"not finished; go on with: {results['command']}" in refused.err
+    assert refused.code == 2 and f"not finished; continue it with: {results['command']}" in refused.err
     assert "no study here" in dmlkit("report", tmp_path, "-o", document).err
 
 

@@ -1,1 +1,1 @@
-"""What a study is: its file, the methods that it compares, and the values that they choose from."""
+"""Definition of a study: its file, the methods that it compares, and the values that they are tuned over."""

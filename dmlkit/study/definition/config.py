@@ -1,4 +1,4 @@
-"""What a study is: its file, typed, and the recipes that follow from it."""
+"""Types of a study: its file, and the recipes that follow from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,90 +17,90 @@ FIGURES: dict[ProtocolName, tuple[str, ...]] = {
         f"{kind} {name}" for kind in ("separated", "concatenated") for metric in METRICS for name in metric.names()
     ),
 }
-"""What is reported unless the study says otherwise; of the Reality Check there is nothing else."""
+"""Figures that are reported by default; the Reality Check has no others."""
 
 
 class Expectation(BaseModel, frozen=True, extra="forbid", strict=True):
-    """One statement of a claim: a variant is better than another one, by a metric of which more is better."""
+    """Statement of a claim: one variant is better than another one, by a metric of which larger is better."""
 
     better: str
-    """The variant that is said to be better."""
+    """Variant that is claimed to be better."""
     than: str
-    """The variant that it is compared with."""
+    """Variant with which it is compared."""
     metric: str
-    """Of which more is better."""
+    """Metric of the comparison; larger must be better."""
     paper: str | None = None
-    """That says so, in a word, for ``dmlkit report --paper``."""
+    """Short name of the paper that makes the statement, for ``dmlkit report --paper``."""
 
 
 class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True):
-    """One method of a study: every other key is a key of the recipe, dotted, with its value."""
+    """Method of a study; every other key is a dotted key of the recipe with its value."""
 
     recipe: str | None = None
-    """A recipe of its own instead of the study's."""
+    """Recipe of this variant instead of the study's."""
     tune: dict[str, Values] | None = None
-    """Values of its own to choose from instead of the study's."""
+    """Values to tune over instead of the study's."""
 
 
 class MethodsConfig(BaseModel, frozen=True, strict=True):
-    """What of a study says what is compared."""
+    """The part of a study's file that defines the methods."""
 
     recipe: str
-    """What every variant starts from; relative to the study's file."""
+    """Recipe from which every variant starts; relative to the study's file."""
     overrides: dict[str, Any] = {}
-    """Keys of the recipe, dotted, that are changed in every variant."""
+    """Dotted keys of the recipe that are changed in every variant."""
     grid: dict[str, Values] | None = None
-    """Values of recipe keys; every combination is a variant."""
+    """Values of recipe keys; each combination is a variant."""
     variants: dict[str, VariantConfig] | None = None
-    """Instead of a grid: variants by name."""
+    """Variants by name, instead of a grid."""
     tune: dict[str, Values] = {}
-    """Values of recipe keys to choose from: each combination is trained with every seed of ``tune_seeds``, and the
-    best on validation classes is taken. Every variant gets as many combinations as any other."""
+    """Values of recipe keys to tune over: each combination is trained with every seed of ``tune_seeds``, and the best
+    one on validation classes is chosen. Every variant must have the same number of combinations."""
 
 
 class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
-    """A study's file: which claim is held against which runs."""
+    """File of a study: a claim, and the runs that test it."""
 
     claim: str
-    """What is claimed, in one line; the first key of the file."""
+    """The claim in one line; the first key of the file."""
     paper: str | None = None
-    """That makes the claim."""
+    """Paper that makes the claim."""
     table: str | None = None
-    """Of the paper, where the claim is."""
+    """Table of the paper that supports the claim."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
-    """One run of every variant a seed. More may be added later."""
+    """Seeds; each variant has one run per seed. More seeds may be added later."""
     tune_seeds: tuple[NonNegativeInt, ...] = ()
-    """Seeds that choose among the values of ``tune``, by the mean over them; by default the first of ``seeds``."""
+    """Seeds that choose among the values of ``tune`` by their mean score. Default: the first of ``seeds``."""
     extend: Annotated[int, Field(ge=0, le=50)] = 0
-    """How many values each variant may add to ``tune``, one after another, where the best lies at the grid's edge."""
+    """Number of values that each variant may add to ``tune``, one by one, while its best is at the grid's edge."""
     more_seeds: Annotated[int, Field(ge=0, le=50)] = 0
-    """How many seeds may be added to variants of which a statement is not separable yet."""
+    """Number of seeds that may be added to variants of statements that are not separable yet."""
     negligible: PositiveFloat | None = None
-    """A difference that nobody would act on; a statement whose whole interval is within it is decided, too."""
+    """Largest difference that does not matter; a statement is also decided if its interval lies within it."""
     rotate_folds: bool = False
-    """Seed s validates on fold s mod 4, with ``dataset.split: reality_check``: seeds choose by other classes."""
+    """Validate seed s on fold s mod 4, so that seeds validate on different classes; needs split reality_check."""
     protocol: ProtocolName = "official"
-    """How a run is split and scored."""
+    """Protocol that splits and scores a run."""
     metrics: tuple[str, ...] = ()
-    """What is measured and reported; see `FIGURES`."""
+    """Figures to report. Default: see `FIGURES`."""
     reference: str | None = None
-    """The variant that the others are compared with; by default the first."""
+    """Variant with which the others are compared. Default: the first."""
     expect: tuple[Expectation, ...] = ()
-    """The claim in figures; each statement gets a verdict."""
+    """Statements of the claim; each gets a verdict."""
 
     def reported(self) -> tuple[str, ...]:
-        """The names of the figures in tables and verdicts."""
+        """Return the names of the figures in tables and verdicts."""
         return self.metrics or FIGURES[self.protocol]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant's recipe, with one choice of the values that are tuned.
+    """Recipe of a variant with one choice of the tuned values.
 
     Args:
-        label: of the choice; empty where nothing is tuned.
-        recipe: with the study's metrics; its seed is the study's first.
-        values: of the keys that are tuned.
+        label: label of the choice; empty if nothing is tuned.
+        recipe: recipe with the study's metrics and its first seed.
+        values: values of the tuned keys.
     """
 
     label: str
@@ -110,7 +110,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Variant:
-    """A method under comparison: one candidate, or several to choose from on validation classes."""
+    """Method of the comparison: one candidate, or several of which validation classes choose one."""
 
     name: str
     candidates: tuple[Candidate, ...]
@@ -118,11 +118,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Axis:
-    """What a study sweeps, where that is one number.
+    """Numeric key that a study sweeps.
 
     Args:
-        key: of the recipe.
-        values: one a variant, in their order.
+        key: key of the recipe.
+        values: one value per variant, in their order.
     """
 
     key: str
@@ -131,13 +131,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Study:
-    """A study with all its recipes.
+    """Study with all its recipes.
 
     Args:
         config: the file.
-        reference: the name of the variant that the others are compared with.
-        variants: what is compared.
-        axis: what is swept, if it is one number.
+        reference: name of the variant with which the others are compared.
+        variants: the variants.
+        axis: the numeric key that is swept, if there is one.
     """
 
     config: StudyConfig
@@ -147,45 +147,45 @@ class Study:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether there are values to choose from."""
+        """Whether values are tuned."""
         return any(len(variant.candidates) > 1 for variant in self.variants)
 
     @property
     def first_seeds(self) -> tuple[int, ...]:
-        """The seeds that every candidate is trained with: those that choose, or all where there is no choice."""
+        """Seeds that train every candidate: the tuning seeds, or all seeds if nothing is tuned."""
         if not self.is_tuned:
             return self.config.seeds
         return self.config.tune_seeds or self.config.seeds[:1]
 
     @property
     def later_seeds(self) -> tuple[int, ...]:
-        """The seeds that only the chosen candidates are trained with."""
+        """Seeds that train only the chosen candidates."""
         return tuple(seed for seed in self.config.seeds if seed not in self.first_seeds)
 
     @property
     def num_runs(self) -> int:
-        """The trainings that are certain; a repeat of the Reality Check counts as one. No run is trained twice."""
+        """Number of runs that are certain; a repeat of the Reality Check counts as one run."""
         return sum(map(self._runs_of, self.variants))
 
     @property
     def most_added_runs(self) -> int:
-        """How many more there may be: beyond the edges of grids, and with seeds that are added."""
+        """Largest number of runs that extended grids and added seeds may add."""
         named = {name for one in self.config.expect for name in (one.better, one.than)}
         beyond = self.config.extend * len(self.first_seeds) * len(self.variants) if self.is_tuned else 0
         return beyond + self.config.more_seeds * len(named)
 
     @property
     def models_per_run(self) -> int:
-        """The Reality Check trains one model a fold."""
+        """Number of models per run; the Reality Check trains one model per fold."""
         return FOLDS if self.config.protocol == "reality_check" else 1
 
     def epochs_per_run(self, recipe: Recipe) -> int:
-        """Epochs of all models of a run."""
+        """Return the number of epochs of all models of a run."""
         return recipe.training.epochs * self.models_per_run
 
     @property
     def num_epochs(self) -> int:
-        """Epochs of those."""
+        """Number of epochs of the runs that are certain."""
         return sum(
             self.epochs_per_run(variant.candidates[0].recipe) * self._runs_of(variant) for variant in self.variants
         )
@@ -194,7 +194,7 @@ class Study:
         return len(variant.candidates) * len(self.first_seeds) + len(self.later_seeds)
 
     def record(self) -> dict[str, Any]:
-        """Everything that the study's figures depend on, as plain data."""
+        """Return everything on which the study's figures depend, as plain data."""
         config = self.config
         return {
             "claim": config.claim,

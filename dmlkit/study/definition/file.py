@@ -1,4 +1,4 @@
-"""Studies on disk: YAML in, a checked `Study` or all its faults as file:line out."""
+"""Reading and checking a study's file: the result is a `Study`, or an error that lists all problems by line."""
 
 import json
 import re
@@ -22,8 +22,8 @@ from dmlkit.study.definition.config import FIGURES, Axis, Candidate, MethodsConf
 from dmlkit.study.definition.methods import Method, grid_of, label, methods_of, num_recipes
 
 Config = TypeVar("Config", bound=MethodsConfig)
-MAX_RECIPES = 1000  # of a study, all variants and all values to choose from; the largest in recipes/study has 40
-OWN_KEYS = {"seed": "seeds", "metrics": "metrics"}  # of a recipe, by the key that decides them in a study
+MAX_RECIPES = 1000  # per study, over all variants and tuned values; the largest in recipes/study has 40
+OWN_KEYS = {"seed": "seeds", "metrics": "metrics"}  # keys of a recipe that a study sets, and the study's key
 
 
 def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
@@ -31,21 +31,19 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
 
     Args:
         path: a YAML file, see `StudyConfig`.
-        overrides: ``key.subkey=value`` each: changes of every recipe, after the study's own.
+        overrides: changes of every recipe after the study's own, each ``key.subkey=value``.
 
     Raises:
-        UserError: the file cannot be read, or the study or a recipe has faults: all of them, one a line.
+        UserError: the file cannot be read, or the study or a recipe is invalid; one line per problem.
     """
     changes = [parse_override(override) for override in overrides]
     tree = read_yaml(path, "study", f"{path}: no such file; expected a study, e.g. recipes/study/mpa.yaml")
     faults: list[str] = []
     config = _validated(StudyConfig, tree, faults)
-    # the recipes are looked at even where something else is wrong, to tell all faults at once
+    # the recipes are checked even if something else is wrong, to report all problems at once
     compared = config or _validated(MethodsConfig, tree, [])
-    if compared and num_recipes(compared) > MAX_RECIPES:  # 10^8 of them would fill the memory before anything is told
-        text = (
-            f"{num_recipes(compared):,} recipes to compare; expected at most {MAX_RECIPES:,}: give fewer keys or values"
-        )
+    if compared and num_recipes(compared) > MAX_RECIPES:  # 10^8 recipes would fill the memory before any message
+        text = f"got {num_recipes(compared):,} recipes, expected at most {MAX_RECIPES:,}; use fewer keys or values"
         raise UserError("\n".join([*faults, fault_line(tree, () if compared.variants else ("grid",), text)]))
     methods = methods_of(compared, tree) if compared else []
     if config:
@@ -70,12 +68,12 @@ def _validated(model: type[Config], tree: Tree, faults: list[str]) -> Config | N
 def _variant(
     method: Method, study: Path, config: StudyConfig | None, changes: Sequence[Override], faults: list[str]
 ) -> Variant:
-    """The variant's recipes; what is wrong with them is added to the faults."""
+    """Return a variant with its recipes, and add their problems to ``faults``."""
     candidates: list[Candidate] = []
     for choice in product(*method.tune):
         settings = (*method.settings, *choice, *changes)
         faults += [
-            f"{setting.value.source}: {setting.key}: a study sets this itself; see its key {OWN_KEYS[setting.key]}"
+            f"{setting.value.source}: {setting.key}: a study sets this; use its key {OWN_KEYS[setting.key]}"
             for setting in settings
             if setting.key in OWN_KEYS
         ]
@@ -92,16 +90,16 @@ def _variant(
 
 
 def _measured(config: StudyConfig, recipe: Recipe) -> tuple[MetricConfig, ...]:
-    """The study's metrics, and the one that chooses the checkpoint."""
+    """Return the study's metrics, and the metric that selects the checkpoint."""
     if config.protocol == "reality_check":
-        return recipe.metrics  # the protocol brings its own
+        return recipe.metrics  # the protocol sets its metrics
     selecting = [metric for metric in recipe.metrics if recipe.training.select_by in metric.names()]
     names = config.reported()
     return (*metric_configs(names), *(selecting if recipe.training.select_by not in names else ()))
 
 
 def _axis(config: StudyConfig) -> Axis | None:
-    """The key of a grid that is one number, with its values."""
+    """Return the key and values of a grid with a single numeric key."""
     if config.variants is not None or config.grid is None or len(config.grid) != 1:
         return None
     ((key, values),) = config.grid.items()
@@ -110,51 +108,55 @@ def _axis(config: StudyConfig) -> Axis | None:
 
 
 Fault = tuple[Key, str]
-NAME = re.compile(r"\w[\w.,=+-]*")  # of a variant: also the name of a folder
+NAME = re.compile(r"\w[\w.,=+-]*")  # name of a variant, which is also the name of a folder
 ERRORS = {variant.key for variant in MetricConfig.variants.values() if variant.smaller_is_better}
-"""Figures of which less is better."""
-FEW_CLASSES, FEW_SEEDS = 30, 3  # 10 classes and one seed took a value 0.007 better, which was 0.033 worse on test
-NAME_BYTES = 255  # that a file system takes for a folder's name
+"""Metrics of which smaller is better."""
+FEW_CLASSES, FEW_SEEDS = 30, 3  # 10 classes and one seed chose a value 0.007 better, which was 0.033 worse on test
+NAME_BYTES = 255  # longest name of a folder on common file systems
 
 
 def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) -> Iterator[Fault]:
-    """What does not fit together within the study's file."""
+    """Yield the problems of the study's file."""
     if next(iter(tree.data)) != "claim" or not config.claim or "\n" in config.claim:
-        yield ("claim",), "expected as the first key of the file, and in one line"
+        yield ("claim",), "expected one line of text as the first key of the file"
     if (config.grid is None) == (config.variants is None):
         yield (), "expected either a grid or variants"
     elif len(methods) < 2:
-        yield methods[0].place if methods else (), f"{len(methods)} variant(s); a study compares at least two"
+        yield methods[0].place if methods else (), f"got {len(methods)} variant(s), expected at least 2"
     names = [method.name for method in methods]
     folders = [name.casefold() for name in names]
     for method in methods:
         if not NAME.fullmatch(method.name) or len(method.name.encode()) > NAME_BYTES:
-            text = f"the name {shown(method.name)} is no name for a folder of at most {NAME_BYTES} bytes in letters"
-            yield method.place, f"{text}, digits and _.,=+-; name it under variants"
-        elif folders.count(method.name.casefold()) > 1:  # macOS and Windows tell no capitals apart
-            yield method.place, f"the name {method.name!r} is not the only one, capitals aside; name it under variants"
+            text = f"name {shown(method.name)} is not valid; expected at most {NAME_BYTES} bytes of letters"
+            yield method.place, f"{text}, digits and _.,=+-; choose a name under variants"
+        elif folders.count(method.name.casefold()) > 1:  # macOS and Windows ignore the case of names
+            text = f"name {method.name!r} is used twice, ignoring case"
+            yield method.place, f"{text}; choose another name under variants"
         if method.trials != methods[0].trials:
-            told = f"{method.trials} trial(s) to tune {method.name}, {methods[0].trials} for {methods[0].name}"
-            yield (*method.place, "tune"), f"{told}; every variant gets the same budget"
+            text = f"{method.trials} trial(s) to tune {method.name}, but {methods[0].trials} for {methods[0].name}"
+            yield (*method.place, "tune"), f"{text}; expected the same number for every variant"
         if method.tune and method.trials == 1:
-            yield (*method.place, "tune"), f"one value to choose from for {method.name}; give two, or set it"
+            yield (*method.place, "tune"), f"got one value to tune for {method.name}; give two, or set the key instead"
     for key, seeds in (("seeds", config.seeds), ("tune_seeds", config.tune_seeds)):
         if len(set(seeds)) < len(seeds):
             yield (key,), f"got {list(seeds)}, expected each seed once"
     for key, values in (config.grid or {}).items():
         if len(values) == 1:
-            yield ("grid", key), "one value, by which nothing is compared; put it under overrides"
+            yield ("grid", key), "got one value, expected at least two to compare; move the key to overrides"
     for key in ("tune_seeds", "extend"):
         if getattr(config, key) and all(method.trials == 1 for method in methods):
-            yield (key,), "nothing is tuned; give values under tune, or leave this out"
+            yield (key,), "nothing is tuned; give values under tune, or remove this key"
     if config.extend:
         for method in methods:
             if not any(len(grid_of([one.value.data for one in values])) > 1 for values in method.tune):
-                yield ("extend",), f"{method.name} tunes no key with two numbers or more, which is what has an edge"
+                yield (
+                    ("extend",),
+                    f"{method.name} has no tuned key with at least two numbers, so no grid can be extended",
+                )
     if config.more_seeds and not config.expect:
-        yield ("more_seeds",), "there is no statement under expect that they could decide; leave this out"
+        yield ("more_seeds",), "expect has no statement to decide with more seeds; remove this key"
     if config.rotate_folds and config.protocol == "reality_check":
-        yield ("rotate_folds",), "each run of protocol reality_check has all folds already; leave this out"
+        yield ("rotate_folds",), "each run of protocol reality_check uses all folds; remove this key"
     if config.reference is not None and config.reference not in names:
         yield ("reference",), f"unknown variant {config.reference!r}; {suggest(config.reference, names)}"
     yield from _expectation_faults(config, names)
@@ -170,7 +172,10 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
                 what = "variant" if choices is names else "figure"
                 yield ("expect", index, key), f"unknown {what} {name!r}; {suggest(name, choices)}"
         if expectation.metric in ERRORS:
-            yield ("expect", index, "metric"), f"less of {expectation.metric} is better; expected the reverse"
+            yield (
+                ("expect", index, "metric"),
+                f"smaller {expectation.metric} is better; expected a metric of which larger is better",
+            )
         if expectation.better == expectation.than:
             yield ("expect", index), f"{expectation.better} cannot be better than itself"
 
@@ -180,18 +185,24 @@ def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
         if name in config.metrics[:index]:
             yield ("metrics", index), f"{name!r} is given twice"
         if config.protocol == "reality_check" and name not in FIGURES["reality_check"]:
-            yield ("metrics", index), f"{name!r}: the Reality Check reports {', '.join(FIGURES['reality_check'])}"
+            yield (
+                ("metrics", index),
+                f"{name!r}: not a figure of the Reality Check; expected one of {', '.join(FIGURES['reality_check'])}",
+            )
         elif config.protocol == "official":
             try:
                 (metric,) = metric_configs([name])
                 if name not in metric.names():
-                    yield ("metrics", index), f"{name!r} is reported as {', '.join(metric.names())}; write it so"
+                    yield (
+                        ("metrics", index),
+                        f"{name!r}: expected the name under which it is reported: {', '.join(metric.names())}",
+                    )
             except ValueError as error:
                 yield ("metrics", index), str(error).removeprefix("metrics: ")
 
 
 def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
-    """What does not fit together between the recipes."""
+    """Yield the problems between the recipes."""
     first: dict[str, str] = {}
     precision = study.variants[0].candidates[0].recipe.training.precision
     for variant, method in zip(study.variants, methods, strict=True):
@@ -203,40 +214,49 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
                     f"{name[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name",
                 )
         if len(set(labels)) < len(labels):
-            yield (*method.place, "tune"), f"two values are called the same: {', '.join(labels)}"
+            yield (*method.place, "tune"), f"two values have the same label: {', '.join(labels)}"
         for candidate in variant.candidates:
             recipe, name = candidate.recipe, "/".join(filter(None, (variant.name, candidate.label)))
             other = first.setdefault(recipe.model_dump_json(), name)
             if other != name:
                 yield method.place, f"{name} trains the same recipe as {other}; each must differ in a key"
             if study.config.protocol == "official" and recipe.dataset.validation_fraction == 0:
-                text = f"{name} has dataset.validation_fraction 0; validation classes choose the checkpoint"
+                text = (
+                    f"{name} has dataset.validation_fraction 0; validation classes are needed to select the checkpoint"
+                )
                 yield method.place, text
             if study.config.rotate_folds and recipe.dataset.split != "reality_check":
                 yield method.place, f"{name} has dataset.split {recipe.dataset.split}; only reality_check has folds"
             if recipe.training.precision != precision:
-                yield method.place, f"{name} has another training.precision; a study runs in one"
+                yield (
+                    method.place,
+                    f"{name} has another training.precision; expected the same in all recipes of a study",
+                )
 
 
 def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str]:
-    """What a reader of the study's verdicts should know before it runs; nothing here stops it.
+    """Return notes on weaknesses of the study that its readers should know; they do not stop it.
 
     Args:
-        study: without faults.
-        validation_classes: how many a run of a variant has, by its name; those that are known.
+        study: a valid study.
+        validation_classes: number of validation classes by variant, where it is known.
     """
     notes: list[str] = []
     folds = len({seed % FOLDS for seed in study.first_seeds}) if study.config.rotate_folds else 1
     few = sorted({folds * count for count in validation_classes.values() if folds * count < FEW_CLASSES})
     if few:
         counts = " or ".join(map(str, few))
-        notes.append(f"{counts} validation classes choose; expected at least {FEW_CLASSES}: the best of few is chance")
+        notes.append(
+            f"{counts} validation classes select checkpoints; use at least {FEW_CLASSES}, or the choice is chance"
+        )
     if study.is_tuned and len(study.first_seeds) < FEW_SEEDS:
         seeds = ", ".join(map(str, study.first_seeds))
-        notes.append(f"only seed {seeds} tunes; expected at least {FEW_SEEDS}, e.g. tune_seeds: [0, 1, 2]")
+        notes.append(
+            f"values are tuned only with seed {seeds}; use at least {FEW_SEEDS} seeds, e.g. tune_seeds: [0, 1, 2]"
+        )
     samplers = {variant.name: variant.candidates[0].recipe.sampler for variant in study.variants}
     pairs = dict.fromkeys((one.better, one.than) for one in study.config.expect)
     for better, than in pairs:
         if samplers[better] != samplers[than]:
-            notes.append(f"{better} and {than} have different samplers; their difference may be due to that")
+            notes.append(f"{better} and {than} have different samplers, which may cause their difference")
     return notes

@@ -1,4 +1,4 @@
-"""Methods of a study: what it compares, the values that each sets or chooses from, and the edges of a grid."""
+"""Methods of a study: the keys that each one sets or tunes, and the extension of a grid beyond its edges."""
 
 import json
 import re
@@ -16,21 +16,22 @@ from dmlkit.study.definition.config import Candidate, MethodsConfig
 
 @dataclass(frozen=True)
 class Method:
-    """A variant before its recipe is read: where it lies in the file, what it sets and what it chooses from."""
+    """Variant before its recipe is read: its place in the file, the keys that it sets and the keys that it tunes."""
 
     name: str
     place: Key
-    recipe: Tree  # its name, with the line that gives it
+    recipe: Tree  # name of the recipe, with its line
     settings: tuple[Override, ...]
-    tune: tuple[tuple[Override, ...], ...]  # for each tuned key its values
+    tune: tuple[tuple[Override, ...], ...]  # the values of each tuned key
 
     @property
     def trials(self) -> int:
+        """Number of combinations of tuned values."""
         return prod(len(values) for values in self.tune)
 
 
 def num_recipes(config: MethodsConfig) -> int:
-    """How many recipes `methods_of` makes, without making them."""
+    """Return the number of recipes that `methods_of` would create."""
     tuned = prod(map(len, config.tune.values()))
     if config.variants is None:
         return tuned * prod(map(len, (config.grid or {}).values()))
@@ -39,7 +40,7 @@ def num_recipes(config: MethodsConfig) -> int:
 
 
 def methods_of(config: MethodsConfig, tree: Tree) -> list[Method]:
-    """What a study compares, from its file."""
+    """Return the methods of a study's file."""
     everywhere = tuple(Override(key, tree.below(("overrides", key))) for key in config.overrides)
     tune = _values(tree, ("tune",), config.tune)
     if config.variants is None:
@@ -67,7 +68,7 @@ def _values(tree: Tree, place: Key, keys: dict[str, tuple[Any, ...]]) -> tuple[t
 
 
 def label(settings: Sequence[Override]) -> str:
-    """The name of a combination of values, fit for a folder.
+    """Return the label of a combination of values, which is valid as the name of a folder.
 
     Example:
         >>> from dmlkit.recipe.yaml_tree import parse_yaml
@@ -86,20 +87,21 @@ def _text(value: Any) -> str:
     return re.sub(r"[^\w.+-]+", "_", plain).strip("_")
 
 
-DIGITS = 6  # of a value beyond the edge: 0.001 / 3 is 0.000333333, in the name of a folder too
+DIGITS = 6  # of a value beyond the edge: 0.001 / 3 becomes 0.000333333, also in the name of its folder
 
 
 def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Candidate) -> list[Mapping[str, Any]]:
-    """Return tuned values one step on from the best ones, for each key and direction in which nothing was tried with
-    the best values of the other keys: the next value of the key that was tried at all, or one beyond them.
+    """Return combinations one step beyond the best one, for each key and direction at which the best is at the edge.
 
-    Steps beyond all values that were tried come first, and of these the one of the key that was extended least: a scale
-    that is better at every step would otherwise use up `extend`, and leave a curvature at the edge of its grid.
+    The best is at an edge if no value beyond it was tried with its values of the other keys. A step leads to the next
+    value of the key that was tried in any combination, or to a new value beyond all of them. Steps to new values come
+    first, and among these the step of the key that was extended least: a scale that is better at every step would
+    otherwise use up ``extend`` and leave a curvature at the edge of its grid.
 
     Args:
-        own: a variant's candidates by the study's file, which are its grid.
-        tried: those, and what was added to them.
-        best: one of the tried ones.
+        own: candidates of the study's file, which form the grid of a variant.
+        tried: these candidates and those that were added.
+        best: the best of the tried candidates.
     """
     found: list[tuple[float, Mapping[str, Any]]] = []
     for key, value in best.values.items():
@@ -116,13 +118,14 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
 
 
 def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float | None:
-    """`next_value` after a candidate's value of a tuned key. After the last whole number comes the fraction, where the
-    recipe takes it: a grid that is written [1, 3] may be of a key that takes 0.3.
+    """Return the `next_value` after a candidate's value of a tuned key.
+
+    If no integer follows, a fraction is returned where the recipe accepts it: the key of a grid [1, 3] may accept 0.3.
 
     Args:
-        candidate: whose value lies at or beyond the end of the grid.
-        key: which.
-        grid: towards the end in question.
+        candidate: candidate whose value is at or beyond the end of the grid.
+        key: the tuned key.
+        grid: grid values, ordered towards this end.
     """
     value = candidate.values[key]
     step = next_value(grid, value)
@@ -133,17 +136,19 @@ def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float
 
 
 def values_along(candidates: Sequence[Candidate], chosen: Candidate, key: str) -> list[Any]:
-    """The values of a tuned key that were tried with the chosen values of all other keys."""
+    """Return the values of a tuned key that were tried with the chosen values of all other keys."""
     return [one.values[key] for one in candidates if {**one.values, key: chosen.values[key]} == chosen.values]
 
 
 def next_value(grid: Sequence[float], value: float) -> float | None:
-    """One step on from a value at or beyond the end of a grid: by the last ratio, or by the difference where the grid
-    is evenly spaced or its signs differ. None where no whole number follows in a grid of whole numbers.
+    """Return the value one step beyond a value at or beyond the end of a grid.
+
+    The step repeats the last ratio, or the last difference if the grid is evenly spaced or its signs differ. The result
+    is None if no integer follows in a grid of integers.
 
     Args:
-        grid: two values or more, towards the end in question.
-        value: its last one, or one that was added there.
+        grid: at least two values, ordered towards this end.
+        value: the last grid value, or a value that was added beyond it.
 
     Example:
         >>> next_value([1e-3, 2e-3, 4e-3], 4e-3), next_value([4e-3, 2e-3, 1e-3], 1e-3), next_value([1e-3, 3e-3], 3e-3)
@@ -163,10 +168,10 @@ def next_value(grid: Sequence[float], value: float) -> float | None:
 
 
 def with_values(candidate: Candidate, values: Mapping[str, Any], source: str) -> Candidate:
-    """A candidate with other values of the tuned keys; ``source`` names them in errors.
+    """Return a candidate with other values of the tuned keys; ``source`` names them in errors.
 
     Raises:
-        UserError: the recipe does not take them.
+        UserError: the recipe does not accept the values.
     """
     settings = [Override(key, Tree(source, value)) for key, value in values.items()]
     recipe = parse_recipe(dump_recipe(candidate.recipe), source, settings)
@@ -174,7 +179,7 @@ def with_values(candidate: Candidate, values: Mapping[str, Any], source: str) ->
 
 
 def takes(candidate: Candidate, values: Mapping[str, Any]) -> bool:
-    """Whether a candidate's recipe takes other values of the tuned keys."""
+    """Return whether a candidate's recipe accepts other values of the tuned keys."""
     try:
         with_values(candidate, values, "tune")
     except UserError:
@@ -183,7 +188,7 @@ def takes(candidate: Candidate, values: Mapping[str, Any]) -> bool:
 
 
 def grid_of(values: Sequence[Any]) -> list[float]:
-    """The distinct values of a tuned key in ascending order; none if one is no number.
+    """Return the distinct values of a tuned key in ascending order; empty if one of them is not a number.
 
     Example:
         >>> grid_of([4, 1, 2]), grid_of([1, "exact"])

@@ -1,1 +1,1 @@
-"""What the runs of a study say: figures, intervals, verdicts, and what they were chosen by."""
+"""Findings of a study: figures, intervals and verdicts of its runs."""

@@ -1,4 +1,4 @@
-"""What the finished runs of a study hold beside the figures that are compared: of the last epoch, and from before."""
+"""Figures of a study in addition to those that are compared: after the last epoch, and before training."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from dmlkit.training.untrained_baseline import untrained_model
 
 
 def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fabric: Fabric) -> dict[str, ExtraFigures]:
-    """The figures of each variant after all epochs, and those of its backbone before the first.
+    """Return the figures of each variant after all epochs, and those of its backbone before training.
 
     Args:
-        study: whose variants.
-        choices: what each was trained with.
-        folder: of the study.
-        fabric: the device, and the ranks; for a network that begins with random numbers, see `untrained_figures`.
+        study: the study.
+        choices: the chosen candidate of each variant.
+        folder: folder of the study.
+        fabric: the device and the ranks, for backbones with random weights; see `untrained_figures`.
     """
     protocol, found = study.config.protocol, dict[str, ExtraFigures]()
     for name, choice in choices.items():
@@ -40,41 +40,41 @@ def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fab
             recipe = fold_recipe(recipe, 0) if protocol == "reality_check" else recipe
             try:
                 untrained = untrained_figures(recipe, folder / "untrained", fabric)
-            except UserError as error:  # as where the images are on the machines of a cluster alone
-                logging.getLogger("dmlkit").warning(f"{name}: nothing to hold its training against: {error}")
+            except UserError as error:  # for example, the images are only on the machines of a cluster
+                logging.getLogger("dmlkit").warning(f"{name}: no baseline without training: {error}")
         if untrained and protocol == "reality_check":
-            kinds = RealityCheckFigures.model_fields  # whose models, and so their concatenation, begin as one
+            kinds = RealityCheckFigures.model_fields  # all models start from the same weights, so both kinds are equal
             untrained = {f"{kind} {metric}": value for kind in kinds for metric, value in untrained.items()}
         found[name] = ExtraFigures(last, untrained)
     return found
 
 
 def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
-    """The figures of a recipe's backbone as it is before training, without its head, on test classes.
+    """Return the figures of a recipe's backbone before training, without its head, on test classes.
 
-    They are scored once for all recipes that begin with the same network and are asked the same.
+    They are scored once for all recipes with the same initial network, test images and metrics.
 
     Args:
-        recipe: with its seed.
-        folder: where they are kept.
-        fabric: the device, and the ranks, which share the work.
+        recipe: the recipe with its seed.
+        folder: folder that stores the figures.
+        fabric: the device and the ranks, which share the work.
 
     Raises:
-        UserError: the images cannot be had, or the recipe is at fault.
+        UserError: the images are not available, or the recipe is not usable.
     """
     dataset = images_of_split(recipe.dataset, "test")
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, "test")
     path = folder / f"{question.key()}.json"
-    kept = fabric.broadcast(_kept(path, question) if fabric.is_global_zero else None)
-    if kept is None:
-        kept, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source="untrained")
+    stored = fabric.broadcast(_stored(path, question) if fabric.is_global_zero else None)
+    if stored is None:
+        stored, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source="untrained")
         if fabric.is_global_zero:
-            store(kept, evaluation, path)
-    return kept.metrics
+            store(stored, evaluation, path)
+    return stored.metrics
 
 
-def _kept(path: Path, question: Question) -> Report | None:
+def _stored(path: Path, question: Question) -> Report | None:
     try:
         stored = stored_answer(path, question)
     except UserError as error:
@@ -84,13 +84,15 @@ def _kept(path: Path, question: Question) -> Report | None:
 
 
 def _summaries(run: Path) -> list[Summary]:
-    """One a model: four of a Reality Check."""
+    """Return one summary per model of a run; the Reality Check has four."""
     return [Summary.read(path) for path in sorted(run.rglob("summary.json"))]
 
 
 def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:
-    """After all epochs. The models of a Reality Check are joined by their best checkpoints alone: to join the last ones
-    too would embed every image 4 times more."""
+    """Return the figures after all epochs.
+
+    The Reality Check concatenates only the best checkpoints: the last ones would need 4 more embeddings per image.
+    """
     kind = "separated " if protocol == "reality_check" else ""
     tests = [model.last.test for model in models]
     return {f"{kind}{name}": fmean(test[name] for test in tests) for name in tests[0]}

@@ -1,4 +1,4 @@
-"""What the runs of a study say: intervals, paired differences and verdicts, as a document."""
+"""Results of a study as a document: figures, intervals, paired differences and verdicts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from dmlkit.study.protocol import ProtocolName
 
 @dataclass(frozen=True)
 class Choice:
-    """A variant's candidate that was chosen on validation classes, and its runs.
+    """Candidate of a variant that was chosen on validation classes, and its runs.
 
     Args:
-        candidate: the one chosen.
-        scores: on validation classes, the mean over the seeds that choose, one a candidate of the variant.
-        figures: on test classes, by seed.
+        candidate: the chosen candidate.
+        scores: score of each candidate on validation classes, the mean over the tuning seeds.
+        figures: figures on test classes, by seed.
     """
 
     candidate: Candidate
@@ -30,23 +30,23 @@ class Choice:
     figures: dict[int, Metrics]
 
     def values(self, metric: str) -> list[float]:
-        """One figure a seed."""
+        """Return one figure per seed."""
         return [figures[metric] for figures in self.figures.values()]
 
 
 class Cost(BaseModel, frozen=True, extra="forbid"):
-    """What a study took."""
+    """Cost of a study."""
 
     models: int
-    """That were trained."""
+    """Number of trained models."""
     seconds: float
-    """Of training and validation, over all models."""
+    """Seconds of training and validation, over all models."""
     on: tuple[str, ...]
-    """What computed, with its versions."""
+    """Devices that trained, with versions."""
 
     @classmethod
     def of(cls, runs: Sequence[Path]) -> "Cost":
-        """That of finished runs."""
+        """Return the cost of finished runs."""
         folders = [RunFolder(path) for path in runs]
         return cls(
             models=len(folders),
@@ -57,11 +57,11 @@ class Cost(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class ExtraFigures:
-    """What is told of a variant beside the figures that are compared.
+    """Figures of a variant in addition to those that are compared.
 
     Args:
-        last: its figures on test classes after all epochs, by seed.
-        untrained: those of its backbone before training; None where they are not known.
+        last: figures on test classes after all epochs, by seed.
+        untrained: figures of its backbone before training; None if they are not known.
     """
 
     last: Mapping[int, Metrics]
@@ -69,55 +69,55 @@ class ExtraFigures:
 
 
 class SweptAxis(BaseModel, frozen=True, extra="forbid"):
-    """What a study sweeps, where that is one number."""
+    """Numeric key that a study sweeps."""
 
     key: str
-    """Of the recipe."""
+    """Key of the recipe."""
     values: tuple[int | float, ...]
-    """One a variant, in their order."""
+    """One value per variant, in their order."""
 
 
 class StudyResults(Document, frozen=True):
-    """``results.json`` of a study: everything that a report tells of it."""
+    """``results.json`` of a study: the contents of its report."""
 
     kind: ClassVar[str] = "document of a study's results"
     version: ClassVar[int] = 3
-    # 1: of whole studies alone; no correction, edges, last epoch; 2: no edge where a value was the only one of its line
+    # 1: complete studies only; no correction, edges, last epoch; 2: no edge if a value was the only one on its line
     older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}
 
     claim: str
-    """What is claimed."""
+    """The claim."""
     paper: str | None
-    """That makes the claim."""
+    """Paper that makes the claim."""
     table: str | None
-    """Of the paper, where the claim is."""
+    """Table of the paper that supports the claim."""
     protocol: ProtocolName
-    """How a run is split and scored."""
+    """Protocol that splits and scores a run."""
     seeds: tuple[int, ...]
-    """One run of every variant a seed."""
+    """Seeds; each variant has one run per seed."""
     metrics: tuple[str, ...]
     """Names of the figures."""
     reference: str
-    """The variant that the others are compared with."""
+    """Variant with which the others are compared."""
     axis: SweptAxis | None
-    """What is swept, if it is one number."""
+    """The numeric key that is swept, if there is one."""
     verdicts: tuple[JudgedStatement, ...]
-    """One a statement of the claim."""
+    """One verdict per statement of the claim."""
     variants: dict[str, VariantResults]
-    """By name, in the order of the study."""
+    """Figures by name of the variant, in the order of the study."""
     cost: Cost
     command: str
-    """That repeats the study."""
+    """Command that repeats the study."""
     missing: dict[str, tuple[int, ...]] = Field(default_factory=dict)
-    """The seeds that a variant of the study has no figures of."""
+    """Seeds without figures, by variant."""
     failed: dict[str, str] = Field(default_factory=dict)
-    """Reasons, by the name of a run."""
+    """Reasons of failures, by run."""
     tune_seeds: tuple[int, ...] = ()
-    """That chose among tuned values; the first of ``seeds`` where there are none."""
+    """Seeds that chose among tuned values; the first of ``seeds`` if empty."""
     more_seeds: int = 0
-    """How many seeds might be added, for which the intervals of verdicts allow."""
+    """Number of seeds that might be added; the intervals of verdicts are corrected for them."""
     negligible: float | None = None
-    """A difference that does not matter: a statement whose interval is within it makes none."""
+    """Largest difference that does not matter; an interval within it makes no difference."""
     rotate_folds: bool = False
     """Whether each seed validated on the next fold of the training classes."""
 
@@ -129,24 +129,24 @@ def summarize_study(
     command: str,
     *,
     failed: Mapping[str, str] | None = None,
-    beside: Mapping[str, ExtraFigures] | None = None,
+    extra: Mapping[str, ExtraFigures] | None = None,
 ) -> StudyResults:
-    """Everything that a report of a study tells; an interval that does not exist is none.
+    """Summarize the runs of a study: means, paired differences and verdicts.
 
-    Variants that have not chosen, or have no complete run, are left out, and so are statements without a pair of runs.
+    Variants without a choice or without a complete run are omitted, and so are statements without a pair of runs.
 
-    Means have a 95 % t-interval over seeds. Differences are paired: of runs with the same seed, with Student's paired
-    t-test. A statement of the claim gets its verdict from that, see `judge`.
+    Means have a 95 % t-interval over seeds; a single run has none. Differences are between runs with the same seed,
+    with Student's paired t-test, which also gives the verdicts of statements; see `judge`.
 
     Args:
-        study: what was compared.
-        choices: what each variant was trained with, and its figures.
-        cost: of all runs.
-        command: that repeats the study.
-        failed: reasons, by the name of a run.
-        beside: figures of each variant that are told too; see `dmlkit.study.findings.extra_figures`.
+        study: the study.
+        choices: the chosen candidate of each variant, with its figures.
+        cost: cost of all runs.
+        command: command that repeats the study.
+        failed: reasons of failures, by run.
+        extra: additional figures by variant; see `dmlkit.study.findings.extra_figures`.
     """
-    config, beside = study.config, beside or {}
+    config, extra = study.config, extra or {}
     kept = [index for index, variant in enumerate(study.variants) if variant.name in choices]
     lacks = {
         variant.name: tuple(
@@ -155,7 +155,7 @@ def summarize_study(
         for variant in study.variants
     }
     variants = {
-        variant.name: _variant_results(variant, study, choices, beside.get(variant.name, ExtraFigures({}, None)))
+        variant.name: _variant_results(variant, study, choices, extra.get(variant.name, ExtraFigures({}, None)))
         for variant in (study.variants[index] for index in kept)
     }
     return StudyResults(

@@ -1,4 +1,4 @@
-"""Verdicts: what the seeds of two variants say about a claim, looked at as they come in."""
+"""Verdicts on the statements of a claim, from the runs of two variants, with a correction for added seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,52 +17,52 @@ from dmlkit.study.definition.methods import beyond_edge, grid_of, values_along
 from dmlkit.study.protocol import MeanInterval
 
 End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
-"""Of the values tried with the chosen ones of the other keys. The only one of these may be the lowest or highest of all
-values of the key."""
+"""Place of a chosen value among the values tried with the chosen values of the other keys. The only one of these may
+also be the lowest or highest of all values of the key."""
 
 
 class Difference(BaseModel, frozen=True, extra="forbid"):
-    """How runs of a variant differ from those of another with the same seeds, by Student's paired t-test."""
+    """Difference of a variant from another one over runs with the same seeds, by Student's paired t-test."""
 
     difference: float
-    """Mean of this variant's minus the other's."""
+    """Mean of this variant minus the mean of the other."""
     low: float | None
-    """Of the 95 % interval; null where a single pair has none."""
+    """Lower end of the 95 % interval; null for a single pair."""
     high: float | None
-    """As ``low``."""
+    """Upper end of the interval; null for a single pair."""
     p_value: float
-    """How probable a difference this far from 0 is where there is none."""
+    """Probability of a difference at least this far from 0 if there is none."""
 
 
 class Tuned(BaseModel, frozen=True, extra="forbid"):
-    """What a variant was tuned by."""
+    """Tuning of a variant."""
 
     chosen: str
-    """The label of the choice."""
+    """Label of the chosen values."""
     validation: dict[str, float]
-    """Scores on validation classes, by label; the mean over the seeds that choose."""
+    """Scores on validation classes, by label; the mean over the tuning seeds."""
     edge: dict[str, End] = {}
-    """Keys of which the chosen value has no tried one beyond it: a better one may lie there."""
+    """Keys whose chosen value has no tried value beyond it: a better one may be there."""
 
 
 class VariantResults(BaseModel, frozen=True, extra="forbid"):
-    """The figures of a variant."""
+    """Figures of a variant."""
 
     tuned: Tuned | None
-    """Null where there was nothing to choose."""
+    """Tuning; null if nothing was tuned."""
     runs: dict[int, Metrics]
-    """Figures on test classes, by seed, of the checkpoint that was best on validation classes."""
+    """Figures on test classes by seed, of the best checkpoint on validation classes."""
     last: dict[int, Metrics] = {}
-    """Those after all epochs; without what the best checkpoints alone were scored for."""
+    """Figures after all epochs; without those that only the best checkpoints have."""
     untrained: Metrics | None = None
-    """Those of the variant's backbone before training, without its head; null where they are not known."""
+    """Figures of the variant's backbone before training, without its head; null if they are not known."""
     summary: dict[str, MeanInterval]
-    """Over seeds, by metric, of ``runs``."""
+    """Mean of ``runs`` over seeds, by metric."""
     difference: dict[str, Difference] | None
-    """From the reference, by metric; null for the reference itself, and where they share no seed."""
+    """Difference from the reference by metric; null for the reference itself, or if they share no seed."""
 
     def is_below_untrained(self, metric: str) -> bool:
-        """Whether training did not get to what its backbone could do before; not where that is unknown."""
+        """Return whether the mean is below that of the backbone before training; False if that is unknown."""
         floor = None if self.untrained is None else self.untrained.get(metric)
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
 
@@ -70,12 +70,12 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
 def over_seeds(
     runs: Mapping[int, Metrics], reference: Mapping[int, Metrics] | None, metrics: Sequence[str]
 ) -> tuple[dict[str, MeanInterval], dict[str, Difference] | None]:
-    """By metric, a variant's mean over seeds, and its difference to another reference of which it shares seeds.
+    """Return by metric a variant's mean over seeds, and its difference from the reference over common seeds.
 
     Args:
         runs: figures by seed.
-        reference: likewise, of the variant that the others are compared with; None for itself.
-        metrics: which.
+        reference: figures of the reference by seed; None if the variant is the reference.
+        metrics: names of the metrics.
     """
     summary = {name: MeanInterval.of([run[name] for run in runs.values()]) for name in metrics}
     if reference is None:
@@ -86,13 +86,13 @@ def over_seeds(
 
 
 def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
-    """Return the tuned keys of which the chosen value is at an edge: in one direction, or in both where it is the only
-    one, nothing was tried with the chosen values of the other keys.
+    """Return the tuned keys whose chosen value is at an edge.
 
-    Only numbers have an order, and nothing lies beyond 1 where the key takes whole numbers alone.
+    At an edge, no value in one direction was tried with the chosen values of the other keys, or in both directions if
+    the value is the only one. Only numbers have edges, and 1 has no edge below it if the key takes only integers.
 
     Args:
-        candidates: of a variant, all that were tried.
+        candidates: all tried candidates of a variant.
         chosen: one of them.
     """
     edges: dict[str, End] = {}
@@ -118,38 +118,38 @@ Verdict = Literal[
     "not trained",
     "equal by construction",
 ]
-LEVEL = 0.05  # a p-value from which on a difference may be chance
-SAME = 1e-6  # figures that differ by less on every seed are of one method under two names
+LEVEL = 0.05  # a difference with at least this p-value may be chance
+SAME = 1e-6  # figures that differ by at most this on every seed are of one method under two names
 
 
 class JudgedStatement(BaseModel, frozen=True, extra="forbid"):
-    """A statement of the claim, and whether it holds."""
+    """Statement of the claim with its verdict."""
 
     better: str
-    """The variant that is said to be better."""
+    """Variant that is claimed to be better."""
     than: str
-    """The variant that it is compared with."""
+    """Variant with which it is compared."""
     metric: str
-    """Of which more is better."""
+    """Metric of the comparison; larger is better."""
     paper: str | None = None
-    """That says so, in a word."""
+    """Short name of the paper that makes the statement."""
     difference: float
-    """As in `Difference`, and so are ``low``, ``high`` and ``p_value``."""
+    """See `Difference`, also for ``low``, ``high`` and ``p_value``."""
     low: float | None
     high: float | None
     p_value: float
     verdict: Verdict
-    """See `verdict`; by this statement alone."""
+    """Verdict without correction for other statements; see `verdict`."""
     runs_to_separate: int | None
-    """About how many seeds would do; null where none would, or where more would not help."""
+    """Approximate number of seeds that would decide the statement; null if no number would."""
     corrected_p_value: float | None = None
-    """Corrected for the number of statements, see `holm`; null in results of dmlkit 0.1.0."""
+    """P-value corrected for the number of statements, see `holm`; null in results of dmlkit 0.1.0."""
     corrected_verdict: Verdict | None = None
-    """By that; null as well."""
+    """Verdict by the corrected p-value; null in results of dmlkit 0.1.0."""
     at_edge: tuple[str, ...] = ()
-    """Which of the two variants were tuned to the lowest or highest value tried."""
+    """Those of the two variants whose tuned values are at an edge."""
     not_trained: tuple[str, ...] = ()
-    """Which of the two lie below their backbone before training."""
+    """Those of the two variants that are below their backbone before training."""
 
 
 def judge(
@@ -159,17 +159,17 @@ def judge(
     more_seeds: int,
     negligible: float | None = None,
 ) -> tuple[JudgedStatement, ...]:
-    """A verdict for each statement whose variants have runs of the same seeds.
+    """Return a verdict for each statement whose variants have runs with common seeds.
 
-    Where the runs of both end with the same figures, or one of the two has not learned, the difference says nothing of
-    the claim, however sure it is: the verdict is "equal by construction" or "not trained".
+    If both variants have the same figures, or training did not improve one of them, the difference says nothing about
+    the claim even if it is certain: the verdict is then "equal by construction" or "not trained".
 
     Args:
-        statements: of the claim.
-        variants: by name, with the figures of their runs.
-        seeds: how many every variant has.
-        more_seeds: how many might be added, each after a look at the difference; see `compare_at_looks`.
-        negligible: a difference that does not matter; see `is_within`.
+        statements: statements of the claim.
+        variants: figures by name of the variant.
+        seeds: number of seeds of every variant.
+        more_seeds: number of seeds that may be added, each after a test of the difference; see `compare_at_looks`.
+        negligible: largest difference that does not matter; see `is_within`.
     """
     found: list[tuple[Expectation, Comparison, Verdict]] = []
     for one in statements:
@@ -183,8 +183,10 @@ def judge(
 
 
 def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
-    """Whether "better than" holds: the 95 % interval of the paired difference lies above 0, below 0, or across it; then
-    it makes no difference where the interval is within a negligible one, and cannot be told apart where it is not.
+    """Return the verdict on "better than", by the 95 % interval of the paired difference.
+
+    The statement holds if the interval is above 0, and does not hold if it is below 0. An interval that includes 0
+    makes no difference if it lies within the negligible difference; otherwise the two are not separable.
 
     Example:
         >>> from dmlkit.evaluation.statistics import paired_runs
@@ -203,7 +205,7 @@ def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
 
 
 def are_equal(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> bool:
-    """Whether two variants have the same seeds and on each of them the same figures in every metric, to `SAME`.
+    """Return whether two variants have the same seeds, and on each seed the same figures in every metric, to `SAME`.
 
     Example:
         >>> are_equal({0: {"map@r": 0.5}}, {0: {"map@r": 0.5 + 1e-9}}), are_equal({0: {"map@r": 0.5}}, {})
@@ -215,7 +217,7 @@ def are_equal(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> bo
 
 
 def _aside(one: Expectation, variants: Mapping[str, VariantResults]) -> Verdict | None:
-    """The verdict of a statement whose difference does not speak of the claim."""
+    """Return the verdict of a statement whose difference says nothing about the claim."""
     better, than = variants[one.better], variants[one.than]
     if are_equal(better.runs, than.runs) and are_equal(better.last, than.last):
         return "equal by construction"
@@ -231,7 +233,7 @@ def _judged(
 ) -> JudgedStatement:
     pair = {name: variants[name] for name in (one.better, one.than)}
     decided = word in ("holds", "does not hold")
-    told = {
+    details = {
         "verdict": word,
         "runs_to_separate": _more(one, variants) if word == "not separable at this size" or decided else None,
         "corrected_p_value": corrected,
@@ -239,26 +241,27 @@ def _judged(
         "at_edge": tuple(name for name, variant in pair.items() if variant.tuned and variant.tuned.edge),
         "not_trained": tuple(name for name, variant in pair.items() if variant.is_below_untrained(one.metric)),
     }
-    return JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **told})
+    return JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **details})
 
 
 def _more(one: Expectation, variants: Mapping[str, VariantResults]) -> int | None:
     return runs_to_separate(*paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric))
 
 
-LOOKS_LEVEL = 0.05  # of verdicts, over all looks at a statement
-REPETITIONS = 100_000  # of the simulation: the bound is known to 1.5 %
+LOOKS_LEVEL = 0.05  # level of verdicts, over all looks at a statement
+REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %
 LOOKS_SAME = 1e-6  # figures that differ by less are equal: more seeds would show nothing
 
 
 def paired_figures(
     first: Mapping[int, Metrics], second: Mapping[int, Metrics], metric: str
 ) -> tuple[list[float], list[float]]:
-    """A figure of two variants, of the seeds that both have.
+    """Return a figure of two variants for the seeds that both have.
 
     Args:
-        first, second: figures by seed.
-        metric: which.
+        first: figures of one variant by seed.
+        second: figures of the other variant by seed.
+        metric: name of the figure.
 
     Example:
         >>> paired_figures({0: {"mrr": 0.1}, 1: {"mrr": 0.2}}, {1: {"mrr": 0.3}, 2: {"mrr": 0.4}}, "mrr")
@@ -269,16 +272,18 @@ def paired_figures(
 
 
 def compare_at_looks(base: list[float], method: list[float], first: int, last: int) -> Comparison:
-    """`paired_runs`, where one looks after ``first`` pairs and after each further one up to ``last`` of them.
+    """Compare pairs as `paired_runs` does, with a correction for tests after ``first`` to ``last`` pairs.
 
-    Pocock's bound (Biometrika 1977): every look has the same level, such that over all of them no difference is called
-    one in 5 %. His table is for a known spread, and here it is unknown: the bound is the 5 % quantile of the least p of
-    Student's test over the looks, in a simulation without a difference. The p-value is how often the least one there
-    is as small.
+    Pocock's bound (Biometrika 1977): every look has the same level, such that all looks together find a difference
+    where there is none with probability 5 %. His table is for a known variance, which is unknown here: the bound is the
+    5 % quantile of the smallest p-value of Student's test over the looks, in a simulation without a difference. The
+    corrected p-value is the share of simulations whose smallest p-value is at most the observed one.
 
     Args:
-        base, method: one figure a run, of the same seeds in the same order.
-        first, last: pairs at the first and at the last look.
+        base: one figure per run.
+        method: one figure per run, with the same seeds in the same order.
+        first: number of pairs at the first look.
+        last: number of pairs at the last look.
 
     Example:
         >>> once = compare_at_looks([0.5, 0.6, 0.7], [0.53, 0.64, 0.75], 3, 3)
@@ -300,8 +305,7 @@ def compare_at_looks(base: list[float], method: list[float], first: int, last: i
 
 
 def is_decided(base: list[float], method: list[float], first: int, last: int, negligible: float | None = None) -> bool:
-    """Whether more seeds are not needed: the interval of the difference excludes 0 or is within what is negligible, or
-    there is none at all."""
+    """Return whether no more seeds are needed: the interval excludes 0 or is negligible, or all pairs are equal."""
     if len(base) < 2:
         return False
     comparison = compare_at_looks(base, method, first, last)
@@ -310,10 +314,10 @@ def is_decided(base: list[float], method: list[float], first: int, last: int, ne
 
 
 def is_within(comparison: Comparison, negligible: float | None) -> bool:
-    """Whether the 95 % interval lies within a difference that does not matter, to either side.
+    """Return whether the 95 % interval lies within plus and minus a negligible difference.
 
-    It is the test of equivalence by two one-sided ones (Schuirmann, J. Pharmacokinet. Biopharm. 1987), with the wider
-    interval of the verdicts: no difference by mistake in at most 2.5 %.
+    This is the equivalence test by two one-sided tests (Schuirmann, J. Pharmacokinet. Biopharm. 1987) with the wider
+    interval of the verdicts: it is wrong in at most 2.5 % of cases.
 
     Example:
         >>> change = compare_at_looks([0.5, 0.6, 0.7], [0.501, 0.601, 0.7], 3, 3)
@@ -325,7 +329,7 @@ def is_within(comparison: Comparison, negligible: float | None) -> bool:
 
 @cache
 def least_p_values(first: int, last: int) -> NDArray[np.float64]:
-    """The least p over the looks, ascending, in many repetitions without a difference (R,)."""
+    """Return the smallest p-values over the looks, ascending, of R simulations without a difference (R,)."""
     from scipy.stats import t
 
     changes = np.random.default_rng(0).standard_normal((REPETITIONS, last))  # a t statistic knows no unit

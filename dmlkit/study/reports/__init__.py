@@ -1,1 +1,1 @@
-"""What a study found, for people: tables, pictures and documents. Nothing is typed by hand."""
+"""Reports of studies: tables, pictures and documents, all generated from the results."""

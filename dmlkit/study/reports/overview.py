@@ -1,4 +1,4 @@
-"""The results of several studies as one document, such as docs/results.md. Nothing is typed by hand."""
+"""Report of several studies as a block of a Markdown page, generated from results that are checked first."""
 
 import re
 import shlex
@@ -25,24 +25,24 @@ from dmlkit.study.reports.tables import format_duration, shared_rows, verdict_ro
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:
-    """Write the results of studies as one document, and their plots beside it in a folder of its name.
+    """Write the results of studies as one document, and their plots into a folder of the document's name.
 
-    Of a document that is there the block is replaced that a report wrote before; the text around it stays.
+    In an existing document only the block of an earlier report is replaced; the text around it does not change.
 
     Args:
-        folders: of studies, in the order in which they are told.
+        folders: folders of studies, in the order of the report.
         output: the document, ``.md``.
-        paper: tell the statements of this paper alone, and the variants that they name.
+        paper: report only the statements of this paper, and the variants that they name.
 
     Returns:
-        The folders of which nothing is told: they have no statement of the paper.
+        The folders that are not in the report because they have no statement of the paper.
 
     Raises:
-        UserError: a folder holds no finished study, two have the same name, no statement is of the paper, or the output
-            is somebody else's.
+        UserError: a folder is not a finished study, two folders have the same name, no statement is of the paper, or
+            dmlkit did not write the output.
     """
     if output.suffix != ".md":
-        raise UserError(f"--output {output}: expected a name that ends in .md; plots go into a folder beside it")
+        raise UserError(f"--output {output}: expected a name that ends in .md; plots go into a folder of this name")
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"report: two studies have the same name: {', '.join(names)}")
@@ -61,25 +61,25 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
     shown = {name: f"{plots.name}/{picture.name}" for name, picture in pictures.items()}
     words = [*map(str, folders), *([] if paper is None else ["--paper", paper]), "-o", str(output)]
     if paper is None:
-        page.write(shlex.join(words), "What of the papers' claims holds", overview_paragraphs(studies, shown))
+        page.write(shlex.join(words), "Verdicts on the claims of papers", overview_paragraphs(studies, shown))
     else:
-        page.write(shlex.join(words), f"What holds of {paper}", paper_paragraphs(studies, shown))
+        page.write(shlex.join(words), f"Verdicts on the claims of {paper}", paper_paragraphs(studies, shown))
     return [folder for name, folder in zip(names, folders, strict=True) if name not in studies]
 
 
 def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
-    """All claims of studies, then each study.
+    """Return the paragraphs of a report: all claims of studies, then each study.
 
     Args:
-        studies: by name.
-        plots: where the picture of each is, from the document.
+        studies: results by name.
+        plots: path of each picture, relative to the document.
     """
     rows = [["claim", "statement", "figure", "difference", "verdict"]]
     for results in studies.values():
         claim = results.claim
         for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
             rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
-            claim = ""  # once is enough
+            claim = ""  # only in the first row
     shared = shared_rows(studies)
     tables = [as_markdown(table) for table in (shared, rows) if table]
     sections = [study_section(results, plots[name], heading="##") for name, results in studies.items()]
@@ -87,49 +87,49 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
 
 
 def read_results(folder: Path) -> StudyResults:
-    """The results of a finished study.
+    """Read the results of a finished study.
 
     Raises:
-        UserError: there is none, or it lacks runs.
+        UserError: the folder is not a study, or runs are missing.
     """
     stored, path = StudyRecord.of(folder), folder / "results.json"
     results = StudyResults.read(path) if path.exists() else None
     if results is None or results.missing or results.seeds != stored.study.seeds:
-        raise UserError(f"{folder}: this study is not finished; go on with: {stored.command}")
-    _check_whole(results, path)
+        raise UserError(f"{folder}: this study is not finished; continue it with: {stored.command}")
+    _check_complete(results, path)
     check_derived(results, path)
     return results
 
 
-def _check_whole(results: StudyResults, path: Path) -> None:
+def _check_complete(results: StudyResults, path: Path) -> None:
     variants, metrics = results.variants, {*results.metrics, *(judged.metric for judged in results.verdicts)}
     named = {results.reference, *(name for judged in results.verdicts for name in (judged.better, judged.than))}
     figures = [figures for one in variants.values() for figures in (one.summary, one.difference, *one.runs.values())]
-    whole = named <= set(variants) and all(metrics <= set(some) for some in figures if some is not None)
-    if not whole or (results.axis and len(results.axis.values) != len(variants)):
-        raise UserError(f"{path}: speaks of variants or figures that it does not hold; go on with: {results.command}")
+    is_complete = named <= set(variants) and all(metrics <= set(some) for some in figures if some is not None)
+    if not is_complete or (results.axis and len(results.axis.values) != len(variants)):
+        raise UserError(f"{path}: variants or figures are missing; write the file again with: {results.command}")
 
 
 def _counts(studies: Sequence[StudyResults]) -> str:
     models, seconds = sum(results.cost.models for results in studies), sum(results.cost.seconds for results in studies)
-    named = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
-    worked = f"{named}, {models} models, {format_duration(seconds)} of training and validation."
-    return f"{worked}\n{counted_verdicts(studies)}"
+    number = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
+    cost = f"{number}, {models} models, {format_duration(seconds)} of training and validation."
+    return f"{cost}\n{counted_verdicts(studies)}"
 
 
-BEGINNING = "<!-- Written by: dmlkit report"  # of the block's first line, which goes on with what was asked
+BEGINNING = "<!-- Written by: dmlkit report"  # start of the block's first line, which also has the arguments
 END = "<!-- End of what dmlkit report wrote -->"
 
 
 @dataclass(frozen=True)
 class ReportPage:
-    """A Markdown file, in three.
+    """Markdown page with a generated block.
 
     Args:
-        path: of the file; need not exist.
-        before: the text above the block.
-        block: from the line of `BEGINNING` to that of `END`; empty where there is no page yet.
-        after: the text below.
+        path: path of the file; need not exist.
+        before: text above the block.
+        block: text from the line of `BEGINNING` to that of `END`; empty if there is no page yet.
+        after: text below the block.
     """
 
     path: Path
@@ -139,18 +139,18 @@ class ReportPage:
 
     @classmethod
     def at(cls, path: Path) -> "ReportPage":
-        """The page of a file. One that begins with a block without an end is of an older dmlkit, and all block.
+        """Read a page. If a file starts with a block that has no end, an older dmlkit wrote it and all of it is block.
 
         Raises:
-            UserError: the file is somebody else's, or has not one beginning and below it one end.
+            UserError: dmlkit did not write the file, or it does not have exactly one block.
         """
         check_output(path, lambda path: BEGINNING.encode() in path.read_bytes())
         if not path.exists():
             return cls(path)
         try:
-            text = path.read_bytes().decode("utf-8")  # as bytes: ends of lines around the block stay what they are
+            text = path.read_bytes().decode("utf-8")  # as bytes, so that line ends around the block do not change
         except UnicodeDecodeError as error:
-            raise UserError(f"--output {path}: cannot read this page: {error}") from None
+            raise UserError(f"--output {path}: is not a UTF-8 text: {error}") from None
         begins, ends = (
             [found.span() for found in re.finditer(f"^{re.escape(mark)}", text, re.MULTILINE)]
             for mark in (BEGINNING, END)
@@ -159,26 +159,26 @@ class ReportPage:
             return cls(path, block=text)
         if len(begins) != 1 or len(ends) != 1 or begins > ends:
             raise UserError(
-                f"--output {path}: expected one line that begins with '{BEGINNING}' and below it one '{END}', between "
-                f"which the report is written; got {len(begins)} and {len(ends)} of them"
+                f"--output {path}: expected one line that starts with '{BEGINNING}' and below it one line '{END}', "
+                f"since the report is written between them; got {len(begins)} and {len(ends)} such lines"
             )
         (begin, _), (_, end) = *begins, *ends
         return cls(path, text[:begin], text[begin:end], text[end:])
 
     @property
     def text(self) -> str:
-        """All of the file."""
+        """Text of the whole file."""
         return self.before + self.block + self.after
 
-    def write(self, asked: str, title: str, paragraphs: Sequence[str]) -> None:
-        """Replace the block, all or nothing.
+    def write(self, arguments: str, title: str, paragraphs: Sequence[str]) -> None:
+        """Replace the block atomically.
 
         Args:
-            asked: the words of the command that writes it.
-            title: of the page; below text it is left out, which has a title of its own.
-            paragraphs: of Markdown.
+            arguments: arguments of the command that writes the block.
+            title: title of the page; omitted if there is text above the block.
+            paragraphs: Markdown paragraphs.
         """
-        head = [f"{BEGINNING} {printable(asked).replace('>', '&gt;')} -->"]
+        head = [f"{BEGINNING} {printable(arguments).replace('>', '&gt;')} -->"]
         if not self.before.strip():
             head.append(f"# {markdown(title)}")
         block = "\n\n".join([*head, *paragraphs, END])
@@ -186,19 +186,19 @@ class ReportPage:
             partial.write_bytes(f"{self.before}{block}{self.after}".encode())
 
 
-ROUNDING = 1e-6  # of figures derived again, perhaps by another SciPy
-STATED = set(Expectation.model_fields)  # of a judged statement, what the study's file says
+ROUNDING = 1e-6  # of figures that are computed again, perhaps by another SciPy
+STATED = set(Expectation.model_fields)  # fields of a judged statement that come from the study's file
 
 
 def check_derived(results: StudyResults, path: Path) -> None:
-    """Make sure that means, differences and verdicts are those of the runs' figures, to `ROUNDING`.
+    """Check that means, differences and verdicts follow from the runs' figures, to `ROUNDING`.
 
     Args:
-        results: as read, whole.
-        path: of the file, for the error.
+        results: complete results.
+        path: path of the file, for the error.
 
     Raises:
-        UserError: they are not: somebody has edited the file.
+        UserError: they do not: the file was edited.
     """
     reference = results.variants.get(results.reference)
     for name, variant in results.variants.items():
@@ -213,17 +213,17 @@ def check_derived(results: StudyResults, path: Path) -> None:
     if len(derived_verdicts) < len(expectations):
         raise _edited(path, "verdicts", results)
     for stored, derived in zip(results.verdicts, derived_verdicts, strict=True):
-        told = stored.model_dump()
-        if stored.corrected_p_value is None:  # of dmlkit 0.1.0, which told less, and told no other verdicts
-            told = {name: told[name] for name in Difference.model_fields}
-        if not _is_close(told, {name: value for name, value in derived.model_dump().items() if name in told}):
+        fields = stored.model_dump()
+        if stored.corrected_p_value is None:  # results of dmlkit 0.1.0, which has fewer fields and verdicts
+            fields = {name: fields[name] for name in Difference.model_fields}
+        if not _is_close(fields, {name: value for name, value in derived.model_dump().items() if name in fields}):
             raise _edited(path, f"the verdict on {stored.better!r} and {stored.than!r}", results)
 
 
 def _edited(path: Path, what: str, results: StudyResults) -> UserError:
     return UserError(
-        f"{path}: {what} does not follow from the figures of its runs: the file was edited; the runs are as they were, "
-        f"and this writes it again: {results.command}"
+        f"{path}: {what} does not follow from the figures of its runs, since the file was edited; the runs are "
+        f"unchanged, write the file again with: {results.command}"
     )
 
 
@@ -232,7 +232,7 @@ def _plain(documents: Mapping[str, BaseModel] | None) -> Any:
 
 
 def _is_close(stored: Any, derived: Any) -> bool:
-    """Whether plain data are the same, numbers to `ROUNDING`: SciPy's quantiles differ in the last digit."""
+    """Return whether plain data are equal, numbers to `ROUNDING`, since SciPy's quantiles differ in the last digit."""
     if isinstance(stored, dict) and isinstance(derived, dict):
         return stored.keys() == derived.keys() and all(_is_close(stored[key], derived[key]) for key in stored)
     if isinstance(stored, float) and isinstance(derived, float):

@@ -1,4 +1,4 @@
-"""The figures of a study as a picture: of each variant, over what is swept, or over the epochs."""
+"""Picture of a study's figures per variant or over the swept key, and the runs for curves over epochs."""
 
 from pathlib import Path
 from typing import Any
@@ -8,23 +8,23 @@ from dmlkit.files.outputs import picture_metadata
 from dmlkit.files.pictures import COLUMN, LOOK, MM
 from dmlkit.study.findings.results import StudyResults, SweptAxis, VariantResults
 
-LOG_RATIO = 10  # swept values that span this much or more are drawn on a logarithmic axis
+LOG_RATIO = 10  # swept values with at least this ratio are drawn on a logarithmic axis
 COLOR, FAINT = "#2060a0", "#9ab8d8"
 
 
 def plot_study(
     results: StudyResults, path: Path, suffix: str = ".png", *, metrics: tuple[str, ...] | None = None
 ) -> None:
-    """Draw the mean and 95 % interval of every variant, and each run as a faint dot; one panel a metric.
+    """Draw the mean and 95 % interval of every variant, and each run as a faint dot, in one panel per metric.
 
-    A study that sweeps one number gets curves over it, in a band. The axis of the figures does not start at 0: means
-    are drawn as points, whose length says nothing.
+    For a swept numeric key a curve with a band is drawn over its values. The axis of the figures does not start at 0,
+    so means are drawn as points and not as bars.
 
     Args:
-        results: of ``results.json``.
-        path: where to write.
-        suffix: of the format: ``.png``, ``.svg`` or ``.pdf``.
-        metrics: one panel each, as wide as a column; by default all of the study's.
+        results: contents of ``results.json``.
+        path: file to write.
+        suffix: suffix of the format: ``.png``, ``.svg`` or ``.pdf``.
+        metrics: metrics to draw, each as wide as a column. Default: all metrics of the study.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -45,27 +45,27 @@ def plot_study(
 
 
 def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, ...]:
-    """One of a study's metrics, or all of them.
+    """Return the requested metric of a study, or all metrics.
 
     Raises:
-        UserError: it has no such figures.
+        UserError: the study does not have the metric.
     """
     if metric is None:
         return results.metrics
     if metric not in results.metrics:
-        raise UserError(f"--metric {metric}: this study has no such figures; it has {', '.join(results.metrics)}")
+        raise UserError(f"--metric {metric}: not a metric of this study; expected one of {', '.join(results.metrics)}")
     return (metric,)
 
 
 def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
-    """The runs that a study reports, by variant; of a Reality Check those of all folds.
+    """Return the runs that a study reports, by variant; all folds of a Reality Check.
 
     Args:
-        folder: of the study.
-        results: its ``results.json``.
+        folder: folder of the study.
+        results: contents of its ``results.json``.
 
     Raises:
-        UserError: runs are gone.
+        UserError: runs are missing.
     """
     groups: dict[str, list[Path]] = {}
     for name, variant in results.variants.items():
@@ -74,7 +74,9 @@ def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
             file.parent for seed in variant.runs for file in sorted(chosen.glob(f"**/seed-{seed}/**/metrics.jsonl"))
         ]
         if not groups[name]:
-            raise UserError(f"{chosen}: its runs are gone, and with them the curves; the study's command trains them")
+            raise UserError(
+                f"{chosen}: its runs are missing, so there are no curves; train them with the study's command"
+            )
     return groups
 
 
@@ -86,7 +88,7 @@ def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> No
         runs = [run[metric] for run in variant.runs.values()]
         axes.plot(runs, [place] * len(runs), "o", color=FAINT, markersize=2.5)
     axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=2, markersize=3.5)
-    axes.locator_params(axis="x", nbins=5)  # more would touch each other
+    axes.locator_params(axis="x", nbins=5)  # more labels would overlap
     axes.set_yticks(places, list(named))
     axes.set(
         title=f"{metric} of test classes\nmean, 95 % interval, each run",
@@ -116,7 +118,7 @@ def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Sw
 
 
 def _means(variants: list[VariantResults], metric: str) -> tuple[list[float], list[float], list[float]]:
-    """Means, and how far their intervals reach below and above; nowhere where a single run has none."""
+    """Return means, and the extents of their intervals below and above; 0 for a single run."""
     summaries = [variant.summary[metric] for variant in variants]
     below = [0.0 if one.low is None else one.mean - one.low for one in summaries]
     above = [0.0 if one.high is None else one.high - one.mean for one in summaries]

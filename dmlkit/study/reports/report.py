@@ -1,4 +1,4 @@
-"""The results of a study as Markdown, and what of it is told in a terminal. Nothing is typed by hand."""
+"""Sections of reports: the results of one study, or of one paper, as Markdown."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,35 +23,35 @@ from dmlkit.study.reports.tables import (
 )
 
 PLOT = "results.png"
-# What one statement of a verdict does, and what several do
+# Predicates of one statement and of several statements with a verdict
 COUNTED = {
     "holds": ("holds", "hold"),
     "does not hold": ("does not", "do not"),
     "makes no difference": ("makes no difference", "make no difference"),
     "not separable at this size": ("is not separable at this size", "are not separable at this size"),
-    "not trained": ("compares what is not trained", "compare what is not trained"),
+    "not trained": ("compares variants that are not trained", "compare variants that are not trained"),
     "equal by construction": ("is equal by construction", "are equal by construction"),
 }
 ALWAYS_COUNTED = {"holds", "does not hold", "not separable at this size"}
 EXPLANATION = """\
-Every figure is of classes that were never trained on, from the checkpoint that was best on validation classes; "last"
-is the one after all epochs. ± and intervals are 95 % by Student's t over seeds; differences are paired, of the seeds
-that both variants have, so that the difference of two means may be another. p is by the paired t-test, in brackets as
-Holm corrects it for the number of statements of its study. "Better than" holds where the interval of the difference
-lies above 0, does not hold where it lies below 0, and where it holds 0 makes no difference if all of it is within what
-the study calls negligible, else it is not separable at this size; then follows about how many seeds would do, if mean
-and spread stayed what they are. It is said where a verdict does not stand the correction, and where the value that a
-variant was tuned to is the lowest or highest that was tried. A variant that lies below its own network before training
-is not trained, and two with the same figures on every seed are equal by construction: such a difference says nothing of
-the claim."""
+All figures are on classes that were not used in training. They are from the best checkpoint on validation classes;
+"last" is the checkpoint after all epochs. ± and intervals are 95 % by Student's t over seeds. Differences are paired
+over the seeds that both variants have, so they may differ from the difference of the two means. p is the p-value of the
+paired t-test; the value in brackets is corrected by Holm's method for the number of statements of the study. "Better
+than" holds if the interval of the difference is above 0, and does not hold if it is below 0. If the interval includes
+0, the statement makes no difference where all of the interval is within what the study calls negligible; otherwise it
+is not separable at this size, and the table gives the approximate number of seeds that would decide it if mean and
+spread did not change. The table also marks verdicts that the correction changes, and variants whose tuned value is the
+lowest or highest that was tried. A variant below its own network before training is not trained, and two variants with
+the same figures on every seed are equal by construction: such a difference says nothing about the claim."""
 
 
 def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
-    """One study as Markdown: claim, verdicts, figures, cost and command.
+    """Return one study as Markdown: claim, verdicts, figures, cost and command.
 
     Args:
-        results: of ``results.json``.
-        plot: where the picture is, from the document.
+        results: contents of ``results.json``.
+        plot: path of the picture, relative to the document.
         heading: ``#`` or ``##``.
     """
     claim, source = (
@@ -65,19 +65,19 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
     if any(variant.tuned for variant in results.variants.values()):
         seeds = f"seeds {', '.join(map(str, results.tune_seeds))}" if results.tune_seeds else "the first seed"
         trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
-        budget = "with the same number of trials" if len(trials) == 1 else "free to try as many values"
+        budget = "with the same number of trials" if len(trials) == 1 else "with the same largest number of values"
         text = f"Tuned with {seeds} on validation classes, every variant {budget}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
     return "\n\n".join([*paragraphs, *repeat_paragraphs(results)])
 
 
 def repeat_paragraphs(results: StudyResults) -> list[str]:
-    """How a study was run, and the command that repeats it."""
+    """Return the settings of a study, and the command that repeats it."""
     return [_setting(results), f"    {printable(results.command)}"]
 
 
 def write_section(results: StudyResults, folder: Path) -> Path:
-    """Write a study's own document and picture into its folder; returns the document."""
+    """Write the document and picture of a study into its folder, and return the path of the document."""
     with writing(folder / PLOT), atomic_write(folder / PLOT) as partial:
         plot_study(results, partial)
     document = folder / "results.md"
@@ -86,35 +86,39 @@ def write_section(results: StudyResults, folder: Path) -> Path:
 
 
 def counted_verdicts(studies: Sequence[StudyResults]) -> str:
-    """How many statements have which verdict, in a sentence; and how many of them stand the correction."""
+    """Return sentences with the number of statements per verdict, and of verdicts that the correction changes."""
     judged = [one for results in studies for one in results.verdicts]
     counts = Counter(one.verdict for one in judged)
-    told = [
+    phrases = [
         f"{counts[verdict]} {one if counts[verdict] == 1 else more}"
         for verdict, (one, more) in COUNTED.items()
         if counts[verdict] or verdict in ALWAYS_COUNTED
     ]
-    text = f"Of {len(judged)} statements {', '.join(told[:-1])}, and {told[-1]}."
+    text = f"Of {len(judged)} statements, {', '.join(phrases[:-1])}, and {phrases[-1]}."
     lost = sum(one.corrected_verdict not in (None, one.verdict) for one in judged)
     return (
-        f"{text} Of those decided {lost} {'does' if lost == 1 else 'do'} not stand Holm's correction." if lost else text
+        f"{text} {lost} of the decided statements {'is' if lost == 1 else 'are'} undecided after Holm's correction."
+        if lost
+        else text
     )
 
 
 def missing_lines(results: StudyResults) -> list[str]:
-    """What a study that is not complete lacks, and which runs failed."""
+    """Return lines with the missing runs of a study, and the runs that failed."""
     lacks = [
         f"{name} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})" if name in results.variants else name
         for name, seeds in results.missing.items()
     ]
     lines = (
-        [f"Not complete: missing are {'; '.join(lacks)}. Differences are of the seeds that both have."] if lacks else []
+        [f"Not complete; missing: {'; '.join(lacks)}. Differences are over the seeds that both variants have."]
+        if lacks
+        else []
     )
     return lines + [f"Failed: {line}" for line in StudyFailures(failed=results.failed).lines()]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a document, all or nothing."""
+    """Write a document atomically."""
     with writing(path), atomic_write(path) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
 
@@ -122,12 +126,14 @@ def write_text(path: Path, text: str) -> None:
 def _setting(results: StudyResults) -> str:
     cost, seeds = results.cost, ", ".join(map(str, results.seeds))
     if results.more_seeds:
-        seeds += f", up to {results.more_seeds} more while a statement was not separable (its interval allows for that)"
+        seeds += (
+            f", up to {results.more_seeds} more while a statement was not separable (intervals are corrected for it)"
+        )
     if results.rotate_folds:
-        seeds += ", each with another fold of the training classes for validation"
+        seeds += ", each validated on another fold of the training classes"
     if results.negligible:
-        seeds += f"; differences up to {results.negligible:g} make none"
-    protocol = "Reality Check protocol, 4 models a run" if results.protocol == "reality_check" else "Official split"
+        seeds += f"; differences up to {results.negligible:g} are negligible"
+    protocol = "Reality Check protocol, 4 models per run" if results.protocol == "reality_check" else "Official split"
     return (
         f"{protocol}; seeds {seeds}; {cost.models} models, {format_duration(cost.seconds)} of training and "
         f"validation on {markdown('; '.join(cost.on))}. To repeat it:"
@@ -135,16 +141,16 @@ def _setting(results: StudyResults) -> str:
 
 
 def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, StudyResults]:
-    """The studies that have statements of a paper: whole where all are, else with these and the variants they name.
+    """Return the studies with statements of a paper, reduced to these statements and the variants that they name.
 
-    The p-values stay corrected for all statements of a study.
+    The p-values remain corrected for all statements of a study.
 
     Args:
-        studies: by name.
-        paper: as the studies' files name it under ``expect``.
+        studies: results by name.
+        paper: name of the paper in the studies' files under ``expect``.
 
     Raises:
-        UserError: there is none.
+        UserError: no study has a statement of the paper.
     """
     found: dict[str, StudyResults] = {}
     for name, results in studies.items():
@@ -157,21 +163,22 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
             found[name] = results.model_copy(update={"verdicts": verdicts, "variants": variants, "axis": None})
     if not found:
         papers = dict.fromkeys(judged.paper for results in studies.values() for judged in results.verdicts)
-        known = ", ".join(filter(None, papers)) or "none; add e.g. paper: mpa to a statement under expect"
-        raise UserError(f"--paper {paper}: no statement of these studies is of that paper; expected one of {known}")
+        known = ", ".join(filter(None, papers))
+        expected = f"expected one of {known}" if known else "add e.g. paper: mpa to a statement under expect"
+        raise UserError(f"--paper {paper}: these studies have no statement of this paper; {expected}")
     return found
 
 
 def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
-    """What holds of a paper, study by study: statements, figures beside them, pictures and commands.
+    """Return the paragraphs of a paper's report: statements, figures, pictures and commands of each study.
 
     Args:
-        studies: of `of_paper`.
-        plots: where the picture of each is, from the document.
+        studies: result of `of_paper`.
+        plots: path of each picture, relative to the document.
     """
-    told = [as_markdown(statement_rows(studies)), as_markdown(trained_rows(studies)), EXPLANATION]
+    paragraphs = [as_markdown(statement_rows(studies)), as_markdown(trained_rows(studies)), EXPLANATION]
     for name, results in studies.items():
         claim = markdown(results.claim)
         setting, command = repeat_paragraphs(results)
-        told += [f"**{markdown(name)}**: {claim}.", f"![{claim}]({quote(plots[name])})", setting, command]
-    return told
+        paragraphs += [f"**{markdown(name)}**: {claim}.", f"![{claim}]({quote(plots[name])})", setting, command]
+    return paragraphs

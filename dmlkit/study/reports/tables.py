@@ -1,4 +1,4 @@
-"""The tables of a study's results, for Markdown and for a terminal."""
+"""Tables of the results of studies and protocols, for Markdown and for a terminal."""
 
 import re
 from collections.abc import Mapping
@@ -20,32 +20,32 @@ Statement = tuple[str, str, str]  # which variant is better, than which, by whic
 
 
 def verdict_rows(results: StudyResults) -> Rows:
-    """One row a statement of the claim."""
+    """Return one row per statement of the claim."""
     rows = [["statement", "figure", "ours", "difference", "95 % interval", "p (Holm's)", "verdict"]]
     for judged in results.verdicts:
         metric = judged.metric
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
         p_value = _p(judged) if judged.corrected_p_value is None else f"{_p(judged)} ({judged.corrected_p_value:.4f})"
         text = verdict_text(judged, results.variants)
-        rows.append([_said(judged), metric, ours, f"{judged.difference:+.4f}", _interval(judged), p_value, text])
+        rows.append([_phrase(judged), metric, ours, f"{judged.difference:+.4f}", _interval(judged), p_value, text])
     return rows
 
 
 def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """One row a statement and study, by the studies' names; those of one statement together, which is told once."""
+    """Return one row per statement and study; rows of one statement are adjacent, and only the first names it."""
     found: dict[Statement, Rows] = {}
     head: list[str] = []
     for name, results in studies.items():
         first, *rows = verdict_rows(results)
         head = [first[0], "study", *first[1:]]
         for judged, (_, *row) in zip(results.verdicts, rows, strict=True):
-            told = found.setdefault(_statement(judged), [])
-            told.append(["" if told else _said(judged), name, *row])
+            group = found.setdefault(_statement(judged), [])
+            group.append(["" if group else _phrase(judged), name, *row])
     return [head, *(row for rows in found.values() for row in rows)]
 
 
 def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """One row a statement that several studies judge, one column a study that judges any of these, by its name."""
+    """Return one row per statement that several studies judge, with one column per study."""
     found: dict[Statement, dict[str, JudgedStatement]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
@@ -58,12 +58,12 @@ def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
     for judged in shared:
         cells = [f"{judged[name].difference:+.4f}, {_word(judged[name])}" if name in judged else "" for name in names]
         first = next(iter(judged.values()))
-        rows.append([_said(first), first.metric, *cells])
+        rows.append([_phrase(first), first.metric, *cells])
     return rows
 
 
 def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """One row a variant, study and figure that statements are about: what lies beside it, and what was chosen."""
+    """Return one row per variant, study and figure of the statements, with additional figures and tuned values."""
     rows = [["variant", "study", "figure", "best", "last", "untrained", "chosen"]]
     for variant in dict.fromkeys(name for results in studies.values() for name in results.variants):
         for study, results in studies.items():
@@ -79,10 +79,10 @@ def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 
 def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
-    """A verdict with what a reader must know of it."""
+    """Return a verdict with its caveats."""
     parts = [_word(judged)]
     if judged.verdict == "not separable at this size" and judged.runs_to_separate:
-        parts.append(f"about {judged.runs_to_separate} seeds would do")
+        parts.append(f"about {judged.runs_to_separate} seeds would decide")
     if judged.not_trained:
         floors = (f"{name} ({_untrained(variants[name], judged.metric)})" for name in judged.not_trained)
         parts.append(f"below the network before training: {', '.join(floors)}")
@@ -96,7 +96,7 @@ def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]
 
 
 def verdict_lines(results: StudyResults) -> list[str]:
-    """One line a statement of the claim, for a terminal."""
+    """Return one line per statement of the claim, for a terminal."""
     return [
         f"{statement}, {metric}: {difference} ({interval}), {verdict}"
         for statement, metric, _, difference, interval, _, verdict in verdict_rows(results)[1:]
@@ -104,7 +104,7 @@ def verdict_lines(results: StudyResults) -> list[str]:
 
 
 def figure_rows(results: StudyResults) -> Rows:
-    """Every variant's figures, for a terminal: of the best and the last checkpoint, and from before training."""
+    """Return the figures of every variant for a terminal: best and last checkpoint, and before training."""
     metrics, rows = results.metrics, [["variant", "of", *results.metrics]]
     for name, variant in results.variants.items():
         rows.append([name, "best", *(_mean(variant.summary[metric]) for metric in metrics)])
@@ -116,12 +116,12 @@ def figure_rows(results: StudyResults) -> Rows:
 
 
 def variant_rows(results: StudyResults) -> Rows:
-    """One row a variant: every figure, how it differs from the reference, and what lies beside it."""
+    """Return one row per variant: every figure, its difference from the reference, and additional figures."""
     metrics, reference, variants = results.metrics, results.reference, results.variants.values()
-    beside = {"last": any(variant.last for variant in variants)}
-    beside["untrained"] = any(variant.untrained is not None for variant in variants)
-    told = [name for name, is_known in beside.items() if is_known]
-    rows = [["variant", *(cell for name in metrics for cell in (name, f"minus {reference}", *told))]]
+    is_known = {"last": any(variant.last for variant in variants)}
+    is_known["untrained"] = any(variant.untrained is not None for variant in variants)
+    extra = [name for name in is_known if is_known[name]]
+    rows = [["variant", *(cell for name in metrics for cell in (name, f"minus {reference}", *extra))]]
     for name, variant in results.variants.items():
         row = [name]
         for metric in metrics:
@@ -129,13 +129,13 @@ def variant_rows(results: StudyResults) -> Rows:
             change = variant.difference.get(metric) if variant.difference else None
             row.append(f"{change.difference:+.4f} ({_interval(change)}, p {_p(change)})" if change else "")
             others = {"last": _last(variant, metric), "untrained": _untrained(variant, metric)}
-            row += [others[name] for name in told]
+            row += [others[name] for name in extra]
         rows.append(row)
     return rows
 
 
 def tuning_rows(results: StudyResults) -> Rows:
-    """One row a variant: what was tried, with the score on validation classes that chose."""
+    """Return one row per variant: the tried values with their scores on validation classes, and the chosen one."""
     rows = [["variant", "tried", "chosen"]]
     for name, variant in results.variants.items():
         if variant.tuned:
@@ -145,7 +145,7 @@ def tuning_rows(results: StudyResults) -> Rows:
 
 
 def protocol_rows(results: ProtocolResults) -> Rows:
-    """One row for each kind of figure and metric: the mean over repeats and half the width of its interval."""
+    """Return one row per kind and metric: the mean over repeats and half the width of its interval."""
     rows = [["of", "metric", "mean", "95 % interval", *(f"repeat {i}" for i in range(len(results.repeats)))]]
     for kind, metrics in results.summary.items():
         for metric, summary in metrics.items():
@@ -159,7 +159,7 @@ def _statement(judged: JudgedStatement) -> Statement:
     return judged.better, judged.than, judged.metric
 
 
-def _said(judged: JudgedStatement) -> str:
+def _phrase(judged: JudgedStatement) -> str:
     return f"{judged.better} better than {judged.than}"
 
 
@@ -200,7 +200,7 @@ WRITTEN = re.compile(r"(?=.)(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as people say it.
+    """Format a duration with its two largest units.
 
     Example:
         >>> format_duration(41.2), format_duration(750), format_duration(12000)
@@ -215,10 +215,10 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_duration(text: str, option: str) -> int:
-    """A duration in hours, minutes and seconds, as an option takes it.
+    """Parse a duration in hours, minutes and seconds and return it in seconds.
 
     Raises:
-        UserError: it is no duration, or none at all.
+        UserError: the text is not a duration above 0.
 
     Example:
         >>> parse_duration("1h30m", "--budget"), parse_duration("90m", "--budget"), parse_duration("45s", "--budget")

@@ -1,1 +1,1 @@
-"""The runs of a study: which ones there are, where they are trained, and their figures."""
+"""Runs of a study: their plan, and their training on this machine or on a Ray cluster."""

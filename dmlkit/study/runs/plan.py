@@ -1,4 +1,4 @@
-"""Which runs a study takes: known from the ones that have ended, so that a study that was killed comes to the same."""
+"""Plan of the runs of a study. It depends only on finished runs, so an interrupted study resumes identically."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -21,28 +21,28 @@ from dmlkit.training.experiment import Experiment, assemble
 
 
 class Plan:
-    """The runs of a study, round by round, and what those that have ended chose.
+    """Plan of the runs of a study in rounds, and the choices of finished rounds.
 
     Args:
-        study: what is compared.
-        folder: of the study; runs lie in ``runs/VARIANT/seed-S``, or ``runs/VARIANT/CHOICE/seed-S`` where there are
-            values to choose from.
+        study: the study.
+        folder: folder of the study. Its runs are in ``runs/VARIANT/seed-S``, or in ``runs/VARIANT/CHOICE/seed-S`` if
+            values are tuned.
     """
 
     def __init__(self, study: Study, folder: Path) -> None:
         self.study, self.folder = study, folder
-        self.figures: dict[str, Metrics] = {}  # on test classes, by the name of a run that is complete
-        self.scores: dict[str, float] = {}  # on validation classes, likewise
+        self.figures: dict[str, Metrics] = {}  # on test classes, by name of a complete run
+        self.scores: dict[str, float] = {}  # on validation classes, by name of a complete run
         self.tried = {variant.name: list(variant.candidates) for variant in study.variants}
-        self.chosen: dict[str, Candidate] = {}  # of each variant, once it is known
-        self.num_runs, self.num_epochs = study.num_runs, study.num_epochs  # as far as they are known
+        self.chosen: dict[str, Candidate] = {}  # by variant, once it is known
+        self.num_runs, self.num_epochs = study.num_runs, study.num_epochs  # as far as known
         self._named: set[str] = set()  # runs of the rounds so far
 
     def rounds(self) -> Iterator[list[Run]]:
-        """Runs in the order in which they begin: seed by seed, so that a study which is cut off has whole seeds.
+        """Yield rounds of runs, ordered by seed, so that an interrupted study has complete seeds.
 
-        Before the next round is asked for, every run of the last one has ended: with `figures` and `scores`, or it has
-        failed and has none.
+        All runs of a round must end before the next round is requested: a complete run adds its `figures` and `scores`,
+        and a failed run adds none.
         """
         study = self.study
         if not study.is_tuned:
@@ -57,18 +57,18 @@ class Plan:
             self._choose()
         yield self._round(self._of_chosen(study.later_seeds, self.chosen))
         for number in range(1, study.config.more_seeds + 1):
-            # also the seeds that a variant went without while it was decided
+            # also the seeds that a variant skipped while its statements were decided
             yield self._round(self._of_chosen(self.added_seeds[:number], self._undecided()), added=True)
 
     @property
     def added_seeds(self) -> tuple[int, ...]:
-        """The seeds that may be added to the study's: the least that it does not use."""
+        """Seeds that may be added: the smallest ones that the study does not use."""
         config = self.study.config
         unused = (seed for seed in count() if seed not in config.seeds and seed not in config.tune_seeds)
         return tuple(islice(unused, config.more_seeds))
 
     def choices(self) -> dict[str, Choice]:
-        """What each variant chose, with the figures of its complete runs; a variant without any is left out."""
+        """Return the choice of each variant that has complete runs, with their figures."""
         found: dict[str, Choice] = {}
         for variant in self.study.variants:
             candidate = self.chosen.get(variant.name)
@@ -85,7 +85,7 @@ class Plan:
         return found
 
     def as_tried(self) -> Study:
-        """The study with the candidates that were compared: also those beyond the edges, and no failed ones."""
+        """Return the study with the candidates that were compared, including added ones and without failed ones."""
         if not self.study.is_tuned:
             return self.study
         variants = [
@@ -95,7 +95,7 @@ class Plan:
         return replace(self.study, variants=tuple(variants))
 
     def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
-        """The run of a candidate with a seed."""
+        """Return the run of a candidate with a seed."""
         folder = self.folder / "runs" / variant.name / candidate.label / f"seed-{seed}"
         recipe = candidate.recipe.model_copy(update={"seed": seed})
         if self.study.config.rotate_folds:
@@ -103,7 +103,7 @@ class Plan:
         return Run(str(folder.relative_to(self.folder / "runs")), recipe, folder)
 
     def _round(self, wanted: Iterable[tuple[Variant, Candidate, int]], *, added: bool = False) -> list[Run]:
-        """The runs that no round had yet."""
+        """Return the runs that are not in an earlier round."""
         runs = [run for run in (self.run(*one) for one in wanted) if run.name not in self._named]
         self._named.update(run.name for run in runs)
         if added:
@@ -116,7 +116,7 @@ class Plan:
         return ((variant, self.chosen[variant.name], seed) for seed in seeds for variant in variants)
 
     def _scored(self, variant: Variant) -> list[tuple[Candidate, float]]:
-        """The candidates whose runs are all complete, with the mean of their scores."""
+        """Return the candidates whose runs are all complete, with their mean scores."""
         scored: list[tuple[Candidate, float]] = []
         for candidate in self.tried[variant.name]:
             names = [self.run(variant, candidate, seed).name for seed in self.study.first_seeds]
@@ -125,7 +125,7 @@ class Plan:
         return scored
 
     def _best(self, variant: Variant) -> Candidate | None:
-        """The candidate that is best on validation classes, the earlier one where two are equal."""
+        """Return the best candidate on validation classes; the first of equal ones."""
         if not self.study.is_tuned:
             return variant.candidates[0]
         return max(self._scored(variant), key=lambda scored: scored[1], default=(None, 0.0))[0]
@@ -135,7 +135,7 @@ class Plan:
         self.chosen = {name: candidate for name, candidate in best.items() if candidate is not None}
 
     def _extended(self, variant: Variant) -> list[Candidate]:
-        """One candidate beyond the edge at which the best lies, if there is one."""
+        """Return one candidate beyond the edge at which the best one is, if there is one."""
         best, tried = self._best(variant), self.tried[variant.name]
         if best is None:
             return []
@@ -148,12 +148,12 @@ class Plan:
             except UserError as error:
                 logging.getLogger("dmlkit").warning(f"the grid ends here: {error}")
                 continue
-            tried.insert(0 if best is tried[0] else len(tried), candidate)  # where it lies in a grid of one key
+            tried.insert(0 if best is tried[0] else len(tried), candidate)  # its place in a grid of one key
             return [candidate]
         return []
 
     def _undecided(self) -> set[str]:
-        """The variants of statements that more seeds might decide."""
+        """Return the variants of statements that more seeds might decide."""
         config, choices = self.study.config, self.choices()
         looks = len(config.seeds), len(config.seeds) + config.more_seeds
         names: set[str] = set()
@@ -166,13 +166,13 @@ class Plan:
 
 
 def check_components(study: Study, folder: Path) -> dict[str, int]:
-    """Build the components of every variant that has no run yet: what does not fit is told before anything trains.
+    """Build the components of every variant without a run, to report errors before anything trains.
 
     Returns:
-        How many validation classes each of them has, by the name of the variant.
+        The number of validation classes, by name of the variant.
 
     Raises:
-        UserError: with the name of the variant.
+        UserError: the components of a variant do not fit together; the message names the variant.
     """
     classes: dict[str, int] = {}
     for variant in study.variants:
@@ -187,7 +187,7 @@ def check_components(study: Study, folder: Path) -> dict[str, int]:
 
 
 def check_recipe(protocol: ProtocolName, recipe: Recipe) -> Experiment:
-    """Build the components of a recipe, of the Reality Check those of its first model.
+    """Build the components of a recipe, or those of the first model for the Reality Check.
 
     Raises:
         UserError: they do not fit together, or the data is missing.

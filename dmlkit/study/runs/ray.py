@@ -1,4 +1,4 @@
-"""Several runs of a study at once on a Ray cluster: each a task with a GPU, or a processor, of its own."""
+"""Concurrent runs of a study on a Ray cluster: each is a task with its own GPU or processor."""
 
 import json
 import platform
@@ -21,26 +21,26 @@ from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.protocol import ProtocolName, is_complete, run_once
 from dmlkit.study.runs.workers import Event, ForwardedProgress, Notify, Run
 
-RETRIES = 10  # of a run whose worker dies
-LOOK = 0.5  # seconds between two looks at the runs
+RETRIES = 10  # for a run whose worker dies
+LOOK = 0.5  # seconds between two checks of the runs
 ARRIVAL = 60  # seconds after which a network file system shows a file on every machine
 
 
 class Setting(NamedTuple):
-    """What the tasks of a study share."""
+    """Settings that the tasks of a study share."""
 
     protocol: ProtocolName
-    gpus: int  # of a task, 0 or 1
-    processors: int  # of a task
-    folder: Path  # where the command was started; relative paths begin there
+    gpus: int  # per task, 0 or 1
+    processors: int  # per task
+    folder: Path  # working folder of the command, for relative paths
     command: list[str]  # of the driver's process, for the record of each run
 
 
 class Outcome(NamedTuple):
-    """How a task ended: with a complete run, unless it says otherwise."""
+    """Outcome of a task; by default the run is complete."""
 
     stopped: bool = False  # after a checkpoint
-    fault: str = ""  # a user's mistake comes back as text, since Ray would wrap an exception in its own
+    error: str = ""  # message of a user error: Ray would wrap an exception in its own
 
 
 def train_on_ray(
@@ -48,25 +48,25 @@ def train_on_ray(
 ) -> None:
     """Train runs on the Ray cluster that ``RAY_ADDRESS`` names, or that runs on this machine, or on a new one.
 
-    Each run is a task: Ray places it, and asks an autoscaler for more machines while some wait. It takes a GPU and
-    the processors that are its due, or, where there is no GPU, one processor, and goes on from its last checkpoint
-    when its worker dies. All machines must reach the study's folder and the images by the same paths; relative paths
-    begin where the driver was started.
+    Each run is a task that Ray schedules; an autoscaler adds machines while tasks wait. A task has a GPU and a share of
+    the processors, or one processor on a cluster without GPUs. It resumes from its last checkpoint if its worker dies.
+    All machines must reach the study's folder and the images by the same paths; relative paths start at the working
+    folder of the driver.
 
     Args:
-        runs: none of them complete, in the order in which they begin.
-        protocol: of the study.
-        device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
-        stop_requested: looked at now and then; then every run stops after a checkpoint.
-        notify: called with what happens, and with ``finish`` or ``fail`` after each run.
+        runs: runs that are not complete, in the order of their start.
+        protocol: protocol of the study.
+        device: ``auto`` (GPUs if the cluster has some), ``cpu`` or ``cuda``.
+        stop_requested: checked regularly; if it returns True every run stops after a checkpoint.
+        notify: called with the events of runs, and with ``finish`` or ``fail`` after each run.
 
     Raises:
-        UserError: Ray is not installed or has no such device, or its workers keep dying.
-        TrainingStoppedError: as asked, after checkpoints.
+        UserError: Ray is not installed or has no such device, or its workers die repeatedly.
+        TrainingStoppedError: a stop was requested; all runs have checkpoints.
     """
     check_ray(device)
     refuse_plugin_files()
-    with ray_cluster("complete runs and checkpoints stay, the same command goes on"):
+    with ray_cluster("complete runs and checkpoints are kept; rerun the same command to resume"):
         gpus, processors = worker_share(device)
         tasks = _Tasks(Setting(protocol, gpus, processors, Path.cwd(), sys.argv), notify)
         try:
@@ -74,21 +74,21 @@ def train_on_ray(
                 tasks.start(run)
             while tasks.pending:
                 tasks.advance()
-                if tasks.faults or stop_requested():
+                if tasks.errors or stop_requested():
                     tasks.stop()
         finally:
             tasks.stop()
-    if tasks.faults:
-        raise tasks.faults[0]
+    if tasks.errors:
+        raise tasks.errors[0]
     if tasks.stopped:
         raise TrainingStoppedError("stopped, each run after a checkpoint")
 
 
 class _Tasks:
-    """The tasks of runs, and what becomes of them.
+    """Tasks of the runs, and their outcomes.
 
     Args:
-        setting: of all of them.
+        setting: settings of all tasks.
         notify: see `train_on_ray`.
     """
 
@@ -97,18 +97,19 @@ class _Tasks:
 
         self.setting, self.notify = setting, notify
         self.board = start_board()
-        self.awake = self.board.put.remote()  # known once it has started
+        self.awake = self.board.put.remote()  # ready once the board has started
         self.train: Any = ray.remote(num_gpus=setting.gpus, num_cpus=setting.processors, max_retries=RETRIES)(train_run)
         self.pending: dict[Any, Run] = {}  # by Ray's reference to the outcome
-        self.faults: list[UserError] = []
+        self.errors: list[UserError] = []
         self.stopped = False
 
     def start(self, run: Run) -> None:
-        run.folder.parent.mkdir(parents=True, exist_ok=True)  # the task looks whether its machine reaches that
+        """Submit a run as a task."""
+        run.folder.parent.mkdir(parents=True, exist_ok=True)  # the task checks that its machine reaches this folder
         self.pending[self.train.remote(run, self.setting, self.board)] = run
 
     def advance(self) -> None:
-        """Wait a little, notify what happened meanwhile, and see to the tasks that ended."""
+        """Wait up to `LOOK` seconds, pass new events on, and process the tasks that ended."""
         import ray
 
         ended, _ = ray.wait(list(self.pending), num_returns=len(self.pending), timeout=LOOK)
@@ -116,12 +117,12 @@ class _Tasks:
             for event in ray.get(self.board.take.remote()):
                 self.notify(*unpacked(event))
         elif not self.stopped:
-            return  # before it has started no run is told of
+            return  # no run can report before the board has started
         for task in ended:
             try:
                 self._end(task, self.pending.pop(task))
             except UserError as error:
-                self.faults.append(error)
+                self.errors.append(error)
 
     def _end(self, task: Any, run: Run) -> None:
         import ray
@@ -129,12 +130,12 @@ class _Tasks:
 
         try:
             outcome: Outcome = ray.get(task)
-        except TaskCancelledError:  # before it began
+        except TaskCancelledError:  # before it started
             if self.stopped:
                 return
             raise
-        if outcome.fault:
-            self.notify(run.name, "fail", {"reason": outcome.fault})
+        if outcome.error:
+            self.notify(run.name, "fail", {"reason": outcome.error})
         elif not outcome.stopped:
             _wait_for_figures(run, self.setting.protocol)
             self.notify(run.name, "finish", {})
@@ -142,21 +143,23 @@ class _Tasks:
             self.start(run)
 
     def stop(self) -> None:
-        """Let no other task begin, and ask those that did to stop after a checkpoint."""
+        """Cancel the tasks that wait, and stop the others after a checkpoint."""
         import ray
 
         if not self.stopped and self.pending:
             self.stopped = True
             for task in self.pending:
-                ray.cancel(task, recursive=False)  # not what it has told
+                ray.cancel(task, recursive=False)  # not the events that it has sent
 
 
 def _wait_for_figures(run: Run, protocol: ProtocolName) -> None:
-    """Else the driver would take a run that it does not see yet for one that was never trained."""
+    """Wait until the driver sees the figures of a run, which it would otherwise train again."""
     deadline = monotonic() + ARRIVAL
     while not is_complete(protocol, run.folder):
         if monotonic() > deadline:
-            raise UserError(f"{run.folder}: its figures are not here; every machine of the Ray cluster must reach it")
+            raise UserError(
+                f"{run.folder}: the run's figures are missing; every machine of the Ray cluster must reach it"
+            )
         sleep(LOOK)
 
 
@@ -170,21 +173,23 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
             torch.set_num_threads(setting.processors)
             with chdir(setting.folder):
                 if not run.folder.parent.is_dir():
-                    raise UserError(f"{run.folder.parent}: not there; every machine of the Ray cluster must reach it")
+                    raise UserError(
+                        f"{run.folder.parent}: does not exist; every machine of the Ray cluster must reach it"
+                    )
                 fabric = start_fabric("cuda" if setting.gpus else "cpu", run.recipe.training.precision)
-                told = ForwardedProgress(run.name, lambda event: board.put.remote(packed(event)))
-                run_once(setting.protocol, run.recipe, run.folder, fabric, told.start_model)
+                progress = ForwardedProgress(run.name, lambda event: board.put.remote(packed(event)))
+                run_once(setting.protocol, run.recipe, run.folder, fabric, progress.start_model)
         except TrainingStoppedError:
             return Outcome(stopped=True)
         except (UserError, OSError) as error:
-            return Outcome(fault=f"{run.name}, on {platform.node()}: {error}")
+            return Outcome(error=f"{run.name}, on {platform.node()}: {error}")
         finally:
-            ray.get(board.put.remote())  # after it all that was told is on the board
+            ray.get(board.put.remote())  # afterwards all earlier events are on the board
     return Outcome()
 
 
 class _RepeatableStop(StopRequest):
-    """A request that may come twice."""
+    """Stop request that may come twice."""
 
     def __call__(self, *_: Any) -> None:
         self.came = True
@@ -192,7 +197,7 @@ class _RepeatableStop(StopRequest):
 
 @contextmanager
 def _stoppable() -> Generator[None]:
-    """Ray's way to cancel a task is Ctrl-C, and its way to end a worker SIGTERM: both are requests to training."""
+    """Treat SIGINT, by which Ray cancels a task, and SIGTERM, by which it ends a worker, as stop requests."""
     request = _RepeatableStop()
     previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -203,7 +208,7 @@ def _stoppable() -> Generator[None]:
 
 
 def start_board() -> Any:
-    """An actor beside the driver that keeps what the runs notify, as text: it imports neither dmlkit nor torch."""
+    """Start an actor that collects the events of runs as text; it imports neither dmlkit nor torch."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -224,12 +229,13 @@ def start_board() -> Any:
 
 
 def packed(event: Event) -> str:
-    """What a run tells, as text."""
-    name, what, told = event
-    return json.dumps((name, what, {"row": told["row"].model_dump(mode="json")} if what == "epoch" else told))
+    """Return an event as text."""
+    name, method, arguments = event
+    is_epoch = method == "epoch"
+    return json.dumps((name, method, {"row": arguments["row"].model_dump(mode="json")} if is_epoch else arguments))
 
 
 def unpacked(text: str) -> Event:
-    """What was packed."""
-    name, what, told = json.loads(text)
-    return name, what, {"row": EpochRow.model_validate(told["row"])} if what == "epoch" else told
+    """Return the event of a packed text."""
+    name, method, arguments = json.loads(text)
+    return name, method, {"row": EpochRow.model_validate(arguments["row"])} if method == "epoch" else arguments

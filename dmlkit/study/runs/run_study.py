@@ -1,4 +1,4 @@
-"""Study: every variant with every seed, and what that says about a claim."""
+"""Running a study: every variant is trained with every seed, and the results are summarized."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,40 +27,40 @@ from dmlkit.training.progress import Progress
 
 
 class RunProgress(Progress, Protocol):
-    """What is told of one run, beside what a training tells."""
+    """Receiver of the events of one run, in addition to those of its trainings."""
 
     def start_model(self) -> None:
-        """Before a model of the run is trained or continued."""
+        """Report that a model of the run is about to be trained or resumed."""
 
     def finish(self, figures: dict[str, float]) -> None:
-        """After it, with the figures that the study reports."""
+        """Report that the run is complete, with the figures of the study."""
 
     def fail(self, reason: str) -> None:
-        """After one that cannot be trained."""
+        """Report that the run failed."""
 
 
 class StudyProgress(Protocol):
-    """What a study tells while it runs."""
+    """Receiver of the events of a study."""
 
     def note(self, line: str) -> None:
-        """Before the first run: what is known of the study that a reader should know."""
+        """Report a weakness of the study before its first run."""
 
     def expect(self, runs: int, epochs: int) -> None:
-        """Before the first run, and whenever more are known: how many there are in all."""
+        """Report the total number of runs and epochs, before the first run and whenever more are known."""
 
     def start_run(self, name: str, epochs: int) -> RunProgress:
-        """Before a run of so many epochs, also before one that is complete."""
+        """Report the start of a run with its number of epochs, also of a run that is complete."""
         ...
 
 
-Engine = Literal["local", "ray"]  # where runs are trained: by this machine, or on a Ray cluster
+Engine = Literal["local", "ray"]  # where runs are trained: on this machine, or on a Ray cluster
 
 
 class BudgetUsedError(Exception):
-    """The time is used up; every run stopped after a checkpoint.
+    """The time budget is used up; every run stopped after a checkpoint.
 
     Args:
-        results: of what is complete; none where no variant has a complete run.
+        results: results of the complete runs; None if no variant has one.
     """
 
     def __init__(self, results: StudyResults | None) -> None:
@@ -80,29 +80,29 @@ def run_study(
     device: str = "auto",
     budget: float = inf,
 ) -> StudyResults:
-    """Train what is missing of a study, and hold its claim against the figures.
+    """Train the missing runs of a study, and judge its claim by their figures.
 
-    Which runs that are, and where they lie, says `Plan`. A complete run is never repeated, one that was cut off is
-    continued. One that fails is told, and the others go on.
+    `Plan` names the runs and their folders. Complete runs are never repeated, and interrupted runs are resumed. A run
+    that fails is reported, and the other runs continue.
 
     Args:
-        study: what to train and compare.
-        folder: of the study; gets ``study.json``, ``runs/``, ``failures.json`` and ``results.json``.
+        study: the study.
+        folder: output folder for ``study.json``, ``runs/``, ``failures.json`` and ``results.json``.
         fabric: device, precision and ranks, launched.
-        progress: told of runs, and of their steps and epochs.
-        command: that repeats the study; kept for reports.
-        jobs: runs at once on this machine, see `train_at_once`.
-        engine: ``local``, or ``ray``: as many runs at once as a cluster has room for, see `train_on_ray`.
-        device: of a run on Ray; on this machine ``fabric`` has it.
-        budget: seconds after which every run stops after a checkpoint, and no other begins.
+        progress: receives the events of the study.
+        command: command that repeats the study, for reports.
+        jobs: number of concurrent runs on this machine, see `train_at_once`.
+        engine: ``local``, or ``ray`` for as many concurrent runs as a cluster can hold, see `train_on_ray`.
+        device: device of a run on Ray; on this machine ``fabric`` determines it.
+        budget: seconds after which every run stops after a checkpoint, and no other run starts.
 
     Returns:
-        What ``results.json`` holds, see `summarize_study`: of the runs that are complete, if some are missing.
+        The contents of ``results.json``, from the complete runs; see `summarize_study`.
 
     Raises:
-        UserError: the folder holds another study, or every run failed.
-        BudgetUsedError: the budget is used up; complete runs have their results.
-        TrainingStoppedError: by Ctrl-C or SIGTERM, after a checkpoint or between two runs.
+        UserError: the folder has another study, or every run failed.
+        BudgetUsedError: the time budget is used up; it has the results of complete runs.
+        TrainingStoppedError: Ctrl-C or SIGTERM stopped the study after a checkpoint or between two runs.
     """
     deadline = monotonic() + budget
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
@@ -111,31 +111,31 @@ def run_study(
         runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs, engine, device)
         for line in study_notes(study, check_components(study, folder)):
             progress.note(line)
-        cut_off = None
+        interruption = None
         try:
             runs.train_all()
         except TrainingStoppedError as stopped:
             if monotonic() < deadline:
                 raise
-            cut_off = stopped
+            interruption = stopped
         results = runs.results(command)
         if results and fabric.is_global_zero:
             results.write(folder / "results.json")
-    if cut_off:
-        raise BudgetUsedError(results) from cut_off
+    if interruption:
+        raise BudgetUsedError(results) from interruption
     if results is None:
         failed = StudyFailures(failed=runs.failures).lines()
-        raise UserError("\n".join([f"{folder}: no variant has a complete run, so there are no results", *failed]))
+        raise UserError("\n".join([f"{folder}: no results, since no variant has a complete run", *failed]))
     return results
 
 
 @dataclass
 class _Runs:
-    """Trains the runs of a study that are missing.
+    """Trainer of the missing runs of a study.
 
     Args:
-        plan: names them.
-        failures: reasons, by the name of a run that failed.
+        plan: plan of the runs.
+        failures: reasons of failures, by run.
     """
 
     plan: Plan
@@ -148,7 +148,7 @@ class _Runs:
     failures: dict[str, str] = field(default_factory=dict[str, str])
 
     def train_all(self) -> None:
-        """Round by round; what failed in an earlier session is tried again."""
+        """Train round by round; runs that failed in an earlier session are tried again."""
         if self.fabric.is_global_zero:
             (self.plan.folder / FAILURES).unlink(missing_ok=True)
         for runs in self.plan.rounds():
@@ -164,14 +164,14 @@ class _Runs:
                 self._train_at_once(together)
 
     def results(self, command: str) -> StudyResults | None:
-        """What the complete runs say; none where no variant has one."""
+        """Return the results of the complete runs; None if no variant has one."""
         choices = self.plan.choices()
         if not choices:
             return None
         study, folder = self.plan.as_tried(), self.plan.folder
         cost = Cost.of([path.parent for path in summaries(folder / "runs")])
-        beside = extra_figures(study, choices, folder, self.fabric)
-        return summarize_study(study, choices, cost, command, failed=self.failures, beside=beside)
+        extra = extra_figures(study, choices, folder, self.fabric)
+        return summarize_study(study, choices, cost, command, failed=self.failures, extra=extra)
 
     def _is_complete(self, run: Run) -> bool:
         return is_complete(self.plan.study.config.protocol, run.folder)
@@ -182,25 +182,25 @@ class _Runs:
 
     def _train(self, run: Run) -> None:
         if self._is_complete(run):
-            self._finish(run, self._begin(run))
+            self._finish(run, self._start(run))
             return
         self._check_stop()
-        progress = self._begin(run)
+        progress = self._start(run)
         try:
             self._finish(run, progress)
         except UserError as error:
-            if self.fabric.world_size > 1:  # the other ranks may not have failed, and would wait for this one
+            if self.fabric.world_size > 1:  # ranks that did not fail would wait for this one
                 raise
             self._fail(run, progress, str(error))
 
     def _train_at_once(self, runs: Sequence[Run]) -> None:
         named = {run.name: run for run in runs}
-        begun: dict[str, RunProgress] = {}
+        started: dict[str, RunProgress] = {}
 
         def notify(name: str, happening: Happening, values: Mapping[str, Any]) -> None:
-            if name not in begun:
-                begun[name] = self._begin(named[name])
-            run, progress = named[name], begun[name]
+            if name not in started:
+                started[name] = self._start(named[name])
+            run, progress = named[name], started[name]
             match happening:
                 case "step":
                     progress.step(**values)
@@ -219,7 +219,7 @@ class _Runs:
         else:
             train_at_once(runs, protocol, self.jobs, self.fabric, self.stop_requested, notify)
 
-    def _begin(self, run: Run) -> RunProgress:
+    def _start(self, run: Run) -> RunProgress:
         return self.progress.start_run(run.name, self.plan.study.epochs_per_run(run.recipe))
 
     def _finish(self, run: Run, progress: RunProgress) -> None:
@@ -232,7 +232,9 @@ class _Runs:
         self.fabric.barrier()  # the first rank has written the summary
         reported = config.reported()
         if not set(reported) <= set(figures):
-            raise UserError(f"{run.folder}: lacks one of {', '.join(reported)}; remove its summary.json or result.json")
+            raise UserError(
+                f"{run.folder}: expected {', '.join(reported)}; remove its summary.json or result.json and rerun"
+            )
         self.plan.scores[run.name] = validation_score(run.folder)
         self.plan.figures[run.name] = {name: figures[name] for name in reported}
         progress.finish(self.plan.figures[run.name])
@@ -244,7 +246,7 @@ class _Runs:
 
 
 def flat_figures(figures: Figures) -> Metrics:
-    """Figures by one name: ``map@r`` of a run, ``separated map@r`` of a Reality Check.
+    """Flatten figures to one name each: ``map@r`` for a run, ``separated map@r`` for a Reality Check.
 
     Example:
         >>> flat_figures({"test": {"map@r": 0.5}}), flat_figures({"separated": {"map@r": 0.4}})
@@ -258,21 +260,21 @@ def flat_figures(figures: Figures) -> Metrics:
 
 
 def validation_score(folder: Path) -> float:
-    """What chose the checkpoint of a run; of a Reality Check the mean of its 4 models.
+    """Return the score that selected a run's checkpoint, or the mean of the 4 models for a Reality Check.
 
     Raises:
-        UserError: a summary tells of no best checkpoint.
+        UserError: a summary has no best checkpoint.
     """
     return fmean(_best_score(path) for path in summaries(folder))
 
 
 def summaries(folder: Path) -> list[Path]:
-    """The summaries of all finished trainings in a folder."""
+    """Return the summaries of all finished trainings in a folder."""
     return sorted(folder.rglob("summary.json"))
 
 
 def _best_score(path: Path) -> float:
     score = Summary.read(path).best_score
     if score is None:  # a study has validation classes
-        raise UserError(f"{path}: tells of no best checkpoint; remove it, and the run is scored again")
+        raise UserError(f"{path}: has no best checkpoint; remove the file and rerun to score the run again")
     return score

@@ -1,4 +1,4 @@
-"""Several runs of a study at once, each in a process of its own: one a GPU, or with a share of the CPU's cores."""
+"""Concurrent runs of a study in processes, each with its own GPU or a share of the CPU cores."""
 
 import os
 import signal
@@ -26,22 +26,22 @@ from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.protocol import ProtocolName, run_once
 from dmlkit.training.progress import Progress, Silent
 
-LOOK = 0.2  # seconds between two looks at the processes
-TELL = 0.5  # seconds between two steps that a process tells of
+LOOK = 0.2  # seconds between two checks of the processes
+STEP_INTERVAL = 0.5  # least seconds between two steps that a process reports
 Happening = Literal["step", "epoch", "start_model", "finish", "fail"]  # methods of a run's progress
 Notify = Callable[[str, Happening, Mapping[str, Any]], None]
-"""Takes the name of a run, a method of its progress and what that is called with."""
-Event = tuple[str, Happening, Mapping[str, Any]]  # what `Notify` takes
+"""Called with the name of a run, a method of its progress, and the arguments of this method."""
+Event = tuple[str, Happening, Mapping[str, Any]]  # the arguments of `Notify`
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that a process trains.
+    """Run of a study.
 
     Args:
-        name: told with everything that happens in it.
-        recipe: with its seed.
-        folder: where to.
+        name: name of the run, which all its events carry.
+        recipe: recipe with its seed.
+        folder: run folder.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Worker:
-    """What a process keeps from one run to the next."""
+    """State that a process keeps between runs."""
 
     device: str
     events: "SimpleQueue[Event]"
@@ -59,32 +59,35 @@ class _Worker:
 
 @dataclass
 class ForwardedProgress(Silent):
-    """A run's progress in its process: passed on, steps not more often than `TELL`.
+    """Progress of a run that is forwarded as events, with at most one step per `STEP_INTERVAL`.
 
     Args:
-        name: of the run.
-        put: passes an event on.
-        last: when a step was passed on, in seconds.
+        name: name of the run.
+        put: forwards an event.
+        last: time of the last forwarded step in seconds.
     """
 
     name: str
     put: Callable[[Event], object]
     last: float = 0.0
 
-    def step(self, **told: Any) -> None:
-        if perf_counter() - self.last > TELL:
+    def step(self, **arguments: Any) -> None:
+        """See `Progress`."""
+        if perf_counter() - self.last > STEP_INTERVAL:
             self.last = perf_counter()
-            self.put((self.name, "step", told))
+            self.put((self.name, "step", arguments))
 
     def epoch(self, row: EpochRow) -> None:
+        """See `Progress`."""
         self.put((self.name, "epoch", {"row": row}))
 
     def start_model(self, *_: object) -> Progress:
+        """Forward the start of a model, and return its progress."""
         self.put((self.name, "start_model", {}))
         return self
 
 
-_workers: list[_Worker] = []  # of this process: none or one
+_workers: list[_Worker] = []  # at most one per process
 
 
 def train_at_once(
@@ -95,21 +98,21 @@ def train_at_once(
     stop_requested: Callable[[Fabric], bool],
     notify: Notify,
 ) -> None:
-    """Train runs, ``jobs`` of them at once; complete ones are left as they are.
+    """Train runs in ``jobs`` processes; complete runs do not change.
 
-    Each process takes the next GPU in turn, or its share of the threads.
+    Each process uses the next GPU in turn, or its share of the threads.
 
     Args:
-        runs: in the order in which they begin.
-        protocol: of the study.
-        jobs: processes.
-        fabric: of this process: says which kind of device.
-        stop_requested: looked at now and then; then every run stops after a checkpoint.
-        notify: called with what happens, and with ``finish`` or ``fail`` after each run.
+        runs: runs in the order of their start.
+        protocol: protocol of the study.
+        jobs: number of processes.
+        fabric: fabric of this process, which determines the kind of device.
+        stop_requested: checked regularly; if it returns True every run stops after a checkpoint.
+        notify: called with the events of runs, and with ``finish`` or ``fail`` after each run.
 
     Raises:
-        UserError: a process dies.
-        TrainingStoppedError: as asked, after checkpoints.
+        UserError: a process died.
+        TrainingStoppedError: a stop was requested; all runs have checkpoints.
     """
     context = get_context("spawn")  # a forked process cannot use CUDA
     events, devices = context.SimpleQueue(), context.SimpleQueue()
@@ -120,12 +123,12 @@ def train_at_once(
     pending: set[Future[None]] = set()
     with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, threads, plugin_files())) as pool:
         try:
-            with _ignored(signal.SIGINT):  # Ctrl-C goes to every process; here the first one tells the others
+            with _ignored(signal.SIGINT):  # Ctrl-C goes to every process, but only this one shall stop the others
                 names = {pool.submit(_train, run, protocol): run.name for run in runs}
             pending.update(names)
             while pending:
                 done, waiting = wait(pending, LOOK, FIRST_COMPLETED)
-                pending = {future for future in waiting if not future.cancelled()}  # which `wait` never calls done
+                pending = {future for future in waiting if not future.cancelled()}  # `wait` never counts these as done
                 while not events.empty():
                     notify(*events.get())
                 for future in done:
@@ -136,15 +139,15 @@ def train_at_once(
                     stop.close()
         except BrokenProcessPool:
             raise UserError(
-                "a process of the study died, perhaps for lack of memory; go on with the same command, or with fewer "
-                "--jobs"
+                "a process of the study died, perhaps because memory ran out; rerun the same command to resume, or use "
+                "fewer --jobs"
             ) from None
         except Exception:
             _cancel(pending)
             stop.close()
             while not all(future.done() for future in pending):
                 wait(pending, LOOK)
-                while not events.empty():  # a pipe holds 64 KB: who writes to a full one would wait for ever
+                while not events.empty():  # a pipe has 64 KB: a process that writes to a full pipe would wait forever
                     events.get()
             raise
         except KeyboardInterrupt:  # Ctrl-C came twice
@@ -165,20 +168,20 @@ def _notify_end(future: Future[None], name: str, notify: Notify) -> None:
 
 
 def _cancel(futures: Iterable[Future[None]]) -> None:
-    """Those that have not begun; unlike ``pool.shutdown(wait=False)``, the pool's end waits for the others still."""
+    """Cancel runs that have not started; unlike ``pool.shutdown(wait=False)``, the pool still waits for the others."""
     for future in futures:
         future.cancel()
 
 
 def _device(fabric: Fabric, job: int) -> str:
-    """The device of a process: the next GPU after the first one's."""
+    """Return the device of a process: GPUs in turn, starting with that of the first process."""
     kind, index = fabric.device.type, fabric.device.index
     return f"cuda:{(index + job) % torch.cuda.device_count()}" if kind == "cuda" else kind
 
 
 @contextmanager
 def _ignored(number: signal.Signals) -> Generator[None]:
-    """Processes that begin meanwhile ignore this signal for good."""
+    """Ignore a signal during the block; processes that start in it ignore the signal permanently."""
     previous = signal.signal(number, signal.SIG_IGN)
     try:
         yield
@@ -193,7 +196,7 @@ def _begin(
     threads: int,
     plugins: Sequence[Path],
 ) -> None:
-    """What a process does first: before it is handed a recipe it has the members that the recipe names."""
+    """Initialize a process: load plugins, which must come before any recipe, and listen for a stop."""
     for path in plugins:
         load_file(path)
     request = StopRequest()
@@ -204,13 +207,13 @@ def _begin(
 
 
 def _listen(request: StopRequest, listen: "connection.Connection[Any, Any]") -> None:
-    """Stop with the study, and end with its process."""
+    """Stop the run when the study stops, and exit when the study's process ends."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel, listen])
     request.came = True
     connection.wait([parent.sentinel])
-    os._exit(1)  # the main thread may be anywhere; a run goes on from its checkpoint
+    os._exit(1)  # the main thread may be anywhere; a run resumes from its checkpoint
 
 
 def _train(run: Run, protocol: ProtocolName) -> None:
