@@ -121,11 +121,12 @@ class Wanted(TypedDict):
 
 def tell_untrained(source: Path, fabric: "Fabric", shown: Shown, images: Evaluated, wanted: Wanted) -> None:
     """Evaluate the backbone of a recipe, or of a run, as it is before training."""
-    from dmlkit.training.untrained_baseline import evaluate_untrained, describe_backbone
+    from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
 
     report, evaluation, recipe = evaluate_untrained(source, fabric, **images, **wanted)
     if fabric.is_global_zero:
-        shown.tell(report, evaluation, title=f"{report.split} split of {recipe.dataset.name}, {describe_backbone(recipe)}")
+        title = f"{report.split} split of {recipe.dataset.name}, {describe_backbone(recipe)}"
+        shown.tell(report, evaluation, title=title)
 
 
 def tell_run(

@@ -196,7 +196,7 @@ def plot_of_study(folder: Path, kind: Kind | None, metric: str | None, output: P
     from dmlkit.files.outputs import writing
     from dmlkit.files.pictures import check_picture
     from dmlkit.study.reports.overview import read_results
-    from dmlkit.study.reports.plot import epoch_groups, requested_metrics, plot_study
+    from dmlkit.study.reports.plot import epoch_groups, plot_study, requested_metrics
     from dmlkit.training.epochs import plot_epochs
 
     if kind not in ("results", "epochs"):
