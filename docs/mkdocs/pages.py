@@ -38,7 +38,7 @@ ROOMS = {
     "python": ("Python API", ["dmlkit", "dmlkit.errors"]),
     "embeddings": (
         "Embeddings, search and stores",
-        ["dmlkit.embedding", "dmlkit.embedding.folder", "dmlkit.embedding.search", "dmlkit.export.store"],
+        ["dmlkit.embedding", "dmlkit.embedding.folder", "dmlkit.embedding.search", "dmlkit.embedding.index_vectors"],
     ),
     "recipe": ("Recipes", ["dmlkit.recipe.schema", "dmlkit.recipe.file", "dmlkit.recipe.plugin"]),
     "testing": ("Contracts", ["dmlkit.testing"]),
@@ -48,7 +48,7 @@ LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 def api_pages() -> dict[str, str]:
     """Return the pages of the reference by name: one per family, and one per package for programs."""
-    families = {name: (name.capitalize(), [kind.__module__.rpartition(".")[0]]) for name, kind in FAMILIES.items()}
+    families = {name: (name.capitalize(), [kind.__module__.removesuffix(".base")]) for name, kind in FAMILIES.items()}
     return {f"api/{name}.md": api_page(title, modules) for name, (title, modules) in (ROOMS | families).items()}
 
 

@@ -10,7 +10,7 @@ from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.runs import run as study_run
+from dmlkit.study.runs import run_study as study_run
 from tests.conftest import TINY_RECIPE
 
 STUDY = """\

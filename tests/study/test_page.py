@@ -54,12 +54,12 @@ def test_what_is_asked_does_not_end_the_comment(tmp_path: Path):
     [
         ("# Somebody's\n", "was not written by this command"),
         ("", "was not written by this command"),
-        (f"# Own\n\n{BEGINNING} a -->\n", "got 1 and 0 of them"),
-        (f"{BLOCK}\n\n{BLOCK}\n", "got 2 and 2 of them"),
-        (f"{BLOCK}\n{END}\n", "got 1 and 2 of them"),
+        (f"# Own\n\n{BEGINNING} a -->\n", "got 1 and 0 such lines"),
+        (f"{BLOCK}\n\n{BLOCK}\n", "got 2 and 2 such lines"),
+        (f"{BLOCK}\n{END}\n", "got 1 and 2 such lines"),
         (f"{END}\n{BEGINNING} a -->\n", "and below it one"),
-        (f"See {BEGINNING} a -->\n", "got 0 and 0 of them"),
-        (f"\udcff{BLOCK}", "cannot read this page"),
+        (f"See {BEGINNING} a -->\n", "got 0 and 0 such lines"),
+        (f"\udcff{BLOCK}", "is not a UTF-8 text"),
     ],
 )
 def test_a_page_without_one_block_is_one_line_and_stays(tmp_path: Path, text: str, told: str):

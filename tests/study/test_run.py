@@ -9,7 +9,7 @@ import pytest
 
 from dmlkit.distributed import stopping
 from dmlkit.recipe.schema import Recipe
-from dmlkit.study.runs import run as study_run
+from dmlkit.study.runs import run_study as study_run
 from tests.study.fakes import STUDY, Told, margin_of, rate_of, train_by, write_study
 from tests.study.test_plan import TUNED, noisy, peak
 

@@ -33,7 +33,7 @@ from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.plot import plot_study
-from dmlkit.study.runs import run as study_run
+from dmlkit.study.runs import run_study as study_run
 from dmlkit.study.runs import workers
 from dmlkit.study.runs.workers import _begin as begin_worker
 from tests.conftest import ROOT, TINY_RECIPE
@@ -699,14 +699,18 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         (
             "variants:",
             "extend: 1\ntune: {sampler: [{name: random}, {name: class_balanced, images_per_class: 2}]}\nvariants:",
-            "study.yaml:8: extend: small tunes no key with two numbers or more",
+            "study.yaml:8: extend: small has no tuned key with at least two numbers",
         ),
         (
             "expect:\n- {better: large, than: small, metric: recall@1}",
             "more_seeds: 2",
-            "no statement under expect that",
+            "expect has no statement to decide",
         ),
-        (STUDY[STUDY.index("variants:") :], "grid: {loss.margin: [0.1, 0.2], loss.scale: [32]}", "loss.scale: one val"),
+        (
+            STUDY[STUDY.index("variants:") :],
+            "grid: {loss.margin: [0.1, 0.2], loss.scale: [32]}",
+            "loss.scale: got one val",
+        ),
     ],
 )
 def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, told: str):
@@ -778,7 +782,7 @@ def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlki
     judged = results["verdicts"][0]
     assert f"| large better than small | recall@1 | {judged['difference']:+.4f}" in text
     held = 2 * (judged["verdict"] == "holds")
-    assert text.split("\n\n")[2].startswith("2 studies, 8 models, ") and f"Of 2 statements {held} hold" in text
+    assert text.split("\n\n")[2].startswith("2 studies, 8 models, ") and f"Of 2 statements, {held} hold" in text
     for name in ("out", "other"):
         assert f"(results/{name}.png)" in text
         assert (document.parent / "results" / f"{name}.png").read_bytes() == (whole / "results.png").read_bytes()
@@ -786,7 +790,7 @@ def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlki
     (other / "results.json").unlink()
     refused = dmlkit("report", other, "-o", document)
     assert refused.code == 2 and f"not finished; continue it with: {results['command']}" in refused.err
-    assert "no study here" in dmlkit("report", tmp_path, "-o", document).err
+    assert "is not a study" in dmlkit("report", tmp_path, "-o", document).err
 
 
 @pytest.mark.parametrize(("key", "names"), [("loss.margin", ("a", "b", "c")), ("$x^", ("$x^", r"$\frac$", "c"))])

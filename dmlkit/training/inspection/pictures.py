@@ -127,9 +127,9 @@ def write_leaks(page: Page, found: ModelInspection) -> None:
     )
 
 
-def _write_pairs(page: Page, one: Collection, other: Collection, first: Tensor, second: Tensor, alike: Tensor) -> None:
+def _write_pairs(page: Page, one: Collection, other: Collection, first: Tensor, second: Tensor, values: Tensor) -> None:
     page.markup('<div class="pairs">')
-    for ours, theirs, similarity in zip(first.tolist(), second.tolist(), alike.tolist(), strict=True):
+    for ours, theirs, similarity in zip(first.tolist(), second.tolist(), values.tolist(), strict=True):
         shown = page.figures([picture(one, ours, f"{similarity:.4f}"), picture(other, theirs)])
         page.markup(f'<div class="found">{shown}</div>')
     page.markup("</div>")
