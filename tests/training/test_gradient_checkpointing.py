@@ -130,7 +130,7 @@ def test_a_run_ends_with_the_same_bits(overrides: tuple[str, ...], tmp_path: Pat
         ),
         (
             ("backbone={name: resnet18, tuning: {name: none}}",),
-            r"backbone.tuning: none needs training.gradient_checkpointing False, got True, because nothing of the",
+            r"backbone.tuning: none needs training.gradient_checkpointing False, got True, because no weight of the",
         ),
     ],
 )
