@@ -67,6 +67,10 @@ def coverage(what: str, features: torch.Tensor, labels: torch.Tensor, far: float
             sides.append(Points(points[kept], labels[kept].unique(return_inverse=True)[1], manifold))
         found = calibrate_points(sides[0], far, seed=seed)
         rate = rates_at(Pairing.of(sides[1]), found.threshold).far
+        if found.interval is None:
+            raise ValueError(
+                f"{what}: too few classes for an interval; expected at least 10, half of them on each side"
+            )
         low, high = found.interval
         held += low <= rate <= high
         wide.append(high / max(low, 1e-12))

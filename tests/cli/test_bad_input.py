@@ -181,7 +181,7 @@ def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     assert dmlkit("embed", run, image_folder, "-o", tmp_path / "e2", "--skip-bad-images").code == 0
     refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e2"), "already holds embeddings")
     refused(dmlkit("export", run, "--format", "faiss"), "is a run; --format faiss exports embeddings")
-    refused(dmlkit("export", tmp_path / "e2", "--format", "onnx"), "holds embeddings")
+    refused(dmlkit("export", tmp_path / "e2", "--format", "onnx"), "got a folder of embeddings")
     refused(dmlkit("export", tmp_path / "empty", "--format", "npz"), "manifest.json: missing")
     (tmp_path / "e2" / "embeddings.npy").write_bytes(b"\x93NUMPY")
     refused(dmlkit("export", tmp_path / "e2", "--format", "npz"), "embeddings.npy: cannot read this NumPy array")

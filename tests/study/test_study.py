@@ -132,7 +132,7 @@ def test_figures_intervals_and_verdict_against_scipy(whole: Path):
     assert results["cost"]["models"] == 4 and results["cost"]["seconds"] == pytest.approx(sum(seconds), abs=0.1)
 
 
-def test_the_last_epoch_and_the_untrained_network_are_told_beside(dmlkit, whole: Path):
+def test_the_last_epoch_and_the_untrained_network_are_reported_too(dmlkit, whole: Path):
     variants, text = results_of(whole)["variants"], (whole / "results.md").read_text()
     for name in NAMES:
         for seed in SEEDS:
