@@ -69,7 +69,7 @@ def coverage(what: str, features: torch.Tensor, labels: torch.Tensor, far: float
         rate = rates_at(Pairing.of(sides[1]), found.threshold).far
         if found.interval is None:
             raise ValueError(
-                f"{what}: too few classes for an interval; expected at least 10, half of them on each side"
+                f"{what}: too few classes for an interval; expected at least 10, 5 on each side"
             )
         low, high = found.interval
         held += low <= rate <= high
