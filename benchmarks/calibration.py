@@ -68,9 +68,7 @@ def coverage(what: str, features: torch.Tensor, labels: torch.Tensor, far: float
         found = calibrate_points(sides[0], far, seed=seed)
         rate = rates_at(Pairing.of(sides[1]), found.threshold).far
         if found.interval is None:
-            raise ValueError(
-                f"{what}: too few classes for an interval; expected at least 10, 5 on each side"
-            )
+            raise ValueError(f"{what}: too few classes for an interval; expected at least 10, 5 on each side")
         low, high = found.interval
         held += low <= rate <= high
         wide.append(high / max(low, 1e-12))
