@@ -203,6 +203,8 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_ctrl_c_and_sigterm_end_any_command_in_a_line(number: int, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dmlkit.study.status.status_of", lambda _: os.kill(os.getpid(), number))
     handler = signal.getsignal(signal.SIGTERM)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     result = dmlkit("status", "study")
+    signal.signal(signal.SIGINT, interrupt)
     assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
     assert signal.getsignal(signal.SIGTERM) == handler

@@ -32,7 +32,7 @@ def test_the_package_gives_its_functions_still():
     [
         (np.zeros(3), "as_is", "query", r"shape \(N, D\), got \(3,\)"),
         (np.zeros((2, 3)), "as_is", "left", "side is 'left'; expected 'query' or 'gallery'"),
-        (np.zeros((2, 3)), "x / norm(x)", "query", "the form 'x / norm\\(x\\)' is unknown"),
+        (np.zeros((2, 3)), "x / norm(x)", "query", "unknown form 'x / norm\\(x\\)'"),
     ],
 )
 def test_what_is_none_is_refused(points: Any, form: str, side: Any, told: str):

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dmlkit.training.loggers.base import Figures, Logger
-from dmlkit.training.loggers.shown import ShownProgress
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.loggers import CLASSES, Figures, Logger, MirroredProgress
 from dmlkit.training.progress import Silent
 from tests.fuzz.conftest import RECIPE, examples
 
@@ -83,10 +82,10 @@ def show(run: RunFolder, loggers: str, *, is_trained: bool = False) -> list[str]
     recipe = parse_recipe(RECIPE, "base.yaml", [f"training.loggers=[{loggers}]"])
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        session = ShownProgress(Silent(), recipe, run)
+        session = MirroredProgress(Silent(), recipe, run)
         for row in run.read_metrics() if is_trained else ():
             session.epoch(row)
-        session.show_test()
+        session.log_test()
         session.close()
     return [str(one.message) for one in warned if "training.loggers" in str(one.message)]
 
@@ -101,7 +100,7 @@ def test_a_logger_that_fails_costs_the_run_nothing_and_catches_up(
     run = ended_run(tmp_path_factory.mktemp("logged") / "run", figures)
     before = run.metrics_path.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dmlkit.training.loggers.tensorboard.TensorBoardLogger", Planned)
+        patch.setitem(CLASSES, "tensorboard", Planned)
         Planned.shown = []
         for number, plan in enumerate(sessions):
             Planned.plan = [*plan]

@@ -60,7 +60,10 @@ def test_scale_does_not_matter():
 
 @pytest.mark.parametrize(
     ("points", "message"),
-    [(torch.zeros(3, 2), "at least 4 embeddings, got 3"), (torch.ones(9, 2), "all the same, or lie on a tree")],
+    [
+        (torch.zeros(3, 2), "at least 4 embeddings, got 3"),
+        (torch.ones(9, 2), "all embeddings are equal, or their distances are those of a tree"),
+    ],
 )
 def test_what_has_no_delta_is_refused(points: torch.Tensor, message: str):
     with pytest.raises(UserError, match=message):
@@ -76,7 +79,7 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
     assert dmlkit("train", recipe, "-o", run, "--device", "cpu").code == 0
     result = dmlkit("curvature", run, "--sample", 12, "--draws", 3, "--device", "cpu")
     assert result.code == 0
-    assert "relative delta-hyperbolicity 0." in result.out and "3 draws of 12" in result.out
+    assert "relative delta-hyperbolicity 0." in result.out and "3 samples of 12" in result.out
     assert "suggested curvature: -" in result.out
 
     assert dmlkit("embed", run, "--split", "test", "--device", "cpu").code == 0

@@ -55,7 +55,7 @@ def test_another_folder_is_never_written_to(config: FolderConfig, tmp_path: Path
     trees.photo(tmp_path / "photos" / "train" / "1" / "0.jpg", 99, (30, 20))
     with pytest.raises(UserError, match="contains shards of other images, of changed images"):
         write(config, tmp_path / "shards")
-    with pytest.raises(UserError, match=r"photos: is inside .*photos, all of which is read as data"):
+    with pytest.raises(UserError, match=r"photos: this is inside .*photos, where every file is read as data"):
         write(config, tmp_path / "photos")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file already exists"):

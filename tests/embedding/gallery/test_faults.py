@@ -165,7 +165,10 @@ def test_a_full_disk_and_a_lock_are_told_and_change_nothing(
             add(place, some)
     assert rows_of(some) == before and not (some / ".lock").exists()
     monkeypatch.setattr("dmlkit.embedding.gallery.change.PATIENCE", 0.1)
-    with lock.sole_writer(some, what="another"), pytest.raises(UserError, match="a change of a gallery is going on"):
+    with (
+        lock.sole_writer(some, what="another"),
+        pytest.raises(UserError, match="a change of a gallery is running in this folder"),
+    ):
         remove(place, some)
     assert rows_of(some) == before
     add(place, some)

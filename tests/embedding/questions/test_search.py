@@ -196,7 +196,8 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: 
     Image.new("RGB", (8, 8)).save(tmp_path / "mine.csv", "PNG")
     for option in ("--csv", "--html"):
         refused(
-            dmlkit("search", source, source, option, tmp_path / "mine.csv"), f"{option} {tmp_path}/mine.csv: is there"
+            dmlkit("search", source, source, option, tmp_path / "mine.csv"),
+            f"{option} {tmp_path}/mine.csv: this file exists",
         )
     result = dmlkit("search", source, empty, "-k", 1)
     assert result.code == 0 and "rank" not in result.out
