@@ -162,7 +162,7 @@ def test_a_run_says_which_plugin_is_missing(folder: Path, trained: Told, loaded:
         folder, "eval runs/installed", "eval runs/file", "train toy.yaml -o runs/installed --resume --plugin toy.py"
     )
     assert installed[0] == resumed[0] == file[0] == 2
-    assert installed[2] == "error: runs/installed: needs the plug-in toy-dml 1.0; pip install toy-dml==1.0\n"
+    assert installed[2] == "error: runs/installed: needs the plug-in toy-dml 1.0; install it with: pip install toy-dml==1.0\n"
     assert resumed[2] == installed[2]
     assert file[2].startswith("error: runs/file: needs the plug-in toy.py (sha256 ")
     assert file[2].endswith("...); load it with --plugin PATH/toy.py\n")
@@ -193,7 +193,7 @@ BAD = {
     "\n\nimport nothere": "{path}: cannot load this plug-in: ModuleNotFoundError: No module named 'nothere' (line 3)",
     "import sys\nsys.exit()": "{path}: cannot load this plug-in: SystemExit (line 2)",
     "x = 1": "{path}: this plug-in defines no member of a family; expected a class that derives from LossConfig, "
-    "DatasetConfig or another root",
+    "DatasetConfig or another root of a family",
     "TAKEN": "{path}: cannot load this plug-in: the name 'triplet' is taken by dmlkit; choose another (line 13)",
     "UNTYPED": "{path}: cannot load this plug-in: ToyPairsConfig: the class needs a field such as "
     'name: Literal["mine"] = "mine" (line 13)',
