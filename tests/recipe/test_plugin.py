@@ -162,7 +162,10 @@ def test_a_run_says_which_plugin_is_missing(folder: Path, trained: Told, loaded:
         folder, "eval runs/installed", "eval runs/file", "train toy.yaml -o runs/installed --resume --plugin toy.py"
     )
     assert installed[0] == resumed[0] == file[0] == 2
-    assert installed[2] == "error: runs/installed: needs the plug-in toy-dml 1.0; install it with: pip install toy-dml==1.0\n"
+    assert (
+        installed[2]
+        == "error: runs/installed: needs the plug-in toy-dml 1.0; install it with: pip install toy-dml==1.0\n"
+    )
     assert resumed[2] == installed[2]
     assert file[2].startswith("error: runs/file: needs the plug-in toy.py (sha256 ")
     assert file[2].endswith("...); load it with --plugin PATH/toy.py\n")
