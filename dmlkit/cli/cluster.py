@@ -78,8 +78,8 @@ def cluster(
         found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)
     if collection.skipped:
-        told = counted(len(collection.skipped), "image", "images")
-        say(console, f"{told} could not be read: {collection.skipped[0]}")
+        images = counted(len(collection.skipped), "image", "images")
+        say(console, f"{images} could not be read: {collection.skipped[0]}")
     if csv is not None:
         found.write(csv)
         say(console, f"wrote {csv}")

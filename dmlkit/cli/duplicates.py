@@ -113,8 +113,8 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
     if found.mixed:
         say(console, f"note: {counted(found.mixed, 'group has', 'groups have')} several labels")
     if found.loose:
-        told = counted(found.loose, "more pair reaches", "more pairs reach")
-        say(console, f"note: {told} the threshold across groups; groups merge only if all their pairs reach it")
+        pairs = counted(found.loose, "more pair reaches", "more pairs reach")
+        say(console, f"note: {pairs} the threshold across groups; groups merge only if all their pairs reach it")
 
 
 def print_matches(found: "Matches", console: "Console") -> None:

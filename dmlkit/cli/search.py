@@ -136,5 +136,5 @@ def tell_page(path: Path, gone: int, count: int, console: "Console", *, rows: st
 
     say(console, f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
     if gone:
-        told = counted(gone, "picture is a placeholder", "pictures are placeholders")
-        say(console, f"note: {told}: image files were moved or deleted")
+        pictures = counted(gone, "picture is a placeholder", "pictures are placeholders")
+        say(console, f"note: {pictures}: image files were moved or deleted")

@@ -28,7 +28,7 @@ class TableConfig(DatasetConfig, frozen=True):
 
     @property
     def data_root(self) -> None:
-        return None  # other files beside those of the table are not read
+        return None  # files that the table does not name are not read
 
     def listing(self) -> Listing:
         file = Path(self.file)

@@ -54,7 +54,7 @@ class Ranking:
         t = (limit - self.above[:, 0]).clamp(min=0).minimum(m)
         found = (t > m - h).double()
         open_ = (t > 0) & (t <= m - h)
-        misses = _log_binomial((m - h)[open_], t[open_]) - _log_binomial(m[open_], t[open_])
+        misses = log_binomial((m - h)[open_], t[open_]) - log_binomial(m[open_], t[open_])
         found[open_] = -torch.expm1(misses)
         return found
 
@@ -91,7 +91,8 @@ def _prefix_sums(values: Tensor) -> Tensor:
     return torch.cat([values.new_zeros(1), values.cumsum(0)])
 
 
-def _log_binomial(n: Tensor, k: Tensor) -> Tensor:
+def log_binomial(n: Tensor, k: Tensor) -> Tensor:
+    """Return the logarithm of n over k, elementwise in float64."""
     n, k = n.double(), k.double()
     return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.base import MetricConfig, Points, log_binomial
 from dmlkit.metrics.kmeans import KMeansOptions, class_clusters
 
 
@@ -78,17 +78,12 @@ def _expected_information(a: int, b: Tensor, total: int) -> Tensor:
     possible = (n <= b) & (n >= a + b - total)
     n = torch.where(possible, n, b.minimum(torch.full_like(b, a)))
     log_probability = (
-        _log_choose(b, n)
-        + _log_choose(total - b, a - n)
-        - _log_choose(torch.tensor(float(total)), torch.tensor(float(a)))
+        log_binomial(b, n)
+        + log_binomial(total - b, a - n)
+        - log_binomial(torch.tensor(float(total)), torch.tensor(float(a)))
     )
     terms = n / total * (total * n / (a * b)).log() * log_probability.exp()
     return terms.masked_fill(~possible, 0).sum(0)
-
-
-def _log_choose(n: Tensor, k: Tensor) -> Tensor:
-    n, k = n.double(), k.double()
-    return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
 
 
 class NmiConfig(MetricConfig, frozen=True):

@@ -118,7 +118,7 @@ Verdict = Literal[
     "not trained",
     "equal by construction",
 ]
-LEVEL = 0.05  # a difference with at least this p-value may be chance
+LEVEL = 0.05  # a difference with at least this p-value may be chance, over all looks at a statement
 SAME = 1e-6  # figures that differ by at most this on every seed are of one method under two names
 
 
@@ -248,9 +248,7 @@ def _more(one: Expectation, variants: Mapping[str, VariantResults]) -> int | Non
     return runs_to_separate(*paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric))
 
 
-LOOKS_LEVEL = 0.05  # level of verdicts, over all looks at a statement
 REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %
-LOOKS_SAME = 1e-6  # figures that differ by less are equal: more seeds would show nothing
 
 
 def paired_figures(
@@ -297,9 +295,9 @@ def compare_at_looks(base: list[float], method: list[float], first: int, last: i
     if last <= first or len(base) < 2:
         return once
     least = least_p_values(first, last)
-    bound = float(least[int(LOOKS_LEVEL * len(least))])
+    bound = float(least[int(LEVEL * len(least))])
     freedom = len(base) - 1
-    margin = (once.high - once.difference) * float(t.ppf(1 - bound / 2, freedom) / t.ppf(1 - LOOKS_LEVEL / 2, freedom))
+    margin = (once.high - once.difference) * float(t.ppf(1 - bound / 2, freedom) / t.ppf(1 - LEVEL / 2, freedom))
     p_value = (1 + int(np.searchsorted(least, once.p_value, side="right"))) / (1 + len(least))
     return replace(once, low=once.difference - margin, high=once.difference + margin, p_value=p_value)
 
@@ -309,7 +307,8 @@ def is_decided(base: list[float], method: list[float], first: int, last: int, ne
     if len(base) < 2:
         return False
     comparison = compare_at_looks(base, method, first, last)
-    are_same = max(abs(after - before) for before, after in zip(base, method, strict=True)) < LOOKS_SAME
+    # more seeds would show nothing
+    are_same = max(abs(after - before) for before, after in zip(base, method, strict=True)) <= SAME
     return are_same or comparison.low > 0 or comparison.high < 0 or is_within(comparison, negligible)
 
 
