@@ -1,5 +1,6 @@
 """``dmlkit compare``."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +10,8 @@ from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, 
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dmlkit.evaluation.compare import Line, Result
 
 app = typer.Typer()
@@ -39,10 +42,10 @@ def compare(
 
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say, say_json
+    from dmlkit.cli.console import say, say_json
     from dmlkit.distributed.launch import start_fabric
-    from dmlkit.evaluation.compare import compare_runs, lines_of, short_names
-    from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows, narrow_rows
+    from dmlkit.evaluation.compare import compare_runs, lines_of
+    from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows
 
     fabric = start_fabric(device)
     results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, fabric=fabric)
@@ -57,29 +60,43 @@ def compare(
         rows = comparison_rows(lines)
         typer.echo(as_markdown(rows) if markdown else as_latex(rows))
     else:
-        values, changes = narrow_rows(lines)
-        print_table(values, console)
-        if changes:
-            print_table(changes, console, f"minus {lines[0].name}")
-        for line, name, result in zip(lines, short_names([result.name for result in results]), results, strict=False):
-            if line.name != name:
-                say(console, f"{line.name}: {result.name}")
-    if not json and any(result.report.intervals for result in results):
-        say(console, drawn(results[0], lines))
+        print_tables(console, results, lines)
+    for note in notes_of(results, lines, differences, with_units=not json):
+        say(console, note)
+
+
+def print_tables(console: "Console", results: list["Result"], lines: list["Line"]) -> None:
+    """Print the values and the differences, and the whole names of runs that are shortened."""
+    from dmlkit.cli.console import print_table, say
+    from dmlkit.evaluation.compare import short_names
+    from dmlkit.evaluation.tables import narrow_rows
+
+    values, changes = narrow_rows(lines)
+    print_table(values, console)
+    if changes:
+        print_table(changes, console, f"minus {lines[0].name}")
+    for line, name, result in zip(lines, short_names([result.name for result in results]), results, strict=False):
+        if line.name != name:
+            say(console, f"{line.name}: {result.name}")
+
+
+def notes_of(
+    results: list["Result"], lines: list["Line"], differences: Sequence[Mapping[str, object]], *, with_units: bool
+) -> Iterator[str]:
+    """Yield the lines below the table: units, gains from training, notes of runs, and runs that cannot be compared."""
+    if with_units and any(result.report.intervals for result in results):
+        yield drawn(results[0], lines)
     for line, result in zip(lines, results, strict=False):  # lines has pretrained baselines after the runs
         if gain := gain_of(result):
-            say(console, f"{line.name}: {gain}")
+            yield f"{line.name}: {gain}"
     for note in dict.fromkeys(note for result in results for note in result.notes):
-        say(console, f"note: {note}")
+        yield f"note: {note}"
     first = results[0]
     for result, changes in zip(results[1:], differences, strict=True):
         if result.report.images != first.report.images:
-            say(
-                console,
-                f"note: {result.name} was tested on other images than {first.name}; no differences are computed",
-            )
+            yield f"note: {result.name} was tested on other images than {first.name}; no differences are computed"
         elif not changes:
-            say(console, f"note: {result.name} and {first.name} share no per-query metric; no differences are computed")
+            yield f"note: {result.name} and {first.name} share no per-query metric; no differences are computed"
 
 
 def room_for_names(results: list["Result"], width: int) -> int:

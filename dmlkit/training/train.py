@@ -113,9 +113,7 @@ def fit(
         UserError: training diverged, or an image or the checkpoint cannot be read.
     """
     recipe, settings = experiment.recipe, experiment.recipe.training
-    if settings.compile:
-        experiment.model.backbone.compile()
-    fabric.to_device(experiment.model)
+    _move_model(experiment, fabric)
     objective = experiment.objective.to(fabric.device)
     optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
@@ -125,9 +123,7 @@ def fit(
     may_skip = recipe.dataset.on_bad_image == "skip"
     check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
 
-    state = restore(experiment, run, fabric) if resume else State()
-    if fabric.is_global_zero:
-        run.keep_metrics(state.epoch)
+    state = _first_state(experiment, run, fabric, resume)
     data.model.train()
     model: Any = None
     forget_peak_memory(fabric.device)
@@ -183,6 +179,21 @@ def fit(
             if stop_requested(fabric) and state.epoch < settings.epochs:
                 raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
     fabric.barrier()  # all checkpoints are on the disk
+    return state
+
+
+def _move_model(experiment: Experiment, fabric: Fabric) -> None:
+    """Move the model to its device, its backbone compiled if the recipe says so."""
+    if experiment.recipe.training.compile:
+        experiment.model.backbone.compile()
+    fabric.to_device(experiment.model)
+
+
+def _first_state(experiment: Experiment, run: RunFolder, fabric: Fabric, resume: bool) -> State:
+    """Return the state of the last checkpoint, or of a new run; rows of metrics after it are removed."""
+    state = restore(experiment, run, fabric) if resume else State()
+    if fabric.is_global_zero:
+        run.keep_metrics(state.epoch)
     return state
 
 

@@ -123,8 +123,21 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
         yield (), "expected either a grid or variants"
     elif len(methods) < 2:
         yield methods[0].place if methods else (), f"got {len(methods)} variant(s), expected at least 2"
+    for key, values in (config.grid or {}).items():
+        if len(values) == 1:
+            yield ("grid", key), "got one value, expected at least two to compare; move the key to overrides"
     names = [method.name for method in methods]
-    folders = [name.casefold() for name in names]
+    if config.reference is not None and config.reference not in names:
+        yield ("reference",), f"unknown variant {config.reference!r}; {suggest(config.reference, names)}"
+    yield from _name_faults(methods)
+    yield from _tuning_faults(config, methods)
+    yield from _seed_faults(config)
+    yield from _expectation_faults(config, names)
+    yield from _metric_faults(config)
+
+
+def _name_faults(methods: Sequence[Method]) -> Iterator[Fault]:
+    folders = [method.name.casefold() for method in methods]
     for method in methods:
         if not NAME.fullmatch(method.name) or len(method.name.encode()) > NAME_BYTES:
             text = f"name {shown(method.name)} is not valid; expected at most {NAME_BYTES} bytes of letters"
@@ -132,35 +145,31 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
         elif folders.count(method.name.casefold()) > 1:  # macOS and Windows ignore the case of names
             text = f"name {method.name!r} is used twice, ignoring case"
             yield method.place, f"{text}; choose another name under variants"
+
+
+def _tuning_faults(config: StudyConfig, methods: Sequence[Method]) -> Iterator[Fault]:
+    for method in methods:
         if method.trials != methods[0].trials:
             text = f"{method.trials} trial(s) to tune {method.name}, but {methods[0].trials} for {methods[0].name}"
             yield (*method.place, "tune"), f"{text}; expected the same number for every variant"
         if method.tune and method.trials == 1:
             yield (*method.place, "tune"), f"got one value to tune for {method.name}; give two, or set the key instead"
-    for key, seeds in (("seeds", config.seeds), ("tune_seeds", config.tune_seeds)):
-        if len(set(seeds)) < len(seeds):
-            yield (key,), f"got {list(seeds)}, expected each seed once"
-    for key, values in (config.grid or {}).items():
-        if len(values) == 1:
-            yield ("grid", key), "got one value, expected at least two to compare; move the key to overrides"
+        if config.extend and not any(len(grid_of([one.value.data for one in values])) > 1 for values in method.tune):
+            text = f"{method.name} has no tuned key with at least two numbers"
+            yield ("extend",), f"{text}, so no grid can be extended"
     for key in ("tune_seeds", "extend"):
         if getattr(config, key) and all(method.trials == 1 for method in methods):
             yield (key,), "nothing is tuned; give values under tune, or remove this key"
-    if config.extend:
-        for method in methods:
-            if not any(len(grid_of([one.value.data for one in values])) > 1 for values in method.tune):
-                yield (
-                    ("extend",),
-                    f"{method.name} has no tuned key with at least two numbers, so no grid can be extended",
-                )
+
+
+def _seed_faults(config: StudyConfig) -> Iterator[Fault]:
+    for key, seeds in (("seeds", config.seeds), ("tune_seeds", config.tune_seeds)):
+        if len(set(seeds)) < len(seeds):
+            yield (key,), f"got {list(seeds)}, expected each seed once"
     if config.more_seeds and not config.expect:
         yield ("more_seeds",), "expect has no statement to decide with more seeds; remove this key"
     if config.rotate_folds and config.protocol == "reality_check":
         yield ("rotate_folds",), "each run of protocol reality_check uses all folds; remove this key"
-    if config.reference is not None and config.reference not in names:
-        yield ("reference",), f"unknown variant {config.reference!r}; {suggest(config.reference, names)}"
-    yield from _expectation_faults(config, names)
-    yield from _metric_faults(config)
 
 
 def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[Fault]:

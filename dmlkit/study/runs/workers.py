@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -129,11 +129,9 @@ def train_at_once(
             while pending:
                 done, waiting = wait(pending, LOOK, FIRST_COMPLETED)
                 pending = {future for future in waiting if not future.cancelled()}  # `wait` never counts these as done
-                while not events.empty():
-                    notify(*events.get())
+                _forward(events, notify)
                 for future in done:
-                    if not future.cancelled() and not isinstance(future.exception(), TrainingStoppedError):
-                        _notify_end(future, names[future], notify)
+                    _notify_end(future, names[future], notify)
                 if stop_requested(fabric) and not stop.closed:
                     _cancel(pending)
                     stop.close()
@@ -145,10 +143,7 @@ def train_at_once(
         except Exception:
             _cancel(pending)
             stop.close()
-            while not all(future.done() for future in pending):
-                wait(pending, LOOK)
-                while not events.empty():  # a pipe has 64 KB: a process that writes to a full pipe would wait forever
-                    events.get()
+            _wait_for_all(pending, events)
             raise
         except KeyboardInterrupt:  # Ctrl-C came twice
             for process in active_children():
@@ -158,7 +153,21 @@ def train_at_once(
         raise TrainingStoppedError("stopped, each run after a checkpoint")
 
 
+def _forward(events: "SimpleQueue[Event]", notify: Notify) -> None:
+    while not events.empty():
+        notify(*events.get())
+
+
+def _wait_for_all(runs: Collection[Future[None]], events: "SimpleQueue[Event]") -> None:
+    while not all(run.done() for run in runs):
+        wait(runs, LOOK)
+        _forward(events, lambda *_: None)  # a pipe has 64 KB: a process that writes to a full pipe would wait forever
+
+
 def _notify_end(future: Future[None], name: str, notify: Notify) -> None:
+    """Forward how a run ended, unless it was stopped."""
+    if future.cancelled() or isinstance(future.exception(), TrainingStoppedError):
+        return
     try:
         future.result()
     except UserError as error:
