@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from io import TextIOWrapper
+from threading import Timer
 from typing import Annotated, Any
 
 import typer
@@ -43,6 +44,7 @@ from dmlkit.files.escape import excerpt, printable
 USER_ERROR = 2  # exit codes
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 STOPPED = 130  # as in dmlkit.distributed.stopping, which imports torch
+RETRY = 0.01  # seconds, after which the code that ignored an interrupt has returned
 MOST_LINES = 20  # per message
 MOST_CHARACTERS = 2000  # per line of a message
 
@@ -103,7 +105,7 @@ for group in (  # in the order of the panels of --help
 def main() -> None:
     """Run the command line; print an error as one line and exit with 2 (user error) or 70 (internal error)."""
     prepare_environment()
-    with sigterm_as_interrupt():
+    with interruptible():
         _run()
 
 
@@ -124,16 +126,29 @@ def _run() -> None:
 
 
 @contextmanager
-def sigterm_as_interrupt() -> Generator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, and remove partial files; training has its own handler."""
+def interruptible() -> Generator[None]:
+    """Let Ctrl-C and SIGTERM end any command, and remove partial files; training has its own handlers.
+
+    A KeyboardInterrupt is lost where C calls Python and ignores its errors, such as a finalizer; then it is sent again.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
+
+    def again(lost: Any) -> None:
+        if isinstance(lost.exc_value, KeyboardInterrupt):
+            Timer(RETRY, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            previous(lost)
+
+    previous = sys.unraisablehook
+    sys.unraisablehook = again
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.unraisablehook = previous
 
 
 def say_stopped() -> None:

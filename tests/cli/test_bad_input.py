@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,3 +209,20 @@ def test_ctrl_c_and_sigterm_end_any_command_in_a_line(number: int, dmlkit: Cli, 
     signal.signal(signal.SIGINT, interrupt)
     assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    class Interrupted:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)  # Python raises here, and prints that the exception is ignored
+
+    def status(_: Path):
+        Interrupted()
+        time.sleep(60)
+
+    monkeypatch.setattr("dmlkit.study.status.status_of", status)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    result = dmlkit("status", "study")
+    signal.signal(signal.SIGINT, interrupt)
+    assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")

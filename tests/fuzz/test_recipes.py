@@ -65,11 +65,11 @@ def mutated(draw: Callable[..., Any], originals: list[str]) -> str:
         return text[:at] + draw(texts | st.text(max_size=5)) + text[at + draw(st.integers(0, 3)) :]
     data: Any = yaml.safe_load(text)
     for _ in range(draw(st.integers(1, 3))):
-        *path, last = draw(st.sampled_from(places(data) or [("seed",)]))
+        *path, last = draw(st.sampled_from(places(data))) if places(data) else ["seed"]
         parent: Any = data
         for step in path:
             parent = parent[step]
-        change = draw(st.sampled_from(["replace", "delete", "add", "name"]))
+        change = draw(st.sampled_from(["replace", "delete", "add", "name"])) if data else "replace"
         if change == "delete":
             del parent[last]
         elif change == "replace":
