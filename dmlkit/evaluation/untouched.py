@@ -15,6 +15,9 @@ from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.question import Question
 
+NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 queries
+ADVICE = "try more epochs, more classes, or other tuning (docs/tuning.md)"
+
 
 def has_pretrained_weights(recipe: Recipe) -> bool:
     """Return whether the backbone starts from pretrained weights and not from random numbers."""
@@ -69,20 +72,28 @@ def evaluate_untouched(
 
 
 def gain_message(metric: str, tuned: float, untouched: float, interval: tuple[float, float] | None) -> str:
-    """Return a line that says whether training improved a metric.
+    """Return a line that says whether training improved a metric, as far as the interval shows it.
 
     Args:
         metric: a metric whose larger values are better.
         tuned, untouched: its values on test classes.
-        interval: interval of their difference on the same queries; None if there is none.
+        interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
 
     Example:
         >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105))
         'map@r on test: 0.420 tuned, 0.327 untouched: +0.093 (0.081 to 0.105)'
-        >>> gain_message("map@r", 0.33, 0.327, (-0.004, 0.01))
-        'map@r on test: 0.330 tuned, 0.327 untouched: +0.003 (-0.004 to 0.010): training did not help here'
+        >>> gain_message("map@r", 0.328, 0.327, (-0.002, 0.004))
+        'map@r on test: 0.328 tuned, 0.327 untouched: +0.001 (-0.002 to 0.004): training did not help here'
     """
     line = f"{metric} on test: {tuned:.3f} tuned, {untouched:.3f} untouched: {tuned - untouched:+.3f}"
-    line += f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ", without an interval"
-    improved = (interval[0] if interval else tuned - untouched) > 0
-    return line if improved else f"{line}: training did not help here"
+    if interval is None:
+        return f"{line}, without an interval"
+    low, high = interval
+    line += f" ({low:.3f} to {high:.3f})"
+    if low > 0:
+        return line
+    if high < 0:
+        return f"{line}: training made it worse; {ADVICE}"
+    if max(-low, high) <= NO_GAIN:
+        return f"{line}: training did not help here"
+    return f"{line}: no gain is detectable with these test classes; {ADVICE}"

@@ -294,16 +294,20 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     ("interval", "tuned", "ends"),
     [
         ((0.081, 0.105), 0.420, "+0.093 (0.081 to 0.105)"),
-        ((-0.001, 0.105), 0.420, "+0.093 (-0.001 to 0.105): training did not help here"),
-        ((0.0, 0.105), 0.420, "+0.093 (0.000 to 0.105): training did not help here"),
-        ((-0.03, -0.01), 0.307, "-0.020 (-0.030 to -0.010): training did not help here"),
+        ((-0.001, 0.105), 0.420, "+0.093 (-0.001 to 0.105): no gain is detectable with these test classes; "),
+        ((0.0, 0.105), 0.420, "+0.093 (0.000 to 0.105): no gain is detectable with these test classes; "),
+        ((-0.002, 0.005), 0.328, "+0.001 (-0.002 to 0.005): training did not help here"),
+        ((-0.006, 0.001), 0.326, "-0.001 (-0.006 to 0.001): no gain is detectable with these test classes; "),
+        ((-0.03, -0.01), 0.307, "-0.020 (-0.030 to -0.010): training made it worse; "),
+        ((-0.003, -0.001), 0.325, "-0.002 (-0.003 to -0.001): training made it worse; "),
         (None, 0.420, "+0.093, without an interval"),
-        (None, 0.307, "-0.020, without an interval: training did not help here"),
+        (None, 0.307, "-0.020, without an interval"),
     ],
 )
 def test_the_line_says_whether_training_paid(interval, tuned: float, ends: str):
     line = gain_message("map@r", tuned, 0.327, interval)
-    assert line == f"map@r on test: {tuned:.3f} tuned, 0.327 untouched: {ends}"
+    advice = "try more epochs, more classes, or other tuning (docs/tuning.md)" if ends.endswith("; ") else ""
+    assert line == f"map@r on test: {tuned:.3f} tuned, 0.327 untouched: {ends}{advice}"
 
 
 def row(epoch: int, seconds: float | None) -> EpochRow:
