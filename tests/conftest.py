@@ -38,6 +38,9 @@ metrics: [{name: recall, k: [1, 2]}, {name: map_at_r}]
 """
 
 
+MUCH_MEMORY = 1.5e9  # bytes; most modules take less, and a collection after each was a quarter of the time of theirs
+
+
 @pytest.fixture(scope="module", autouse=True)
 def freed_memory() -> Iterator[None]:
     """What a module's tests took goes back to the system, which dmlkit's own processes keep for the next batch.
@@ -46,8 +49,10 @@ def freed_memory() -> Iterator[None]:
     """
     yield
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        gc.collect()
-        library.malloc_trim(0)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        if pages * os.sysconf("SC_PAGE_SIZE") > MUCH_MEMORY:
+            gc.collect()
+            library.malloc_trim(0)
 
 
 @dataclass

@@ -118,6 +118,7 @@ def restore_version(path: Path, version: int) -> int:
         versions = [found["version"] for found in table.list_versions()]
         if version not in versions:
             raise UserError(f"{path}: has no version {version}; dmlkit gallery history {path} lists them")
+        check_files(path, manifest, version)
         wanted = open_table(path)
         wanted.checkout(version)
         check_content(path, manifest, wanted, is_newest=False)
@@ -170,12 +171,13 @@ def record_content(path: Path, *, forget: bool = False) -> None:
     manifest, table = read_gallery_manifest(path), open_table(path)
     if manifest.contents and table.version not in manifest.contents:
         contents = {**manifest.contents, table.version: content_of(table)}
-        files = recorded_files(path, manifest.files)
+        recorded = recorded_files(path, manifest)
         if forget:
             kept = {found["version"] for found in table.list_versions()}
             contents = {version: content for version, content in contents.items() if version in kept}
-            files = {name: checksum for name, checksum in files.items() if (path / name).exists()}
-        manifest.model_copy(update={"contents": contents, "files": files}).write(path / MANIFEST)
+            there = {name for name in recorded["files"] if (path / name).exists()}
+            recorded = {key: {name: known[name] for name in known if name in there} for key, known in recorded.items()}
+        manifest.model_copy(update={"contents": contents, **recorded}).write(path / MANIFEST)
 
 
 def create_gallery(
@@ -229,8 +231,8 @@ def create_gallery(
             with incoming.embedded(manifest, trained, fabric, output, bar) as rows, writing(output, RuntimeError):
                 table = database.connect(output).create_table(TABLE, rows.reader(incoming.new))
                 contents = {table.version: content_of(table)}
-                files = recorded_files(output, {})
-                manifest.model_copy(update={"contents": contents, "files": files}).write(output / CREATING)
+                recorded = recorded_files(output, manifest)
+                manifest.model_copy(update={"contents": contents, **recorded}).write(output / CREATING)
         except BaseException:
             _discard(output)
             raise

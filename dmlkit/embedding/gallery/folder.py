@@ -123,11 +123,13 @@ class GalleryFolder:
         return Counter(self.labels())
 
     def check(self, columns: Sequence[str] = CHECKED) -> None:
-        """Read columns of all rows, and make sure that they are what was written.
+        """Read columns of all rows, and raise an error if they are not what was written; compare files for all columns.
 
         Raises:
             UserError: they cannot be read, or have other checksums.
         """
+        if columns == CHECKED:
+            check_files(self.path, self.manifest, self.version, trust_stamps=False)
         for _ in self._batches(columns):
             pass
 

@@ -1,11 +1,12 @@
 """What a gallery is on the disk: its manifest, its files, and the checksums that show damage."""
 
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from uuid import UUID
 from zlib import crc32
 
 import numpy as np
@@ -42,12 +43,25 @@ class Content(NamedTuple):
     checksum: int  # the sum of the checksums of all rows: their order may change
 
 
+class Stamp(NamedTuple):
+    """Size in bytes and time of modification of a file."""
+
+    size: int
+    nanoseconds: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the stamp of a file."""
+        found = path.stat()
+        return cls(found.st_size, found.st_mtime_ns)
+
+
 class GalleryManifest(Description, frozen=True, strict=True):
     """``gallery.json``: the model that all embeddings of a gallery are of, and how it was created."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 3  # 1 knew no approximate index; 2 no checksums
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}
+    version: ClassVar[int] = 4  # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     run: str
     """The run whose model embeds images, where it was."""
@@ -60,7 +74,9 @@ class GalleryManifest(Description, frozen=True, strict=True):
     contents: dict[int, Content] = Field(default_factory=dict[int, Content])
     """By version, what it held; empty where rows have no checksums. A version that a kill left may be missing."""
     files: dict[str, int] = Field(default_factory=dict[str, int])
-    """CRC-32 of LanceDB's manifests and deletions."""
+    """CRC-32 of LanceDB's files, which never change: manifests, deletions, rows and indices."""
+    stamps: dict[str, Stamp] = Field(default_factory=dict[str, Stamp])
+    """Of the files of rows and indices; a file that still has its stamp is not read to compare its checksum."""
 
 
 class GalleryVersion(NamedTuple):
@@ -163,40 +179,80 @@ def reading(path: Path, doing: str = "read", advice: str | None = None) -> Gener
         raise UserError(f"{path}: cannot {doing} this gallery: {reason}; {advice or way_back(path)}") from error
 
 
-def small_files(path: Path, *, all_versions: bool = True) -> list[Path]:
-    """Return the files of a gallery that list its rows: LanceDB's manifests, or the newest alone, and its deletions."""
+def _manifests(path: Path) -> dict[int, Path]:
+    """Return LanceDB's manifests by version; it counts from above, so that the newest is listed first."""
+    found: dict[int, Path] = {}
+    for file in (path / TABLE_FOLDER / "_versions").glob("*.manifest"):
+        number = int(file.stem) if file.stem.isdecimal() else 0
+        found[2**64 - 1 - number if number >= 2**63 else number] = file
+    return found
+
+
+def _deletions(path: Path) -> list[Path]:
+    return sorted((path / TABLE_FOLDER / "_deletions").glob("*"))
+
+
+def _large_files(path: Path) -> dict[Path, bytes]:
+    """Return the files of rows and indices, and how the manifests that use them name them."""
     table = path / TABLE_FOLDER
-    manifests = sorted((table / "_versions").glob("*.manifest"), key=_version_of)
-    return (manifests if all_versions else manifests[-1:]) + sorted((table / "_deletions").glob("*"))
+    found = {file: file.name.encode() for file in sorted(table.glob("data/*"))}
+    for folder in sorted(table.glob("_indices/*")):
+        with suppress(ValueError):  # its name is no UUID
+            found |= dict.fromkeys(sorted(folder.iterdir()), UUID(folder.name).bytes)
+    return found
 
 
-def recorded_files(path: Path, known: dict[str, int]) -> dict[str, int]:
-    """Return the checksums of small files; those that are known already are not read, as none is ever changed."""
-    names = {file.relative_to(path).as_posix(): file for file in small_files(path)}
-    return known | {name: file_checksum(file) for name, file in names.items() if name not in known}
+def recorded_files(path: Path, manifest: GalleryManifest) -> dict[str, Any]:
+    """Return the checksums and stamps of a gallery's files, as fields of its manifest; known files are not read."""
+    files, stamps, large = dict(manifest.files), dict(manifest.stamps), _large_files(path)
+    for file in (*_manifests(path).values(), *_deletions(path), *large):
+        name = file.relative_to(path).as_posix()
+        if name not in files:
+            files[name] = file_checksum(file)
+            stamps |= {name: Stamp.of(file)} if file in large else {}
+    return {"files": files, "stamps": stamps}
 
 
-def _version_of(manifest: Path) -> int:
-    """Return the version in a manifest's name: LanceDB counts from above, so that the newest is listed first."""
-    number = int(manifest.stem) if manifest.stem.isdecimal() else 0
-    return 2**64 - 1 - number if number >= 2**63 else number
+def check_files(
+    path: Path,
+    manifest: GalleryManifest,
+    version: int | None = None,
+    *,
+    all_versions: bool = False,
+    trust_stamps: bool = True,
+) -> None:
+    """Raise an error for a file that is not what was written, before LanceDB reads it.
 
+    For some damages it requests memory of an absurd size, and the process is aborted or, where the system grants the
+    request, killed after it has filled the memory: there is no error to catch.
 
-def check_files(path: Path, manifest: GalleryManifest, *, all_versions: bool = False) -> None:
-    """Make sure that manifests and deletions are what was written, before LanceDB reads them.
-
-    Of some that are damaged its process is aborted, as memory of an absurd size is asked for: no error to catch.
+    Args:
+        path: the gallery.
+        manifest: its manifest.
+        version: the version whose manifest, rows and indices to check. Default: the newest.
+        all_versions: check the manifests of all versions, and no rows.
+        trust_stamps: do not read files of rows and indices that have the size and time with which they were written.
 
     Raises:
         UserError: a file has another checksum.
     """
-    for file in small_files(path, all_versions=all_versions):
+
+    def check(file: Path, advice: str) -> None:
         name = file.relative_to(path).as_posix()
-        if name in manifest.files and file_checksum(file) != manifest.files[name]:
-            raise UserError(
-                f"{path}: this gallery is damaged: {name} is not what was written; restore this file from a backup, or "
-                "create the gallery again"
-            )
+        known = name not in manifest.files or (trust_stamps and manifest.stamps.get(name) == Stamp.of(file))
+        if not known and file_checksum(file) != manifest.files[name]:
+            raise UserError(f"{path}: this gallery is damaged: {name} is not what was written; {advice}")
+
+    manifests = _manifests(path)
+    newest = max(manifests, default=0) if version is None else version
+    listed = [*manifests.values()] if all_versions else [manifests[newest]] if newest in manifests else []
+    for file in (*listed, *_deletions(path)):
+        check(file, "restore this file from a backup, or create the gallery again")
+    if listed and not all_versions:
+        content = listed[0].read_bytes()
+        for file, name in _large_files(path).items():
+            if name in content:
+                check(file, way_back(path))
 
 
 def column_checksums(column: Any) -> Values:

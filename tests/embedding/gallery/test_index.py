@@ -51,7 +51,7 @@ def stocked(place: Path, path: Path, space: str = "ball", rows: int = 1000, dim:
     create_gallery(place / "run", None, path, device="cpu")
     manifold = SPACES[space].build(dim)
     of_space = {"manifold": SPACES[space], "similarity": manifold.similarity_name, "index": index_of(manifold)}
-    width = {"dim": manifold.point_dim, "features": dim, "contents": {}, "files": {}}
+    width = {"dim": manifold.point_dim, "features": dim, "contents": {}, "files": {}, "stamps": {}}
     manifest = GalleryManifest.read(path / "gallery.json").model_copy(update={**of_space, **width})
     schema = schema_of(manifest)
     database = lancedb.connect(path)
@@ -170,13 +170,14 @@ def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit:
         refused(dmlkit("gallery", "index", path, "--recall", recall), f"--recall {recall}: expected a share")
     refused(dmlkit("gallery", "index", tmp_path, "--recall", "0.5"), "no gallery here")
     index_gallery(path, "ivf_hnsw_sq", 0.5)
-    kept = GalleryManifest.read(path / "gallery.json").model_copy(update={"contents": {}, "files": {}})
+    without = {"contents": {}, "files": {}, "stamps": {}}
+    kept = GalleryManifest.read(path / "gallery.json").model_copy(update=without)
     monkeypatch.setattr(building, "_further", lambda *_: iter(()))
     monkeypatch.setattr(building, "FIRST_PROBES", 1)
     refused(
         dmlkit("gallery", "index", path, "--recall", "1"), "ivf_pq finds 0.", "no index was kept: try another --kind"
     )
-    assert GalleryManifest.read(path / "gallery.json").model_copy(update={"contents": {}, "files": {}}) == kept
+    assert GalleryManifest.read(path / "gallery.json").model_copy(update=without) == kept
     GalleryFolder(path).check()
     index = GalleryFolder(path).approximate
     assert index is not None and index.kind == "ivf_hnsw_sq"
