@@ -135,9 +135,9 @@ def exact_rows(folder: Path, count: int, runs: int = 5) -> Rows:
     seconds = timed(
         {
             "faiss": lambda: index.search(queries.numpy(), K),
-            "folder": lambda: StoredGallery(stored.manifold(), stored).search(queries, K),
+            "folder": lambda: StoredGallery(stored.manifold, stored).search(queries, K),
             "lancedb": plain_lancedb(gallery.table, queries),
-            "gallery": lambda: StoredGallery(gallery.manifold(), gallery).search(queries, K),
+            "gallery": lambda: StoredGallery(gallery.manifold, gallery).search(queries, K),
         },
         runs,
     )
@@ -153,7 +153,7 @@ def exact_rows(folder: Path, count: int, runs: int = 5) -> Rows:
 def memory_rows(folder: Path, count: int) -> Rows:
     stored = embeddings_on_disk(folder, count, 512)
     (queries,) = blocks(QUERIES, 512, seed=1)
-    grown = peak_memory(lambda: StoredGallery(stored.manifold(), stored).search(queries, K))
+    grown = peak_memory(lambda: StoredGallery(stored.manifold, stored).search(queries, K))
     return [[f"{QUERIES} queries in {count:,} x 512", "dmlkit, a folder of embeddings", "", "", f"{grown:.2f} GB more"]]
 
 
@@ -161,7 +161,7 @@ def approximate_rows(path: Path, count: int, runs: int = 3) -> Rows:
     found = index_gallery(path, "ivf_pq", 0.99)
     gallery = GalleryFolder(path)
     (queries,) = blocks(QUERIES, 128, seed=1)
-    exact, through = StoredGallery(gallery.manifold(), gallery), ApproximateGallery(gallery, found.index)
+    exact, through = StoredGallery(gallery.manifold, gallery), ApproximateGallery(gallery, found.index)
     seconds = timed(
         {"exact": lambda: exact.search(queries, K), "index": lambda: through.search(queries, K)},
         runs,

@@ -27,9 +27,10 @@ from report import write_report
 from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.groups.collection import collection_at
 from dmlkit.embedding.groups.neighbors import neighbors_of
 from dmlkit.embedding.manifest import Manifest, describe
+from dmlkit.embedding.points import in_memory
+from dmlkit.embedding.sources import open_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.mistakes import NEIGHBORS, planted_precision
 from dmlkit.run_folder.folder import RunFolder
@@ -103,7 +104,7 @@ def usable(page: Path) -> float | None:
 
 
 def precision(source: Path) -> str:
-    found = collection_at(source, split="all" if (source / "recipe.yaml").exists() else None)
+    found = in_memory(open_points(source, split="all" if (source / "recipe.yaml").exists() else None))
     names, labels = found.class_codes()
     neighbors = neighbors_of(found.manifold, found.points, NEIGHBORS)
     return f"{planted_precision(labels, neighbors.indices):.2f} of {len(found):,} images, {len(names)} classes"

@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
+from dmlkit.cli.options import (
+    USE,
+    ArrayLabels,
+    ArrayManifold,
+    Debug,
+    Plugins,
+    RunDevice,
+    RunSplit,
+    SetDataset,
+    SourcePath,
+    examples,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +65,8 @@ def cluster(
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
+    labels: ArrayLabels = None,
+    manifold: ArrayManifold = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
@@ -64,16 +77,26 @@ def cluster(
     from dmlkit.cli.progress import bars, image_progress
     from dmlkit.embedding.groups.clusters import CLUSTER_COLUMNS
     from dmlkit.embedding.groups.clusters import cluster as find_clusters
-    from dmlkit.embedding.groups.collection import collection_at
+    from dmlkit.embedding.points import in_memory
     from dmlkit.embedding.questions.answers import check_table
     from dmlkit.embedding.questions.page import check_page
+    from dmlkit.embedding.sources import open_points
 
     if csv is not None:
         check_table(csv, CLUSTER_COLUMNS, option="--csv")
     if html is not None:
         check_page(html, option="--html")
     console = Console()
-    collection = collection_at(source, split=split, overrides=overrides or [], device=device, bar=bars(console))
+    points = open_points(
+        source,
+        split=split,
+        overrides=overrides or [],
+        device=device,
+        labels=labels,
+        manifold=manifold,
+        bar=bars(console),
+    )
+    collection = in_memory(points)
     with image_progress(console, "clustering", len(collection)) as progress:
         found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)

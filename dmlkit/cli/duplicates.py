@@ -1,11 +1,12 @@
 """``dmlkit duplicates``."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
+from dmlkit.cli.options import USE, ArrayManifold, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,7 @@ def duplicates(
     other: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RUN|EMBEDDINGS",
+            metavar="SOURCE",
             help="Second source to compare with; must come from the same model.",
             show_default=False,
         ),
@@ -50,6 +51,7 @@ def duplicates(
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
+    manifold: ArrayManifold = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
@@ -58,22 +60,26 @@ def duplicates(
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.groups.collection import collection_at
     from dmlkit.embedding.groups.duplicates import GROUP_COLUMNS, MATCH_COLUMNS, duplicate_groups, matches
+    from dmlkit.embedding.points import in_memory
     from dmlkit.embedding.questions.answers import check_table
     from dmlkit.embedding.questions.page import check_page
+    from dmlkit.embedding.sources import open_points
 
     if csv is not None:
         check_table(csv, GROUP_COLUMNS if other is None else MATCH_COLUMNS, option="--csv")
     if html is not None:
         check_page(html, option="--html")
     console = Console()
-    ours = collection_at(source, split=split, overrides=overrides or [], device=device, bar=bars(console))
+    opened = partial(
+        open_points, split=split, overrides=overrides or [], device=device, manifold=manifold, bar=bars(console)
+    )
+    ours = in_memory(opened(source))
     if other is None:
         found = duplicate_groups(ours, threshold, bar=bars(console))
         print_groups(found, console)
     else:
-        theirs = collection_at(other, split=split, overrides=overrides or [], device=device, bar=bars(console))
+        theirs = in_memory(opened(other))
         found = matches(ours, theirs, threshold, bar=bars(console))
         print_matches(found, console)
     if ours.skipped:
@@ -86,7 +92,7 @@ def duplicates(
         from dmlkit.embedding.questions.page import write_page
 
         title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
-        notes = [f"{ours.description.similarity.replace('_', ' ')} of at least {threshold:g}"]
+        notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
         tell_page(html, write_page(html, title, notes, found.shelves()), found.shelf_count, console, rows="rows")
 
 

@@ -8,6 +8,7 @@ import typer
 from dmlkit.cli.evaluation_report import Shown
 from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Json, Plugins, Set, SplitName, examples
 from dmlkit.errors import UserError
+from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -31,8 +32,8 @@ def evaluate(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RUN|EMBEDDINGS|RECIPE",
-            help="Run folder or embeddings folder; with --untrained a run folder or a recipe.",
+            metavar="SOURCE|RECIPE",
+            help="Run, embeddings folder, gallery, or .npy file with --labels; with --untrained a run or a recipe.",
             show_default=False,
         ),
     ] = None,
@@ -42,10 +43,10 @@ def evaluate(
     ] = False,
     embeddings: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=".npy file of embeddings of any model (N, D), instead of a folder."),
+        typer.Option(metavar="FILE", help=".npy file of embeddings of any model (N, D), the same as SOURCE."),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=".npy file of the labels of --embeddings: integers or strings.")
+        Path | None, typer.Option(metavar="FILE", help=".npy file of the labels of an .npy file: integers or strings.")
     ] = None,
     gallery: Annotated[
         Path | None, typer.Option(metavar="FILE", help=".npy file of embeddings to search in. Default: --embeddings.")
@@ -104,13 +105,15 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Measure retrieval with 95 % intervals, for a run on unseen classes or for any embeddings."""
+    if source is not None and source.suffix == ".npy" and embeddings is None:
+        source, embeddings = None, source
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
     of_runs["--device"] = device
-    kind = kind_of(source, arrays, of_runs, untrained=untrained, manifold=manifold)
+    kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold)
 
     from dmlkit.cli.progress import bars
-    from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_folder
+    from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
     from dmlkit.evaluation.result import is_class_table
     from dmlkit.files.outputs import check_output
 
@@ -123,8 +126,10 @@ def evaluate(
         pair = (gallery, gallery_labels) if gallery and gallery_labels else None
         found = evaluate_arrays(embeddings, labels, gallery=pair, manifold=manifold or "sphere", **wanted)
         shown.tell(*found, title=str(embeddings))
-    elif source and kind == "folder":
-        shown.tell(*evaluate_folder(source, **wanted), title=str(source))
+    elif source and kind in ("embeddings", "gallery"):
+        from dmlkit.embedding.sources import open_points
+
+        shown.tell(*evaluate_points(open_points(source), **wanted), title=str(source))
     elif source:
         from dmlkit.distributed.launch import start_fabric
 
@@ -184,18 +189,18 @@ def tell_run(
         say(shown.console, f"written to {run.path}")
 
 
-def kind_of(
+def evaluated_kind(
     source: Path | None,
     arrays: dict[str, Path | None],
     of_runs: dict[str, Any],
     *,
     untrained: bool,
     manifold: str | None,
-) -> Literal["arrays", "folder", "untrained", "run"]:
-    """Return the kind of source that is evaluated.
+) -> str:
+    """Return the kind of source that is evaluated: that of `kind_of`, or untrained.
 
     Args:
-        source: a run, an embeddings folder, or a recipe.
+        source: a run, an embeddings folder, a gallery, or a recipe.
         arrays: files, by option.
         of_runs: values of options that apply only to runs.
         untrained: whether the option is given.
@@ -212,7 +217,9 @@ def kind_of(
         if source is None:
             raise UserError("eval: --untrained needs a RECIPE or a RUN, e.g. dmlkit eval recipe.yaml --untrained")
     if (source is None) == (not given):
-        raise UserError("eval: expected either RUN, EMBEDDINGS (a folder), or --embeddings x.npy --labels y.npy")
+        if source is not None and kind_of(source) != "array":
+            check_options(source, kind_of(source), {"--labels": arrays["--labels"]})
+        raise UserError("eval: expected a run, an embeddings folder, a gallery, or x.npy --labels y.npy")
     if given not in ([], ["--embeddings", "--labels"], list(arrays)):
         raise UserError(
             f"eval: got {' '.join(given)}; expected --embeddings and --labels, and optionally both --gallery and "
@@ -220,19 +227,21 @@ def kind_of(
         )
     if source is None:
         refuse("arrays", of_runs)
-        return "arrays"
-    is_folder = (source / "manifest.json").exists()
-    if is_folder and untrained:
-        raise UserError(f"eval: {source}: got an embeddings folder; --untrained needs a recipe or a run")
+        return "array"
+    if source.is_dir() and untrained and kind_of(source) in ("embeddings", "gallery"):
+        raise UserError(f"eval: {source} is {NAMES[kind_of(source)]}; --untrained needs a recipe or a run")
     if source.is_file() and not untrained:
         raise UserError(
             f"eval: {source}: got a file, expected a run or embeddings folder; for a recipe use --untrained, or train "
             "it first"
         )
-    if is_folder:
-        refuse("an embeddings folder", of_runs)
-    refuse("an embeddings folder, whose manifest has it" if is_folder else "a run", {"--manifold": manifold})
-    return "untrained" if untrained else "folder" if is_folder else "run"
+    if untrained:
+        return "untrained"
+    kind = kind_of(source)
+    check_options(source, kind, {**of_runs, "--manifold": manifold})
+    if kind == "images":
+        raise UserError(f"eval: {source}: expected {EXPECTED}, or --dataset-root {source} with a run")
+    return kind
 
 
 def refuse(what: str, options: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Debug, Plugins, SetDataset, SourcePath, SplitName, examples
+from dmlkit.cli.options import RESEARCH, ArrayManifold, Debug, Plugins, SetDataset, SourcePath, SplitName, examples
 
 app = typer.Typer()
 
@@ -36,6 +36,7 @@ def curvature(
             show_default=False,
         ),
     ] = None,
+    manifold: ArrayManifold = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
@@ -46,7 +47,14 @@ def curvature(
     from dmlkit.geometry.run import measure_curvature
 
     measured = measure_curvature(
-        source, split=split, sample=sample, draws=draws, seed=seed, device=device, overrides=overrides or []
+        source,
+        split=split,
+        sample=sample,
+        draws=draws,
+        seed=seed,
+        device=device,
+        overrides=overrides or [],
+        manifold=manifold,
     )
     console, found = Console(), measured.hyperbolicity
     say(console, f"{measured.points} {measured.what}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, Debug, Device, Plugins, examples
+from dmlkit.cli.options import USE, ArrayLabels, ArrayManifold, Debug, Device, Plugins, SourcePath, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,10 +19,10 @@ app = typer.Typer()
     rich_help_panel=USE, epilog=examples("dmlkit identify galleries/birds photos/ -o answers.csv --threshold 0.6")
 )
 def identify(
-    gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Gallery folder, written by gallery create.")],
+    source: SourcePath,
     images: Annotated[
         Path,
-        typer.Argument(metavar="IMAGES|EMBEDDINGS", help="Image, folder of images, or embeddings folder."),
+        typer.Argument(metavar="QUERIES", help="Image, folder of images, or another SOURCE of the same model."),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="CSV table to write.", show_default=False)
@@ -41,7 +41,7 @@ def identify(
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="Similarity below which an image is unknown. Default: that of the gallery, if it has one.",
+            help="Similarity below which an image is unknown. Default: that of the gallery, or of its calibrated run.",
             show_default=False,
         ),
     ] = None,
@@ -49,13 +49,18 @@ def identify(
         Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run of the gallery, if it was moved.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Run that embeds images. Default: the run of SOURCE, if known.", show_default=False
+        ),
     ] = None,
+    labels: ArrayLabels = None,
+    manifold: ArrayManifold = None,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the label of each image in a gallery, or report the image as unknown."""
+    """Find the label of each image among labeled images, e.g. of a gallery, or report the image as unknown."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
@@ -70,20 +75,31 @@ def identify(
     if html is not None:
         check_page(html, option="--html")
     console = Console()
-    found = identify_images(gallery, images, by=by, k=k, threshold=threshold, run=run, device=device, bar=bars(console))
+    found = identify_images(
+        source,
+        images,
+        by=by,
+        k=k,
+        threshold=threshold,
+        run=run,
+        labels=labels,
+        manifold=manifold,
+        device=device,
+        bar=bars(console),
+    )
     found.write(output)
     unknown = sum(answer.label == UNKNOWN for answer in found.answers)
     say(console, f"{counted(len(found.answers), 'image', 'images')}, {unknown} unknown: wrote {output}")
     size = len(found.neighbors.searched)
     if k is not None and k > size:
-        say(console, f"note: -k {k} is reduced to {size}, the number of images in {gallery}")
+        say(console, f"note: -k {k} is reduced to {size}, the number of images in {source}")
     if found.threshold is None:
         say(console, "note: without a threshold no image is unknown; use --threshold, or calibrate the run first")
     skipped = found.neighbors.skipped
     if skipped:
         say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
     if html is not None:
-        write_answers_page(found, html, f"{images} in {gallery}", console)
+        write_answers_page(found, html, f"{images} in {source}", console)
 
 
 def write_answers_page(found: "Identified", path: Path, title: str, console: "Console") -> None:

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import LOOK, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
+from dmlkit.cli.options import (
+    LOOK,
+    ArrayLabels,
+    ArrayManifold,
+    Debug,
+    Plugins,
+    RunDevice,
+    RunSplit,
+    SetDataset,
+    SourcePath,
+    examples,
+)
 
 app = typer.Typer()
 
@@ -19,6 +30,8 @@ def inspect(
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
+    labels: ArrayLabels = None,
+    manifold: ArrayManifold = None,
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
@@ -34,7 +47,9 @@ def inspect(
     check_page(output, option="--output")
     console = Console()
     bar = bars(console)
-    found = look_at(source, split=split, overrides=overrides or [], device=device, bar=bar)
+    found = look_at(
+        source, split=split, overrides=overrides or [], device=device, labels=labels, manifold=manifold, bar=bar
+    )
     gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)
     for note in found.notes:
         say(console, f"note: {note}")

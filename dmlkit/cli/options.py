@@ -46,6 +46,19 @@ RunSplit = Annotated[
         show_default=False,
     ),
 ]
+ArrayManifold = Annotated[
+    Literal["sphere", "euclidean"] | None,
+    typer.Option(
+        "--manifold",
+        metavar="NAME",
+        help="How to compare the rows of an .npy file: sphere (cosine) or euclidean (distance). Default: sphere.",
+        show_default=False,
+    ),
+]
+ArrayLabels = Annotated[
+    Path | None,
+    typer.Option("--labels", metavar="FILE", help=".npy file of the labels of an .npy file.", show_default=False),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run; write nothing.")]
@@ -83,8 +96,8 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, writte
 SourcePath = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN|EMBEDDINGS",
-        help="Run folder (written by train) or embeddings folder (by embed).",
+        metavar="SOURCE",
+        help="Run, embeddings folder, gallery, or .npy file (N, D) of embeddings of any model.",
         show_default=False,
     ),
 ]

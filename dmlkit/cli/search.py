@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Debug, Device, Json, Plugins, examples
+from dmlkit.cli.options import USE, ArrayManifold, Debug, Device, Json, Plugins, SourcePath, examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,13 +24,10 @@ MOST_SHOWN = 10  # queries printed in the terminal
     ),
 )
 def search(
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="EMBEDDINGS|GALLERY", help="Embeddings folder or gallery folder to search in."),
-    ],
+    source: SourcePath,
     queries: Annotated[
         Path,
-        typer.Argument(metavar="IMAGES|EMBEDDINGS", help="Queries: image, folder of images, or embeddings folder."),
+        typer.Argument(metavar="QUERIES", help="Image, folder of images, or another SOURCE of the same model."),
     ],
     k: Annotated[int, typer.Option("-k", metavar="COUNT", help="Number of neighbors per query.")] = 10,
     exact: Annotated[
@@ -40,7 +37,7 @@ def search(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Run that embeds the queries. Default: the one that EMBEDDINGS is in, or that of the gallery.",
+            help="Run that embeds images. Default: the run of SOURCE, if known.",
             show_default=False,
         ),
     ] = None,
@@ -50,12 +47,13 @@ def search(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
     ] = None,
+    manifold: ArrayManifold = None,
     json: Json = False,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the nearest neighbors of images in an embeddings folder or a gallery.
+    """Find the nearest neighbors of images in a run, an embeddings folder, a gallery or an array.
 
     The search is exact, unless the gallery has an index.
     """
@@ -72,7 +70,9 @@ def search(
     if html is not None:
         check_page(html, option="--html")
     console = Console(stderr=json)
-    answers = search_images(source, queries, k=k, exact=exact, run=run, device=device, bar=bars(console))
+    answers = search_images(
+        source, queries, k=k, exact=exact, run=run, manifold=manifold, device=device, bar=bars(console)
+    )
     if json:
         say_json(answers.plain())
     else:
@@ -124,7 +124,7 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
     )
     notes = [
         f"{counted(len(answers.queries), 'query', 'queries')}, the {answers.k} nearest of each by "
-        f"{answers.searched.manifest.similarity.replace('_', ' ')}, nearest first"
+        f"{answers.searched.manifold.similarity_name.replace('_', ' ')}, nearest first"
     ]
     tell_page(path, write_page(path, title, notes, shelves), len(answers.queries), console)
 

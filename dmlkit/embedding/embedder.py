@@ -17,8 +17,8 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import decoding, read_image, to_rgb
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.in_memory import BATCH, embed_images
 from dmlkit.embedding.progress_bar import image_progress
-from dmlkit.embedding.questions.queries import BATCH, embed_images
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt

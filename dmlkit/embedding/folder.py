@@ -10,15 +10,13 @@ import numpy as np
 import torch
 
 from dmlkit.embedding.manifest import Manifest, file_checksum
-from dmlkit.embedding.searchable import GalleryItem
+from dmlkit.embedding.points import BLOCK, PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import require_regular_file
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.check_points import find_invalid_point
 from dmlkit.run_folder.folder import RunFolder
-
-BLOCK = 65_536  # rows handled at once: 128 MB at 512 dimensions
 
 
 class EmbeddingFolder:
@@ -28,7 +26,7 @@ class EmbeddingFolder:
         path: the folder.
 
     Attributes:
-        points: (N, D) float32, mapped into memory and not looked at: `blocks` and `read` check what they give.
+        points: (N, D) float32, mapped into memory and not checked: `blocks` checks what it yields.
         items: N rows with the columns ``id path label``.
 
     Raises:
@@ -38,8 +36,8 @@ class EmbeddingFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = Manifest.read(path / "manifest.json")
-        self._space = self.manifold()
-        _check_geometry(path / "manifest.json", self.manifest, self._space)
+        self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
+        _check_geometry(path / "manifest.json", self.manifest, self.manifold)
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)
         self._checked = 0  # the first rows, known to be points
@@ -51,9 +49,25 @@ class EmbeddingFolder:
         above = self.path.resolve().parent
         return above.parent if above.name == "embeddings" and RunFolder(above.parent).holds_run() else None
 
-    def manifold(self) -> Manifold:
-        """The geometry of the points."""
-        return self.manifest.manifold.build(self.manifest.features)
+    @property
+    def source(self) -> str:
+        """Name for people."""
+        return str(self.path)
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of all images."""
+        return self.items["path"].to_pylist()
+
+    @property
+    def labels(self) -> list[str | None]:
+        """Labels of all images; None for an image without one."""
+        return self.items["label"].to_pylist()
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """One message per image that could not be read."""
+        return self.manifest.skipped
 
     def __len__(self) -> int:
         """How many embeddings there are."""
@@ -81,17 +95,6 @@ class EmbeddingFolder:
             raise UserError(_changed(self.path / "embeddings.npy"))
         self._is_verified = True
 
-    def read(self) -> torch.Tensor:
-        """All points (N, D), checked, in memory.
-
-        Raises:
-            UserError: a row is no point of the manifold.
-        """
-        points = torch.empty(self.points.shape)
-        for start, block in zip(range(0, len(points), BLOCK), self.blocks(), strict=True):
-            points[start : start + BLOCK] = block
-        return points
-
     def points_at(self, rows: torch.Tensor) -> torch.Tensor:
         """The points (M, D) of rows (M,)."""
         points = torch.from_numpy(self.points[rows.numpy()])
@@ -104,10 +107,10 @@ class EmbeddingFolder:
             mapped: Any = self.points.base
             mapped.madvise(mmap.MADV_DONTNEED)
 
-    def items_at(self, rows: torch.Tensor) -> list[GalleryItem]:
+    def items_at(self, rows: torch.Tensor) -> list[PointItem]:
         """What is known of the images of rows (M,)."""
         names = ["id", "label", "path"]
-        return [GalleryItem(**row) for row in self.items.select(names).take(rows.numpy()).to_pylist()]
+        return [PointItem(**row) for row in self.items.select(names).take(rows.numpy()).to_pylist()]
 
     def check_points(self) -> None:
         """Check all rows before anything is done with the first one.
@@ -119,7 +122,7 @@ class EmbeddingFolder:
             pass
 
     def _check(self, block: torch.Tensor, start: int) -> None:
-        fault = find_invalid_point(self._space, block)
+        fault = find_invalid_point(self.manifold, block)
         if fault is not None:
             self.refuse_row(start + fault[0], fault[1])
         if start <= self._checked:

@@ -8,12 +8,15 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists, gather_rows
-from dmlkit.embedding.progress_bar import Advance
+from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.loading.batches import evaluation_loader
+from dmlkit.loading.faults import refuse_nothing_read
 from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 
+BATCH = 128  # images; for so few the start of loader processes takes longer than the images
 UNSOUND = "the weights are of a training that diverged, or not made for such inputs: use another --checkpoint or run"
 """What to do where a model's output is no point of its manifold."""
 
@@ -87,3 +90,16 @@ def embed_dataset(
 def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
     points, indices = (gather_rows(fabric, own.to(fabric.device)).cpu() for own in (points, indices))
     return points, indices, gather_lists(fabric, faults)
+
+
+def embed_images(trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
+    """Embed the images of a dataset; those that cannot be read are reported in the result.
+
+    Raises:
+        UserError: no image could be read, or see `embed_dataset`.
+    """
+    workers, transform = 0 if len(dataset) <= BATCH else trained.recipe.training.workers, trained.recipe.transform
+    with bar(EMBEDDING, len(dataset)) as advance:
+        found = embed_dataset(fabric, trained.model, dataset, transform, workers=workers, advance=advance)
+    refuse_nothing_read(len(found.points), found.faults, source)
+    return found

@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.component import one_of
 from dmlkit.embedding.trained import TrainedModel
-from dmlkit.files.document import Document
+from dmlkit.errors import UserError
+from dmlkit.files.document import Document, differences
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.run_folder.folder import CheckpointName
 from dmlkit.run_folder.threshold import Threshold
@@ -153,3 +154,32 @@ def describe(trained: TrainedModel) -> Description:
         if recipe.transform
         else VectorInput(num_features=trained.model.backbone.num_features),
     )
+
+
+def check_same_description(theirs: Description, whose: str, ours: Description, where: str) -> None:
+    """Raise an error for embeddings of another model.
+
+    Args:
+        theirs: description of what is compared.
+        whose: its name, for the error.
+        ours: description of what is there.
+        where: its name.
+
+    Raises:
+        UserError: width, geometry, weights or preprocessing differ.
+    """
+    advice = f"embed with the model of {where}"
+    if (theirs.dim, theirs.features) != (ours.dim, ours.features):
+        raise UserError(f"{whose}: embeddings of {theirs.dim} dimensions, but {where} has {ours.dim}; {advice}")
+    for name, one, other in (
+        ("manifold", theirs.manifold, ours.manifold),
+        ("preprocessing", theirs.preprocessing, ours.preprocessing),
+    ):
+        changes = list(differences(name, other.model_dump(mode="json"), one.model_dump(mode="json")))
+        if changes:
+            raise UserError(f"{whose}: embeddings of another model ({'; '.join(changes)}); {advice}")
+    if theirs.model.fingerprint != ours.model.fingerprint:
+        raise UserError(
+            f"{whose}: embeddings of another model (fingerprint {theirs.model.fingerprint[:12]}, "
+            f"{where} has {ours.model.fingerprint[:12]}); {advice}"
+        )

@@ -12,8 +12,8 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.groups.collection import embedded_collection
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.sources import embedded_points
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
@@ -176,7 +176,7 @@ def embed_split(
     fabric, run = start_fabric(device), RunFolder(path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     dataset = images_of_split(trained.recipe.dataset, split)
-    found = embedded_collection(trained, fabric, dataset, f"the {split} split of {path}", bar)
+    found = embedded_points(trained, fabric, dataset, f"the {split} split of {path}", bar)
     refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
     rows = found.rows
     assert rows is not None

@@ -6,29 +6,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.points import PointSet, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.sources import points_of_rows, read_features, read_labels
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.files.arrays import Values, read_array
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
-from dmlkit.metrics.ranking.rankings import Ties, as_embeddings, as_points
+from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring import DEFAULT_METRICS, metric_configs, score_retrieval
 
 WantedMetrics = Sequence[MetricConfig | str]
 
 
-def evaluate_folder(
-    path: Path, *, metrics: WantedMetrics = (), ties: Ties = "expected", bar: Bar = no_bar
+def evaluate_points(
+    points: PointSet, *, metrics: WantedMetrics = (), ties: Ties = "expected", bar: Bar = no_bar
 ) -> tuple[Report, Evaluation]:
-    """Score a folder of embeddings on its own manifold; each item is searched among all others.
+    """Score labeled points on their own manifold; each is searched among all others.
 
     Args:
-        path: a folder that ``dmlkit embed`` wrote.
+        points: see `dmlkit.embedding.sources.open_points`.
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
         bar: shows the progress.
@@ -36,17 +35,15 @@ def evaluate_folder(
     Raises:
         UserError: an item has no label, or there is nothing to retrieve.
     """
-    folder = EmbeddingFolder(path)
-    folder.check_points()
-    labels = folder.items["label"].to_pylist()
+    found, labels = all_points(points), list(points.labels)
     if None in labels:
         raise UserError(
-            f"{path}: {labels.count(None)} of {len(labels)} items have no label; evaluation needs one for every item"
+            f"{points.source}: {labels.count(None)} of {len(labels)} items have no label; evaluation needs one for "
+            "every item"
         )
-    names = folder.items["path"].to_pylist()
-    queries = folder.read(), np.array(labels)
-    evaluation = _score(str(path), queries, None, folder.manifold(), _configs(metrics), ties, names, bar)
-    return Report.of(evaluation, str(path), "all", ties=ties), evaluation
+    queries, names = (found, np.array(labels)), list(points.paths)
+    evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, names, bar)
+    return Report.of(evaluation, points.source, "all", ties=ties), evaluation
 
 
 def evaluate_arrays(
@@ -74,18 +71,18 @@ def evaluate_arrays(
         UserError: a file cannot be read, gallery and queries are equal, or the arrays cannot be scored.
     """
     configs = _configs(metrics)
-    features = _features(embeddings)
+    features = read_features(embeddings)
     space = ManifoldConfig.variants[manifold]().build(features.shape[1])
     items = None
     if gallery is not None:
-        others = _features(gallery[0])
+        others = read_features(gallery[0])
         if torch.equal(features, others):
             raise UserError(
                 f"--gallery {gallery[0]}: has the same rows as --embeddings, so that every query would find itself; "
                 "omit --gallery to search each query among all others"
             )
-        items = _points(others, space, gallery[0]), _labels(gallery[1])
-    queries = _points(features, space, embeddings), _labels(labels)
+        items = points_of_rows(others, space, gallery[0]), read_labels(gallery[1])
+    queries = points_of_rows(features, space, embeddings), read_labels(labels)
     names = [str(row) for row in range(len(features))]
     evaluation = _score(str(embeddings), queries, items, space, configs, ties, names, bar)
     return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
@@ -96,40 +93,6 @@ def _configs(metrics: WantedMetrics) -> WantedMetrics:
         return metric_configs(metrics or DEFAULT_METRICS)
     except ValueError as error:
         raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
-
-
-def _features(path: Path) -> Tensor:
-    try:
-        return as_embeddings(_array(path, 2), str(path))
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def _points(features: Tensor, space: Manifold, path: Path) -> Tensor:
-    try:
-        return as_points(features, space, str(path))
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def _labels(path: Path) -> Values:
-    """Read integers or text; bytes must be UTF-8, and text must not have unpaired surrogates."""
-    labels = _array(path, 1)
-    try:
-        if labels.dtype.kind == "S":
-            labels = np.strings.decode(labels, "utf-8")
-        if labels.dtype.kind == "U":
-            "".join(np.unique(labels).tolist()).encode()
-    except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise UserError(f"{path}: labels: expected text in UTF-8, got {error.object!r:.60}") from None
-    return labels
-
-
-def _array(path: Path, dimensions: int) -> Values:
-    array = read_array(path)
-    if array.ndim != dimensions:
-        raise UserError(f"{path}: expected an array of {dimensions} dimensions, got {array.shape}")
-    return array
 
 
 def _score(

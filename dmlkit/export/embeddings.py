@@ -95,7 +95,7 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
     """
     import faiss
 
-    manifold = folder.manifold()
+    manifold = folder.manifold
     index: Any = None
     for number, block in enumerate(folder.blocks()):
         vectors = manifold.index_vectors(block, "gallery").detach()

@@ -20,6 +20,7 @@ from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
 from dmlkit.files.outputs import check_place
+from dmlkit.files.source import NAMES, kind_of
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -117,10 +118,8 @@ def export(
     path = None if output is None or is_store else Path(output)
     if format in get_args(ModelFormat):
         kind = cast(ModelFormat, format)
-        if (source / "manifest.json").exists():
-            raise UserError(
-                f"{source}: expected a run, since --format {format} exports a model; got a folder of embeddings"
-            )
+        if source.exists() and (found := kind_of(source)) not in ("run", "images"):
+            raise UserError(f"{source}: expected a run, since --format {format} exports a model; got {NAMES[found]}")
         run = RunFolder(source)
         if path is not None:
             check_place(path, [run.recipe().dataset.data_root])
@@ -129,8 +128,9 @@ def export(
         path = path or run.exports / MODEL_FILES[kind]
         manifest = export_model(trained, kind, path, threshold_of(run, trained.model.fingerprint()))
         return Exported([path, manifest_path(path)], manifest)
-    if RunFolder(source).holds_run():
-        raise UserError(f"{source}: is a run; --format {format} exports embeddings: run dmlkit embed {source} first")
+    if source.exists() and (found := kind_of(source)) in ("run", "gallery", "array"):
+        first = f": run dmlkit embed {source} first" if found == "run" else ""
+        raise UserError(f"{source}: is {NAMES[found]}; --format {format} exports a folder of embeddings{first}")
     for name, value in (("--checkpoint", checkpoint), ("--set", overrides)):
         if value:
             raise UserError(f"export: {name} does not apply to a folder of embeddings; remove this option")

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.points import all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.sources import open_points
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.embedding.trained import load_model
-from dmlkit.errors import UserError
+from dmlkit.files.source import check_options, kind_of
 from dmlkit.geometry.curvature import Hyperbolicity, backbone_features, hyperbolicity
 from dmlkit.geometry.plot import SIDE, MapKind, Mapped, plot_embeddings
 from dmlkit.loading.cache import images_of_split
@@ -40,35 +41,35 @@ def measure_curvature(
     seed: int = 0,
     device: str | None = None,
     overrides: Sequence[str] = (),
+    manifold: str | None = None,
 ) -> Measured:
     """Measure how tree-like embeddings, or the features of a run's images, are; see `hyperbolicity`.
 
     Args:
-        source: a run or a folder of embeddings.
+        source: see `open_points`.
         split: for a run, the split whose images are used; by default train.
         sample: points per sample.
         draws: number of samples.
         seed: seed of the samples.
         device: for a run, the device; see `start_fabric`.
         overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
+        manifold: geometry of an array, see `open_points`.
 
     Raises:
-        UserError: an option does not apply to embeddings, or there are too few points.
+        UserError: an option does not apply to the source, or there are too few points.
     """
-    manifold, points, what = _points_of(source, split, device, overrides)
-    return Measured(hyperbolicity(manifold, points, sample=sample, draws=draws, seed=seed), len(points), what)
+    space, points, what = _points_of(source, split, device, overrides, manifold)
+    return Measured(hyperbolicity(space, points, sample=sample, draws=draws, seed=seed), len(points), what)
 
 
 def _points_of(
-    source: Path, split: Split | None, device: str | None, overrides: Sequence[str]
+    source: Path, split: Split | None, device: str | None, overrides: Sequence[str], manifold: str | None
 ) -> tuple[Manifold, Tensor, str]:
-    if (source / "manifest.json").exists():
-        for name, value in (("--split", split), ("--device", device), ("--set", overrides)):
-            if value:
-                raise UserError(f"curvature: {name} does not apply to a folder of embeddings; leave it out")
-        folder = EmbeddingFolder(source)
-        what = f"embeddings of {source}, by the distance of {folder.manifest.manifold.name}"
-        return folder.manifold(), folder.read(), what
+    if kind_of(source) != "run":
+        points = open_points(source, split=split, device=device, overrides=overrides, manifold=manifold)
+        what = f"embeddings of {source}, by the distance of {type(points.manifold).__name__.lower()}"
+        return points.manifold, all_points(points), what
+    check_options(source, "run", {"--manifold": manifold})
     fabric, split = start_fabric(device or "auto"), split or "train"
     trained = load_model(RunFolder(source), fabric, overrides=overrides)
     features = backbone_features(trained, fabric, images_of_split(trained.recipe.dataset, split))

@@ -33,9 +33,9 @@ def test_what_was_written_before_documents_had_a_format_is_read(tmp_path: Path):
     assert folder.manifest.skipped == ("photos/broken.jpg: cannot read this image",)
     assert torch.equal(torch.cat(list(folder.blocks())), torch.from_numpy(POINTS))
     assert folder.items["path"].to_pylist() == items()["path"]
-    sphere = folder.manifold()
+    sphere = folder.manifold
     assert sphere.similarity(*torch.from_numpy(POINTS[:2])[:, None]).tolist() == [[0.0]]
-    disk = EmbeddingFolder(embeddings_at(tmp_path / "disk", manifold=POINCARE)).manifold()
+    disk = EmbeddingFolder(embeddings_at(tmp_path / "disk", manifold=POINCARE)).manifold
     assert disk.dim == 8 and disk.curvature.item() == pytest.approx(-0.49700847268104553)
 
 

@@ -24,7 +24,7 @@ from dmlkit.embedding.gallery.manifest import (
     reading,
     way_back,
 )
-from dmlkit.embedding.searchable import GalleryItem
+from dmlkit.embedding.points import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.manifolds.base import Manifold
@@ -47,7 +47,7 @@ class GalleryFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_gallery_manifest(path)
-        self._space = self.manifold()
+        self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
         check_files(path, self.manifest)
         self.table = open_table(path)
         with reading(path):
@@ -61,9 +61,15 @@ class GalleryFolder:
         """The run whose model embeds, where it is there still."""
         return Path(self.manifest.run) if Path(self.manifest.run).is_dir() else None
 
-    def manifold(self) -> Manifold:
-        """The geometry of the points."""
-        return self.manifest.manifold.build(self.manifest.features)
+    @property
+    def source(self) -> str:
+        """Name for people."""
+        return str(self.path)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """No messages: images that cannot be read are not added."""
+        return ()
 
     def __len__(self) -> int:
         """How many images there are."""
@@ -89,11 +95,11 @@ class GalleryFolder:
         self._check(points, rows)
         return points
 
-    def items_at(self, rows: Tensor) -> list[GalleryItem]:
+    def items_at(self, rows: Tensor) -> list[PointItem]:
         """What is known of the images of rows (M,)."""
         found, places = self._take(rows, ["id", "label", "path", "thumbnail"])
-        names = list(GalleryItem._fields)
-        items = [GalleryItem(**row) for row in found.select(names).to_pylist()]
+        names = list(PointItem._fields)
+        items = [PointItem(**row) for row in found.select(names).to_pylist()]
         return [items[place] for place in places.tolist()]
 
     def row_addresses(self) -> Values:
@@ -114,13 +120,19 @@ class GalleryFolder:
         with reading(self.path):
             return self.table.index_stats(index.name).num_unindexed_rows if index else len(self)
 
+    @property
     def labels(self) -> list[str | None]:
-        """The labels of all images, in their order."""
+        """Labels of all images, in their order; None for an image without one."""
         return [label for batch in self._batches(["label"]) for label in batch.column("label").to_pylist()]
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of all images, in their order."""
+        return [path for batch in self._batches(["path"]) for path in batch.column("path").to_pylist()]
 
     def label_counts(self) -> Counter[str | None]:
         """How many images each label has."""
-        return Counter(self.labels())
+        return Counter(self.labels)
 
     def check(self, columns: Sequence[str] = CHECKED) -> None:
         """Read columns of all rows, and raise an error if they are not what was written; compare files for all columns.
@@ -153,7 +165,7 @@ class GalleryFolder:
             row = rows[place : place + 1]
             return f"{self.path}: image {int(row)} ({self.items_at(row)[0].path})"
 
-        check_points(self._space, points, name, "its files are damaged: bring them back, or create the gallery again")
+        check_points(self.manifold, points, name, "its files are damaged: bring them back, or create the gallery again")
 
     def _take(self, rows: Tensor, columns: list[str]) -> tuple[Any, Tensor]:
         """Columns of some rows, each once and in order, and where each of ``rows`` is among them."""

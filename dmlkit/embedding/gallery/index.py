@@ -144,7 +144,7 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, se
     generator = torch.Generator().manual_seed(0)
     queries = torch.randperm(len(gallery), generator=generator)[:QUERIES].sort().values
     points = gallery.points_at(queries)
-    stored = StoredGallery(gallery.manifold(), gallery)
+    stored = StoredGallery(gallery.manifold, gallery)
     nearest = min(NEAREST, len(gallery) - 1)
     started = perf_counter()
     expected = _others(stored, points, queries, nearest)
@@ -203,7 +203,7 @@ class ApproximateGallery:
 
     def __init__(self, folder: GalleryFolder, index: ApproximateIndex) -> None:
         self.folder, self.index = folder, index
-        self.manifold = folder.manifold()
+        self.manifold = folder.manifold
         self.exact = StoredGallery(self.manifold, folder)
         self.column, self.metric = column_and_metric(folder.manifest)
         self.advice = f"build it again with dmlkit gallery index {folder.path}, or search with --exact"

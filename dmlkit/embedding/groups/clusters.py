@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.groups.collection import Collection
 from dmlkit.embedding.groups.duplicates import check_reachable, picture_of
 from dmlkit.embedding.groups.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.groups.neighbors import connected_graph, neighbors_of
+from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.answers import write_table
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
@@ -40,7 +40,7 @@ class Clusters:
         assignments: (N,) int64, the cluster of each image from 0 on; `NOISE` for images in none.
     """
 
-    collection: Collection
+    collection: PointsInMemory
     assignments: Tensor
 
     @cached_property
@@ -99,7 +99,7 @@ class Clusters:
 
 
 def cluster(
-    collection: Collection,
+    collection: PointsInMemory,
     *,
     clusters: int | None = None,
     threshold: float | None = None,
@@ -140,7 +140,7 @@ def cluster(
     return Clusters(collection, _by_size(found))
 
 
-def _check_options(collection: Collection, clusters: int | None, threshold: float | None, method: Method) -> None:
+def _check_options(collection: PointsInMemory, clusters: int | None, threshold: float | None, method: Method) -> None:
     told = f"cluster --method {method}"
     if clusters is not None and threshold is not None:
         raise UserError(f"{told}: got --clusters and --threshold; give one of them")
@@ -159,7 +159,7 @@ def _check_options(collection: Collection, clusters: int | None, threshold: floa
         check_reachable(collection, threshold)
 
 
-def _ward(collection: Collection, graph: Any, clusters: int) -> Tensor:
+def _ward(collection: PointsInMemory, graph: Any, clusters: int) -> Tensor:
     from sklearn.cluster import AgglomerativeClustering
 
     features = collection.manifold.to_features(collection.points).detach()
@@ -167,7 +167,7 @@ def _ward(collection: Collection, graph: Any, clusters: int) -> Tensor:
     return torch.from_numpy(model.fit_predict(features.double().numpy())).long()
 
 
-def _complete(collection: Collection, threshold: float, advance: Callable[[int], None]) -> Tensor:
+def _complete(collection: PointsInMemory, threshold: float, advance: Callable[[int], None]) -> Tensor:
     pairs = near_pairs(collection.manifold, collection.points, None, threshold, advance=advance)
     found = torch.arange(len(collection))
     for rows in complete_groups(pairs, len(collection)):

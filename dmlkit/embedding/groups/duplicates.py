@@ -11,12 +11,12 @@ from torch import Tensor
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.groups.collection import Collection, embedded_collection
 from dmlkit.embedding.groups.near_pairs import NearPairs, complete_groups, near_pairs
+from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import write_table
 from dmlkit.embedding.questions.page import Picture, Shelf
-from dmlkit.embedding.searchable import check_same_model
+from dmlkit.embedding.sources import check_same_model, embedded_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.loading.check import Finding, Findings
@@ -37,7 +37,7 @@ class DuplicateGroups:
         groups: rows of each.
     """
 
-    collection: Collection
+    collection: PointsInMemory
     pairs: NearPairs
     groups: Sequence[Tensor]
 
@@ -112,8 +112,8 @@ class Matches:
         pairs: rows of both.
     """
 
-    one: Collection
-    other: Collection
+    one: PointsInMemory
+    other: PointsInMemory
     pairs: NearPairs
 
     @property
@@ -150,7 +150,7 @@ class Matches:
             yield Shelf(picture_of(self.one, row, []), found)
 
 
-def duplicate_groups(collection: Collection, threshold: float, *, bar: Bar = no_bar) -> DuplicateGroups:
+def duplicate_groups(collection: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> DuplicateGroups:
     """The near-duplicates of a collection, by complete linkage; see `complete_groups`.
 
     Raises:
@@ -163,33 +163,33 @@ def duplicate_groups(collection: Collection, threshold: float, *, bar: Bar = no_
     return DuplicateGroups(collection, pairs, sorted(groups, key=len, reverse=True))
 
 
-def matches(one: Collection, other: Collection, threshold: float, *, bar: Bar = no_bar) -> Matches:
+def matches(one: PointsInMemory, other: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> Matches:
     """The near-duplicates of two collections of the same model: every pair, since only those between them are asked.
 
     Raises:
         UserError: they are of two models, or see `duplicate_groups`.
     """
-    check_same_model(other.description, other.source, one.description, one.source)
+    check_same_model(other, one)
     check_reachable(one, threshold)
     with bar("comparing", len(one)) as advance:
         pairs = near_pairs(one.manifold, one.points, other.points, threshold, advance=advance)
     return Matches(one, other, pairs)
 
 
-def check_reachable(collection: Collection, threshold: float) -> None:
+def check_reachable(collection: PointsInMemory, threshold: float) -> None:
     """Refuse a threshold that no similarity reaches, and nan.
 
     Raises:
         UserError: as it says.
     """
-    name = collection.description.similarity
+    name = collection.manifold.similarity_name
     highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
     if not -torch.inf < threshold <= highest:
         most = "a number" if highest == torch.inf else f"at most {highest:g}"
         raise UserError(f"--threshold {threshold:g}: the similarity here is {name.replace('_', ' ')}; expected {most}")
 
 
-def picture_of(collection: Collection, row: int, lines: Sequence[str]) -> Picture:
+def picture_of(collection: PointsInMemory, row: int, lines: Sequence[str]) -> Picture:
     """An image of a collection for a page, its label first."""
     label = collection.labels[row]
     told = [*([] if label is None else [label]), *lines]
@@ -222,7 +222,7 @@ def check_leaks(
     """
     fabric = start_fabric(device)
     trained = load_model(RunFolder(run), fabric)
-    images = embedded_collection(trained, fabric, listing.everything(), str(listing.source or listing.root), bar)
+    images = embedded_points(trained, fabric, listing.everything(), str(listing.source or listing.root), bar)
     check_reachable(images, threshold)
     assert images.rows is not None
     splits = listing.splits[images.rows.numpy()]
@@ -237,7 +237,7 @@ def check_leaks(
         findings.rows.append(Finding(f"near-duplicates in {named}", "0", str(len(lines)), verdict))
 
 
-def _leaks(images: Collection, ones: Tensor, others: Tensor, threshold: float) -> Iterator[str]:
+def _leaks(images: PointsInMemory, ones: Tensor, others: Tensor, threshold: float) -> Iterator[str]:
     pairs = near_pairs(images.manifold, images.points[ones], images.points[others], threshold)
     for first, second, similarity in zip(ones[pairs.first], others[pairs.second], pairs.similarities, strict=True):
         paths = f"{images.paths[int(first)]}, {images.paths[int(second)]}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dmlkit.embedding.gallery.manifest import ApproximateIndex
-from dmlkit.embedding.searchable import GalleryItem, Searchable
+from dmlkit.embedding.points import PointItem, PointSet
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import spreadsheet
 from dmlkit.files.outputs import check_output, head_of, writing
@@ -20,7 +20,7 @@ class Neighbor(NamedTuple):
 
     rank: int  # from 1
     similarity: float
-    item: GalleryItem
+    item: PointItem
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -42,11 +42,11 @@ class Answers:
         index: that has found them, if the search was approximate.
     """
 
-    searched: Searchable
+    searched: PointSet
     queries: Sequence[str]
     similarities: Tensor
     rows: Tensor
-    skipped: tuple[str, ...]
+    skipped: Sequence[str]
     index: ApproximateIndex | None = None
 
     @property
@@ -64,7 +64,7 @@ class Answers:
     def plain(self) -> dict[str, Any]:
         """As plain data."""
         return {
-            "similarity": self.searched.manifest.similarity,
+            "similarity": self.searched.manifold.similarity_name,
             "k": self.k,
             "recall": self.index.recall if self.index else 1.0,
             "queries": [

@@ -13,13 +13,17 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.index import ApproximateGallery
 from dmlkit.embedding.gallery.manifest import check_threshold
+from dmlkit.embedding.points import PointSet
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor, write_table
-from dmlkit.embedding.questions.queries import Queries, queries_of
-from dmlkit.embedding.questions.search import nearest, searcher_of
+from dmlkit.embedding.questions.search import QUERY_ROWS, nearest, searcher_of
 from dmlkit.embedding.search import Gallery, StoredGallery
+from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
+from dmlkit.files.source import kind_of
 from dmlkit.manifolds.numerics.frechet import frechet_mean
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.threshold import threshold_of
 
 Decision = Literal["nearest", "vote", "mean"]
 VOTERS = 5  # where nothing is said
@@ -51,26 +55,30 @@ class Identified:
 
 
 def identify(
-    gallery: Path,
+    source: Path,
     images: Path,
     *,
     by: Decision = "nearest",
     k: int | None = None,
     threshold: float | None = None,
     run: Path | None = None,
+    labels: Path | None = None,
+    manifold: str | None = None,
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Identified:
     """The label of each image, or that it has none of the gallery's.
 
     Args:
-        gallery: its folder.
-        images: an image, a folder of images, or a folder of embeddings.
+        source: a gallery, or other labeled points, see `open_points`.
+        images: what to identify, see `open_queries`.
         by: ``nearest`` takes the label of the nearest picture; ``vote`` the one that most of the k nearest have, of
             equally many that of the nearest; ``mean`` that of the nearest Fréchet mean of a label's pictures.
         k: pictures that vote, 5 where nothing is said.
-        threshold: a label whose score is lower is `UNKNOWN`; by default the gallery's, if it has one.
-        run: embeds images; by default the gallery's.
+        threshold: a label whose score is lower is `UNKNOWN`; Default: that of the gallery, or of its
+            calibrated run.
+        run: run that embeds images. Default: that of ``source``.
+        labels, manifold: of an array, see `open_points`.
         device: see `start_fabric`.
         bar: shows each step.
 
@@ -80,21 +88,18 @@ def identify(
     if k is not None and (k < 1 or by != "vote"):
         raise UserError(f"-k {k}: expected at least 1 neighbour, with --by vote")
     check_threshold(threshold)
-    searched = GalleryFolder(gallery)
-    labels = searched.labels()
-    if not labels:
-        raise UserError(f"{gallery}: this gallery is empty; add images to it with dmlkit gallery add")
-    if None in labels:
-        raise UserError(
-            f"{gallery}: {labels.count(None)} of its images have no label, so nothing can be taken for them; remove "
-            "them, and add them with --label"
-        )
-    names, codes = np.unique(np.array(labels, dtype=object), return_inverse=True)
-    asked = queries_of(images, searched, run=run, device=device, bar=bar)
+    kind = kind_of(source)
+    searched = open_points(source, device=device if kind == "run" else None, labels=labels, manifold=manifold, bar=bar)
+    known = list(searched.labels)
+    if None in known:
+        advice = "remove them, and add them with --label" if kind == "gallery" else "give every image a label"
+        raise UserError(f"{source}: {known.count(None)} of {len(known)} images have no label; {advice}")
+    names, codes = np.unique(np.array(known, dtype=object), return_inverse=True)
+    asked = open_queries(images, searched, run=run, device=device, bar=bar)
     searcher = searcher_of(searched)
     voters = VOTERS if by == "vote" and k is None else k or 1
     decided = _by_mean(searched, codes, asked) if by == "mean" else _by_pictures(searcher, codes, asked, voters)
-    floor = searched.manifest.threshold if threshold is None else threshold
+    floor = _threshold_of(searched) if threshold is None else threshold
     answers = [
         Answer(UNKNOWN if floor is not None and score < floor else str(names[code]), score, margin)
         for code, score, margin in decided
@@ -102,16 +107,26 @@ def identify(
     return Identified(answers, nearest(searched, asked, NEAREST), floor)
 
 
+def _threshold_of(searched: PointSet) -> float | None:
+    """Return the threshold of a gallery, or else of the calibrated run."""
+    if isinstance(searched, GalleryFolder) and searched.manifest.threshold is not None:
+        return searched.manifest.threshold
+    if searched.run is None or searched.manifest is None:
+        return None
+    calibrated = threshold_of(RunFolder(searched.run), searched.manifest.model.fingerprint)
+    return calibrated.threshold if calibrated else None
+
+
 Decided = tuple[int, float, float | None]
 """The code of a label, its score and its margin."""
 
 
 def _by_pictures(
-    searcher: StoredGallery | ApproximateGallery, codes: np.ndarray, asked: Queries, voters: int
+    searcher: StoredGallery | ApproximateGallery, codes: np.ndarray, asked: PointSet, voters: int
 ) -> Iterator[Decided]:
     """Look among more and more neighbours, until there is one of another label."""
     labels = len(np.unique(codes))
-    for block in asked.blocks():
+    for block in asked.blocks(QUERY_ROWS):
         decided: dict[int, Decided] = {}
         remaining, length = list(range(len(block))), min(max(FIRST, voters), len(codes))
         while remaining:
@@ -133,13 +148,13 @@ def _vote(near: list[int], similarities: list[float], voters: int) -> Decided:
     return winner, score, score - others[0] if others else None
 
 
-def _by_mean(searched: GalleryFolder, codes: np.ndarray, asked: Queries) -> Iterator[Decided]:
-    manifold = searched.manifold()
+def _by_mean(searched: PointSet, codes: np.ndarray, asked: PointSet) -> Iterator[Decided]:
+    manifold = searched.manifold
     order = torch.from_numpy(np.argsort(codes, kind="stable"))
     groups = order.split(np.bincount(codes).tolist())
     means = torch.stack([frechet_mean(manifold, searched.points_at(rows)) for rows in groups])
     gallery = Gallery(manifold, means.float())
-    for block in asked.blocks():
+    for block in asked.blocks(QUERY_ROWS):
         found = gallery.search(block, min(2, len(means)))
         for scores, best in zip((found.similarities + 0.0).tolist(), found.indices.tolist(), strict=True):
             yield best[0], scores[0], scores[0] - scores[1] if len(scores) > 1 else None

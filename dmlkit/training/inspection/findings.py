@@ -9,18 +9,20 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.groups.collection import Collection, embedded_collection, stored_collection
 from dmlkit.embedding.groups.neighbors import neighbors_of
 from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.points import PointsInMemory, in_memory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.search import Gallery, Neighbors
+from dmlkit.embedding.sources import embedded_points, open_points
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
-from dmlkit.evaluation.arrays import evaluate_folder
+from dmlkit.evaluation.arrays import evaluate_points
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.mistakes import NEIGHBORS, ScoreHistograms, score_histograms
 from dmlkit.evaluation.report import Report
 from dmlkit.evaluation.result import Evaluation
+from dmlkit.files.source import check_options, kind_of
 from dmlkit.geometry.planes import neighbor_plane, principal_plane, to_unit_disk
 from dmlkit.geometry.plot import default_kind
 from dmlkit.loading.cache import images_of_split
@@ -47,7 +49,7 @@ class RunHistory:
     recipe: str
     rows: Sequence[EpochRow]
     untouched: Metrics | None
-    training: Collection
+    training: PointsInMemory
     nearest: Neighbors
 
 
@@ -69,7 +71,7 @@ class ModelInspection:
         notes: reasons why something is missing.
     """
 
-    collection: Collection
+    collection: PointsInMemory
     names: Sequence[str]
     labels: Tensor
     neighbors: Neighbors | None
@@ -88,31 +90,35 @@ def inspect(
     split: Split | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
+    labels: Path | None = None,
+    manifold: str | None = None,
     bar: Bar = no_bar,
 ) -> ModelInspection:
-    """Inspect a folder of embeddings, or a split of a run.
+    """Inspect points with labels: a split of a run, embeddings, a gallery or an array.
 
     Args:
-        source: a folder of ``dmlkit embed`` or ``dmlkit train``.
+        source: see `open_points`.
         split: the split of a run. Default: test.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         device: the device for a run, see `start_fabric`.
+        labels, manifold: of an array, see `open_points`.
         bar: shows each step.
 
     Raises:
         UserError: the source is neither or is empty, or an option applies only to runs.
     """
-    if not (source / "manifest.json").exists():
+    if kind_of(source) == "run":
+        check_options(source, "run", {"--labels": labels, "--manifold": manifold})
         return _inspect_run(source, split or "test", overrides, device or "auto", bar)
-    for name, value in (("--split", split), ("--set", " ".join(overrides)), ("--device", device)):
-        if value:
-            raise UserError(f"{name} {value}: applies only to a run, and {source} has embeddings; remove this option")
-    found = _look(stored_collection(source), bar)
+    points = in_memory(
+        open_points(source, split=split, overrides=overrides, device=device, labels=labels, manifold=manifold, bar=bar)
+    )
+    found = _look(points, bar)
     unlabeled = int((found.labels < 0).sum())
     if unlabeled:
         return replace(found, notes=(*found.notes, f"{unlabeled} of {len(found.labels)} images have no label"))
     try:
-        report, evaluation = evaluate_folder(source, bar=bar)
+        report, evaluation = evaluate_points(points, bar=bar)
     except UserError as error:  # a single class, or no class with two images
         return replace(found, notes=(*found.notes, str(error)))
     return replace(found, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
@@ -122,15 +128,15 @@ def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str
     fabric, run = start_fabric(device), RunFolder(path)
     trained = load_model(run, fabric, overrides=overrides)
     dataset = images_of_split(trained.recipe.dataset, split)
-    found = _look(embedded_collection(trained, fabric, dataset, f"{split} split of {path}", bar), bar)
+    found = _look(embedded_points(trained, fabric, dataset, f"{split} split of {path}", bar), bar)
     training = images_of_split(trained.recipe.dataset, "train")
-    others = embedded_collection(trained, fabric, training, f"train split of {path}", bar)
+    others = embedded_points(trained, fabric, training, f"train split of {path}", bar)
     history = _history(run, trained, split, found.collection, others)
     return _scored(replace(found, history=history), trained, split, path, bar)
 
 
 def _history(
-    run: RunFolder, trained: TrainedModel, split: Split, images: Collection, training: Collection
+    run: RunFolder, trained: TrainedModel, split: Split, images: PointsInMemory, training: PointsInMemory
 ) -> RunHistory:
     untouched = Summary.read(run.summary_path).untouched if run.summary_path.exists() else None
     figures = None
@@ -160,7 +166,7 @@ def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: P
 
 
 @torch.no_grad()
-def _look(images: Collection, bar: Bar) -> ModelInspection:
+def _look(images: PointsInMemory, bar: Bar) -> ModelInspection:
     """Return the findings that need no evaluation."""
     names, labels = images.class_codes()
     manifold, points, notes = images.manifold, images.points, list[str]()

@@ -83,7 +83,7 @@ def sections_of(found: ModelInspection) -> list[Section]:
 def _write_figures(page: Page, found: ModelInspection) -> None:
     images = found.collection
     contents = f"{len(images):,} images of {len(found.names):,} classes, {images.source}; similarity: "
-    page.text(contents + images.description.similarity.replace("_", " "))
+    page.text(contents + images.manifold.similarity_name.replace("_", " "))
     if found.report is not None and found.evaluation is not None:
         untouched = found.history.untouched if found.history else None
         head = ["metric", "value", "95 % interval", *(["untouched backbone"] if untouched else []), "definition"]
@@ -121,7 +121,7 @@ def _write_histograms(page: Page, found: ModelInspection) -> None:
     for name, bins in (("same class", counts.same), ("different classes", counts.different)):
         share = bins.double() / max(1, int(bins.sum()))
         lines.append(steps(f"{name}: {int(bins.sum()):,} pairs", edges, share.tolist()))
-    name = found.collection.description.similarity.replace("_", " ")
+    name = found.collection.manifold.similarity_name.replace("_", " ")
     page.markup(line_chart("Share of the pairs by their similarity", lines, x_name=name))
     if counts.sampled < len(found.labels):
         page.text(f"Pairs of different classes are from {counts.sampled:,} images drawn at random.")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.groups.collection import Collection
+from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Page, Picture, Shelf
 from dmlkit.evaluation.mistakes import (
@@ -28,7 +28,7 @@ NEIGHBORS_SHOWN = 8
 SIDE_BY_SIDE = 4  # images of each of two confused classes
 
 
-def picture(images: Collection, row: int, *lines: str, is_right: bool | None = None) -> Picture:
+def picture(images: PointsInMemory, row: int, *lines: str, is_right: bool | None = None) -> Picture:
     """Return the picture of an image with its label and more lines."""
     label = images.labels[row]
     caption = [*([] if label is None else [label]), *lines]
@@ -127,7 +127,9 @@ def write_leaks(page: Page, found: ModelInspection) -> None:
     )
 
 
-def _write_pairs(page: Page, one: Collection, other: Collection, first: Tensor, second: Tensor, values: Tensor) -> None:
+def _write_pairs(
+    page: Page, one: PointsInMemory, other: PointsInMemory, first: Tensor, second: Tensor, values: Tensor
+) -> None:
     page.markup('<div class="pairs">')
     for ours, theirs, similarity in zip(first.tolist(), second.tolist(), values.tolist(), strict=True):
         shown = page.figures([picture(one, ours, f"{similarity:.4f}"), picture(other, theirs)])

@@ -51,7 +51,7 @@ def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
     assert manifest["model"]["fingerprint"] == folder.manifest.model.fingerprint
 
     searched = dmlkit("search", gallery, tmp_path / "e", "-k", 4, "--json")
-    expected = Gallery(found.manifold(), points).search(points, k=4)
+    expected = Gallery(found.manifold, points).search(points, k=4)
     told = json.loads(searched.out)["queries"]
     paths = folder.items["path"].to_pylist()
     assert [[one["path"] for one in query["neighbors"]] for query in told] == [

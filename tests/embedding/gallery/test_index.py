@@ -83,7 +83,7 @@ def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, Galler
     gallery = GalleryFolder(path)
     assert gallery.approximate is not None
     found = ApproximateGallery(gallery, gallery.approximate).search(queries, k)
-    return found, StoredGallery(gallery.manifold(), gallery).search(queries, k), gallery
+    return found, StoredGallery(gallery.manifold, gallery).search(queries, k), gallery
 
 
 @pytest.mark.parametrize("kind", ["ivf_pq", "ivf_hnsw_sq"])
@@ -95,7 +95,7 @@ def test_an_index_finds_what_it_says(space: str, kind: Any, place: Path, tmp_pat
     assert gallery.approximate == told.index and 0.9 <= told.index.recall <= 1 and told.queries == 1000
     # every image against all, by hand
     points = torch.cat(list(gallery.blocks(1000)))
-    similarity = gallery.manifold().paired_similarity(points[:, None].double(), points.double())
+    similarity = gallery.manifold.paired_similarity(points[:, None].double(), points.double())
     similarity.fill_diagonal_(-torch.inf)
     nearest = similarity.topk(10).indices.tolist()
     found = ApproximateGallery(gallery, told.index).search(points, 11)
@@ -104,7 +104,7 @@ def test_an_index_finds_what_it_says(space: str, kind: Any, place: Path, tmp_pat
     assert told.index.recall == pytest.approx(shares.mean(), abs=1e-3)
     assert shares.mean() - 1.645 * shares.std(ddof=1) / len(shares) ** 0.5 >= 0.9 - 1e-3  # with 95 % confidence
     # what is found is told with its exact similarity, in its order
-    expected = gallery.manifold().paired_similarity(points[:, None].double(), points[found.indices].double())
+    expected = gallery.manifold.paired_similarity(points[:, None].double(), points[found.indices].double())
     assert torch.equal(found.similarities, expected.float())
     assert (found.similarities.diff(dim=1) <= 0).all()
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from dmlkit.embedding.groups.collection import Collection, stored_collection
 from sklearn.cluster import KMeans
 
 from dmlkit.embedding.groups.clusters import NOISE, Clusters, cluster, frechet_kmeans, similarity_sums
-from dmlkit.embedding.groups.collection import Collection, stored_collection
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean

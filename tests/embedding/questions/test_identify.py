@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def naive(gallery: GalleryFolder, query: torch.Tensor, by: str, k: int) -> tuple[str, float, float]:
     """Label, score and margin, one picture after another."""
-    ball, labels = gallery.manifold(), gallery.labels()
+    ball, labels = gallery.manifold, gallery.labels
     points = gallery.points_at(torch.arange(len(gallery))).double()
     scores = [
         (-ball.paired_distance(query.double(), point).item(), label)

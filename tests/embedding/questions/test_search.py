@@ -46,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_image_a_folder_and_embeddings_find_the_same(place: Path, dmlkit: Cli, tmp_path: Path):
     source = place / "run" / "embeddings" / "photos"
-    ball, gallery = EmbeddingFolder(source).manifold(), EmbeddingFolder(source)
+    ball, gallery = EmbeddingFolder(source).manifold, EmbeddingFolder(source)
     queries = torch.from_numpy(np.array(EmbeddingFolder(place / "asked").points))
     points = torch.from_numpy(np.array(gallery.points))
     exact = -ball.paired_distance(queries.double()[:, None], points.double())

@@ -1,0 +1,202 @@
+"""Points with what is known of their images: the one type that commands search, cluster, compare and evaluate."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.image import SIDE, small_picture, thumbnail
+from dmlkit.embedding.manifest import Description
+from dmlkit.embedding.trained import TrainedModel
+from dmlkit.manifolds.base import Manifold
+
+BLOCK = 65_536  # rows in memory at once: 128 MB at 512 dimensions
+
+
+class PointItem(NamedTuple):
+    """What is known of the image of one point."""
+
+    id: int | str
+    label: str | None
+    path: str
+    thumbnail: bytes | None = None  # a JPEG
+
+
+class PointSet(Protocol):
+    """Points of one manifold and their images: in memory, a folder of embeddings, or a gallery."""
+
+    @property
+    def source(self) -> str:
+        """Name for people: a path, or a split of a run."""
+        ...
+
+    @property
+    def manifest(self) -> Description | None:
+        """Description of the model that made the points; None for an array."""
+        ...
+
+    @property
+    def run(self) -> Path | None:
+        """Run whose model embeds images for these points, if known."""
+        ...
+
+    @property
+    def manifold(self) -> Manifold:
+        """Geometry of the points."""
+        ...
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """Names of all images, (N,)."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[str | None]:
+        """Labels of all images, (N,); None for an image without one."""
+        ...
+
+    @property
+    def skipped(self) -> Sequence[str]:
+        """One message per image that could not be read."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of points."""
+        ...
+
+    def blocks(self, rows: int) -> Iterator[Tensor]:
+        """Yield all points in order, at most ``rows`` rows (n, D) at a time, each checked to be on the manifold."""
+        ...
+
+    def points_at(self, rows: Tensor) -> Tensor:
+        """Return the points (M, D) of rows (M,)."""
+        ...
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        """Return what is known of the images of rows (M,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PointsInMemory:
+    """Points in memory: embedded now, or read from an array, a folder or a gallery.
+
+    Args:
+        source: name for people.
+        manifold: geometry of the points.
+        points: (N, D) float32.
+        paths: N names.
+        labels: N labels, None for an image without one.
+        manifest: description of the model, if known.
+        run: run of the model, if known.
+        skipped: one message per image that could not be read.
+        dataset: dataset that reads the images; otherwise ``paths`` are image files.
+        rows: (N,) int64 indices into the dataset.
+        stored: points on a disk that these were read from; a gallery may have pictures.
+        trained: model that embedded them now.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = torch.tensor([[0.0], [1.0]])
+        >>> points = PointsInMemory("two", Euclidean(1), line, ["a/1.jpg", "a/2.jpg"], ["a", None])
+        >>> points.items_at(torch.tensor([1])), points.class_codes()
+        ([PointItem(id=1, label=None, path='a/2.jpg', thumbnail=None)], (['a'], tensor([ 0, -1])))
+    """
+
+    source: str
+    manifold: Manifold
+    points: Tensor
+    paths: Sequence[str]
+    labels: Sequence[str | None]
+    manifest: Description | None = None
+    run: Path | None = None
+    skipped: Sequence[str] = ()
+    dataset: Dataset | None = None
+    rows: Tensor | None = None
+    stored: PointSet | None = None
+    trained: TrainedModel | None = None
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def blocks(self, rows: int = BLOCK) -> Iterator[Tensor]:
+        """Yield all points in order, at most ``rows`` rows at a time."""
+        yield from self.points.split(rows)
+
+    def points_at(self, rows: Tensor) -> Tensor:
+        """Return the points (M, D) of rows (M,)."""
+        return self.points[rows]
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        """Return what is known of the images of rows (M,)."""
+        return [PointItem(row, self.labels[row], self.paths[row]) for row in map(int, rows)]
+
+    @cached_property
+    def short_paths(self) -> list[str]:
+        """Paths without the folder that they share."""
+        try:
+            shared = os.path.commonpath({os.path.dirname(path) for path in self.paths})  # noqa: PTH120 - text, not files
+        except ValueError:  # some are absolute
+            return list(self.paths)
+        return [path.removeprefix(f"{shared}{os.sep}") for path in self.paths]
+
+    def picture(self, row: int, side: int = SIDE) -> bytes | None:
+        """Return a small JPEG of an image, or None if it cannot be read or the sample has no pixels."""
+        try:
+            if self.dataset is None or self.rows is None:
+                kept = self.stored.items_at(torch.tensor([row]))[0].thumbnail if self.stored is not None else None
+                return kept or thumbnail(self.paths[row], side=side)
+            if self.dataset.num_features is None:
+                return small_picture(self.dataset.sample(int(self.rows[row])), side)
+        except BadImageError:
+            pass
+        return None
+
+    def class_codes(self) -> tuple[list[str], Tensor]:
+        """Return the distinct labels, sorted, and the index (N,) int64 of each image's label; -1 without one."""
+        names = sorted({label for label in self.labels if label is not None})
+        codes: dict[Any, int] = {name: code for code, name in enumerate(names)}
+        return names, torch.tensor([codes.get(label, -1) for label in self.labels], dtype=torch.int64)
+
+
+def all_points(points: PointSet) -> Tensor:
+    """Return all points (N, D) in memory, each checked.
+
+    Raises:
+        UserError: a row is not a point of the manifold, or the points are damaged.
+    """
+    if isinstance(points, PointsInMemory):
+        return points.points
+    found = torch.empty(len(points), points.manifold.point_dim)
+    filled = 0
+    for block in points.blocks(BLOCK):
+        found[filled : filled + len(block)] = block
+        filled += len(block)
+    return found
+
+
+def in_memory(points: PointSet) -> PointsInMemory:
+    """Return points in memory, with the names and labels of their images.
+
+    Raises:
+        UserError: see `all_points`.
+    """
+    if isinstance(points, PointsInMemory):
+        return points
+    return PointsInMemory(
+        points.source,
+        points.manifold,
+        all_points(points),
+        points.paths,
+        points.labels,
+        points.manifest,
+        points.run,
+        points.skipped,
+        stored=points,
+    )

@@ -1,0 +1,250 @@
+"""The one door to points: a run, a folder of embeddings, a gallery or an array, and images to search with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.images import ImageList, dataset_of
+from dmlkit.embedding.in_memory import embed_images
+from dmlkit.embedding.manifest import check_same_description, describe
+from dmlkit.embedding.points import PointSet, PointsInMemory
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
+from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of
+from dmlkit.loading.cache import images_of_split
+from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.ranking.rankings import as_embeddings, as_points, require_points
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+
+
+def open_points(
+    source: Path,
+    *,
+    split: Split | None = None,
+    overrides: Sequence[str] = (),
+    checkpoint: CheckpointName | None = None,
+    device: str | None = None,
+    labels: Path | None = None,
+    manifold: str | None = None,
+    bar: Bar = no_bar,
+) -> PointSet:
+    """Open a run, a folder of embeddings, a gallery or an array; the images of a run are embedded.
+
+    Args:
+        source: path of one of these.
+        split: split of a run's dataset. Default: test.
+        overrides: changes of a run's dataset, which may have moved, each ``key=value``.
+        checkpoint: checkpoint of a run. Default: best, otherwise last.
+        device: device on which a run embeds, see `start_fabric`. Default: auto.
+        labels: ``.npy`` file of the labels (N,) of an array.
+        manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
+        bar: shows each step.
+
+    Raises:
+        UserError: the source is none of these or has no points, or an option does not apply to it.
+    """
+    kind = kind_of(source)
+    options = {"--split": split, "--set": list(overrides), "--checkpoint": checkpoint, "--device": device}
+    check_options(source, kind, {**options, "--labels": labels, "--manifold": manifold})
+    found: PointSet
+    match kind:
+        case "run":
+            return _embedded_split(source, split or "test", overrides, checkpoint, device or "auto", bar)
+        case "embeddings":
+            found = EmbeddingFolder(source)
+        case "gallery":
+            found = GalleryFolder(source)
+        case "array":
+            found = array_points(source, labels, manifold or "sphere")
+        case "images":
+            raise UserError(f"{source}: expected {EXPECTED}; embed images with dmlkit embed first")
+    if len(found) == 0:
+        advice = "; add images with dmlkit gallery add" if kind == "gallery" else ""
+        raise UserError(f"{source}: {NAMES[kind]} without images{advice}")
+    return found
+
+
+def open_queries(
+    queries: Path, searched: PointSet, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
+) -> PointSet:
+    """Open what to search with: images, which the model of the searched points embeds, or points of the same model.
+
+    Args:
+        queries: an image, a folder of images, or whatever `open_points` takes.
+        searched: points to search in.
+        run: run that embeds images. Default: that of ``searched``.
+        device: device, see `start_fabric`.
+        bar: shows each step.
+
+    Raises:
+        UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
+    """
+    kind = kind_of(queries)
+    check_options(queries, kind, {"--run": run})
+    if kind == "array":
+        return array_points(queries, None, searched.manifold)
+    if kind != "images":
+        found = open_points(queries, device=device if kind == "run" else None, bar=bar)
+        check_same_model(found, searched)
+        return found
+    fabric = start_fabric(device)
+    trained = load_same_model(searched, run, fabric)
+    dataset = ImageList([str(queries)]) if queries.is_file() else dataset_of(queries, "test", trained.recipe)[0]
+    return embedded_points(trained, fabric, dataset, str(queries), bar)
+
+
+def embedded_points(
+    trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, bar: Bar = no_bar, run: Path | None = None
+) -> PointsInMemory:
+    """Embed the images of a dataset that can be read.
+
+    Raises:
+        UserError: none can be read, or see `embed_dataset`.
+    """
+    found, description = embed_images(trained, fabric, dataset, source, bar), describe(trained)
+    return PointsInMemory(
+        source,
+        description.manifold.build(description.features),
+        found.points,
+        [str(dataset.paths[row]) for row in found.indices.tolist()],
+        [dataset.class_names[label] for label in found.labels.tolist()],
+        description,
+        run,
+        tuple(found.faults),
+        dataset,
+        found.indices,
+        trained=trained,
+    )
+
+
+def _embedded_split(
+    run: Path, split: Split, overrides: Sequence[str], checkpoint: CheckpointName | None, device: str, bar: Bar
+) -> PointsInMemory:
+    fabric = start_fabric(device)
+    trained = load_model(RunFolder(run), fabric, checkpoint, overrides=overrides)
+    dataset = images_of_split(trained.recipe.dataset, split)
+    return embedded_points(trained, fabric, dataset, f"{split} split of {run}", bar, run)
+
+
+def array_points(path: Path, labels: Path | None, space: Manifold | str) -> PointsInMemory:
+    """Read an ``.npy`` file of embeddings of any model, (N, D) numbers.
+
+    Args:
+        path: the file.
+        labels: file of its labels, (N,) integers or text.
+        space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
+
+    Raises:
+        UserError: a file cannot be read or has another shape, or a row is not a point.
+    """
+    features = read_features(path).float()
+    manifold = ManifoldConfig.variants[space]().build(features.shape[1]) if isinstance(space, str) else space
+    points = points_of_rows(features, manifold, path)
+    names: list[str | None] = [None] * len(points)
+    if labels is not None:
+        names = [str(label) for label in read_labels(labels).tolist()]
+        if len(names) != len(points):
+            raise UserError(f"--labels {labels}: has {len(names)} labels, but {path} has {len(points)} rows")
+    return PointsInMemory(str(path), manifold, points, [f"row {row}" for row in range(len(points))], names)
+
+
+def read_features(path: Path) -> Tensor:
+    """Read an array (N, D) of finite numbers.
+
+    Raises:
+        UserError: the file cannot be read, or has another shape.
+    """
+    try:
+        return as_embeddings(_array(path, 2), str(path))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
+    """Return rows of an array as points; on the sphere their directions.
+
+    Raises:
+        UserError: a row is zero on the sphere, or not a point of another manifold.
+    """
+    try:
+        if isinstance(manifold, Sphere):
+            return as_points(features, manifold, str(path))
+        require_points(manifold, features, str(path))
+        return features
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def read_labels(path: Path) -> Values:
+    """Read labels (N,), integers or text; bytes must be UTF-8, and text must not have unpaired surrogates.
+
+    Raises:
+        UserError: the file cannot be read, or has another shape.
+    """
+    labels = _array(path, 1)
+    try:
+        if labels.dtype.kind == "S":
+            labels = np.strings.decode(labels, "utf-8")
+        if labels.dtype.kind == "U":
+            "".join(np.unique(labels).tolist()).encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise UserError(f"{path}: labels: expected text in UTF-8, got {error.object!r:.60}") from None
+    return labels
+
+
+def _array(path: Path, dimensions: int) -> Values:
+    array = read_array(path)
+    if array.ndim != dimensions:
+        raise UserError(f"{path}: expected an array of {dimensions} dimensions, got {array.shape}")
+    return array
+
+
+def check_same_model(theirs: PointSet, ours: PointSet) -> None:
+    """Raise an error for points of two models.
+
+    Raises:
+        UserError: width, geometry, weights or preprocessing differ; for an array only width and geometry are known.
+    """
+    if theirs.manifest is not None and ours.manifest is not None:
+        check_same_description(theirs.manifest, theirs.source, ours.manifest, ours.source)
+    elif type(theirs.manifold) is not type(ours.manifold) or theirs.manifold.point_dim != ours.manifold.point_dim:
+        told = [f"{one.manifold.point_dim} dimensions on {type(one.manifold).__name__}" for one in (theirs, ours)]
+        raise UserError(
+            f"{theirs.source}: has {told[0]}, but {ours.source} has {told[1]}; expected points of one model"
+        )
+
+
+def load_same_model(searched: PointSet, run: Path | None, fabric: Fabric) -> TrainedModel:
+    """Return the model that made points.
+
+    Args:
+        searched: the points.
+        run: run named by the user. Default: that of the points.
+        fabric: device.
+
+    Raises:
+        UserError: no run is known, or its model is another.
+    """
+    if isinstance(searched, PointsInMemory) and searched.trained is not None and run is None:
+        return searched.trained
+    manifest, run = searched.manifest, run or searched.run
+    if manifest is None:
+        raise UserError(f"{searched.source}: the model of an array is not known; search with an .npy file, not images")
+    if run is None:
+        raise UserError(
+            f"{searched.source}: its run is not known, or has moved; name the run that embeds images with --run RUN"
+        )
+    trained = load_model(RunFolder(run), fabric, manifest.model.checkpoint)
+    check_same_description(describe(trained), str(run), manifest, searched.source)
+    return trained
