@@ -217,7 +217,7 @@ def evaluated_kind(
         if source is None:
             raise UserError("eval: --untrained needs a RECIPE or a RUN, e.g. dmlkit eval recipe.yaml --untrained")
     if (source is None) == (not given):
-        if source is not None and kind_of(source) != "array":
+        if source is not None and given == ["--labels"]:
             check_options(source, kind_of(source), {"--labels": arrays["--labels"]})
         raise UserError("eval: expected a run, an embeddings folder, a gallery, or x.npy --labels y.npy")
     if given not in ([], ["--embeddings", "--labels"], list(arrays)):

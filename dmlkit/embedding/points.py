@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import SIDE, small_picture, thumbnail
-from dmlkit.embedding.manifest import Description
-from dmlkit.embedding.trained import TrainedModel
+from dmlkit.embedding.manifest import Description, check_same_description, describe
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
+from dmlkit.run_folder.folder import RunFolder
 
 BLOCK = 65_536  # rows in memory at once: 128 MB at 512 dimensions
 
@@ -200,3 +203,28 @@ def in_memory(points: PointSet) -> PointsInMemory:
         points.skipped,
         stored=points,
     )
+
+
+def load_same_model(searched: PointSet, run: Path | None, fabric: Fabric) -> TrainedModel:
+    """Return the model that made points.
+
+    Args:
+        searched: the points.
+        run: run named by the user. Default: that of the points.
+        fabric: device.
+
+    Raises:
+        UserError: no run is known, or its model is another.
+    """
+    if isinstance(searched, PointsInMemory) and searched.trained is not None and run is None:
+        return searched.trained
+    manifest, run = searched.manifest, run or searched.run
+    if manifest is None:
+        raise UserError(f"{searched.source}: the model of an array is not known; search with an .npy file, not images")
+    if run is None:
+        raise UserError(
+            f"{searched.source}: its run is not known, or has moved; name the run that embeds images with --run RUN"
+        )
+    trained = load_model(RunFolder(run), fabric, manifest.model.checkpoint)
+    check_same_description(describe(trained), str(run), manifest, searched.source)
+    return trained

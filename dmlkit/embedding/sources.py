@@ -15,12 +15,12 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import ImageList, dataset_of
 from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.manifest import check_same_description, describe
-from dmlkit.embedding.points import PointSet, PointsInMemory
+from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
-from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of
+from dmlkit.files.source import EXPECTED, check_options, kind_of
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
@@ -37,6 +37,7 @@ def open_points(
     device: str | None = None,
     labels: Path | None = None,
     manifold: str | None = None,
+    may_be_empty: bool = False,
     bar: Bar = no_bar,
 ) -> PointSet:
     """Open a run, a folder of embeddings, a gallery or an array; the images of a run are embedded.
@@ -49,6 +50,7 @@ def open_points(
         device: device on which a run embeds, see `start_fabric`. Default: auto.
         labels: ``.npy`` file of the labels (N,) of an array.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
+        may_be_empty: accept a source without points.
         bar: shows each step.
 
     Raises:
@@ -69,9 +71,10 @@ def open_points(
             found = array_points(source, labels, manifold or "sphere")
         case "images":
             raise UserError(f"{source}: expected {EXPECTED}; embed images with dmlkit embed first")
-    if len(found) == 0:
-        advice = "; add images with dmlkit gallery add" if kind == "gallery" else ""
-        raise UserError(f"{source}: {NAMES[kind]} without images{advice}")
+    if len(found) == 0 and not may_be_empty:
+        is_gallery = kind == "gallery"
+        advice = "add images to it with dmlkit gallery add" if is_gallery else "expected at least one embedding"
+        raise UserError(f"{source}: {'this gallery' if is_gallery else 'this source'} is empty; {advice}")
     return found
 
 
@@ -90,12 +93,12 @@ def open_queries(
     Raises:
         UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
     """
-    kind = kind_of(queries)
+    kind = kind_of(queries, f"an image, a folder of images, {EXPECTED}")
     check_options(queries, kind, {"--run": run})
     if kind == "array":
         return array_points(queries, None, searched.manifold)
     if kind != "images":
-        found = open_points(queries, device=device if kind == "run" else None, bar=bar)
+        found = open_points(queries, device=device if kind == "run" else None, may_be_empty=True, bar=bar)
         check_same_model(found, searched)
         return found
     fabric = start_fabric(device)
@@ -178,7 +181,7 @@ def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
         UserError: a row is zero on the sphere, or not a point of another manifold.
     """
     try:
-        if isinstance(manifold, Sphere):
+        if isinstance(manifold, Sphere) and features.shape[1] == manifold.dim:
             return as_points(features, manifold, str(path))
         require_points(manifold, features, str(path))
         return features
@@ -220,31 +223,4 @@ def check_same_model(theirs: PointSet, ours: PointSet) -> None:
         check_same_description(theirs.manifest, theirs.source, ours.manifest, ours.source)
     elif type(theirs.manifold) is not type(ours.manifold) or theirs.manifold.point_dim != ours.manifold.point_dim:
         told = [f"{one.manifold.point_dim} dimensions on {type(one.manifold).__name__}" for one in (theirs, ours)]
-        raise UserError(
-            f"{theirs.source}: has {told[0]}, but {ours.source} has {told[1]}; expected points of one model"
-        )
-
-
-def load_same_model(searched: PointSet, run: Path | None, fabric: Fabric) -> TrainedModel:
-    """Return the model that made points.
-
-    Args:
-        searched: the points.
-        run: run named by the user. Default: that of the points.
-        fabric: device.
-
-    Raises:
-        UserError: no run is known, or its model is another.
-    """
-    if isinstance(searched, PointsInMemory) and searched.trained is not None and run is None:
-        return searched.trained
-    manifest, run = searched.manifest, run or searched.run
-    if manifest is None:
-        raise UserError(f"{searched.source}: the model of an array is not known; search with an .npy file, not images")
-    if run is None:
-        raise UserError(
-            f"{searched.source}: its run is not known, or has moved; name the run that embeds images with --run RUN"
-        )
-    trained = load_model(RunFolder(run), fabric, manifest.model.checkpoint)
-    check_same_description(describe(trained), str(run), manifest, searched.source)
-    return trained
+        raise UserError(f"{theirs.source}: has {told[0]}, but {ours.source} has {told[1]}; expected the same model")

@@ -14,7 +14,7 @@ NAMES: dict[Kind, str] = {
     "embeddings": "a folder of embeddings",
     "gallery": "a gallery",
     "array": "an .npy file",
-    "images": "images",
+    "images": "an image or a folder of images",
 }
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 APPLIES: dict[str, tuple[Kind, ...]] = {
@@ -30,7 +30,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
 """Kinds of source to which each option applies."""
 
 
-def kind_of(path: Path) -> Kind:
+def kind_of(path: Path, expected: str = EXPECTED) -> Kind:
     """Return what a path is, by the files that dmlkit writes.
 
     Raises:
@@ -39,10 +39,10 @@ def kind_of(path: Path) -> Kind:
     if path.is_file():
         return "array" if path.suffix == ".npy" else "images"
     if not path.is_dir():
-        raise UserError(f"{path}: no such file or folder; expected {EXPECTED}")
+        raise UserError(f"{path}: no such file or folder; expected {expected}")
     if any((path / name).exists() for name in GALLERY_MARKS):
         return "gallery"
-    if (path / "manifest.json").exists():
+    if any((path / name).exists() for name in ("manifest.json", "embeddings.npy")):
         return "embeddings"
     return "run" if any((path / name).exists() for name in RUN_MARKS) else "images"
 

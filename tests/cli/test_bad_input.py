@@ -158,7 +158,7 @@ def test_checkpoints_that_cannot_be_read(dmlkit: Cli, tiny_recipe: Path, tmp_pat
     refused(dmlkit("eval", run, "--checkpoint", "last"), "cannot read this checkpoint")
     path.unlink()
     refused(dmlkit("eval", run, "--checkpoint", "last"), "no such checkpoint")
-    refused(dmlkit("eval", tmp_path / "nothing"), "no run here")
+    refused(dmlkit("eval", tmp_path / "nothing"), "no such file or folder; expected a run")
 
 
 def test_a_checkpoint_never_runs_code(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
@@ -181,7 +181,7 @@ def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     assert not list((tmp_path / "e1").glob("*"))
     assert dmlkit("embed", run, image_folder, "-o", tmp_path / "e2", "--skip-bad-images").code == 0
     refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e2"), "already holds embeddings")
-    refused(dmlkit("export", run, "--format", "faiss"), "is a run; --format faiss exports embeddings")
+    refused(dmlkit("export", run, "--format", "faiss"), "is a run; --format faiss exports a folder of embeddings")
     refused(dmlkit("export", tmp_path / "e2", "--format", "onnx"), "got a folder of embeddings")
     refused(dmlkit("export", tmp_path / "empty", "--format", "npz"), "manifest.json: missing")
     (tmp_path / "e2" / "embeddings.npy").write_bytes(b"\x93NUMPY")

@@ -224,16 +224,16 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     arrays = ("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
     options = (["--split", "train"], ["--checkpoint", "last"], ["--dataset-root", "nowhere"], ["--set", "nonsense"])
     for option in (*options, ["--device", "cuda"]):
-        refused(dmlkit("eval", tmp_path / "e", *option), option[0], "does not apply to an embeddings folder")
+        refused(dmlkit("eval", tmp_path / "e", *option), option[0], "applies to a run", "is a folder of embeddings")
         refused(dmlkit("eval", *arrays, *option), option[0], "does not apply to arrays")
-    refused(dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold does not apply")
-    refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold does not apply to a run")
+    refused(dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold euclidean: applies to an .npy file")
+    refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold euclidean: applies to an .npy file")
     refused(
         dmlkit("eval", run, "--dataset-root", tmp_path, "--set", "dataset.classes=12"),
         "--dataset-root replaces the dataset",
     )
     refused(dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last"), "--checkpoint does not apply")
-    refused(dmlkit("curvature", tmp_path / "e", "--split", "test"), "--split does not apply")
+    refused(dmlkit("curvature", tmp_path / "e", "--split", "test"), "--split test: applies to a run")
 
 
 def test_compare_of_other_test_images_gives_no_difference(dmlkit, two_runs, tmp_path):
@@ -254,8 +254,8 @@ def refused(result, *parts):
 def test_bad_input_of_eval(dmlkit, arrays):
     folder, points, labels = arrays
     x, y = folder / "x.npy", folder / "y.npy"
-    refused(dmlkit("eval"), "expected either RUN")
-    refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "expected either RUN")
+    refused(dmlkit("eval"), "eval: expected a run, an embeddings folder")
+    refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "eval: expected a run, an embeddings folder")
     refused(dmlkit("eval", "--embeddings", x), "expected --embeddings and --labels")
     refused(
         dmlkit("eval", "--embeddings", x, "--labels", y, "--gallery", x),

@@ -158,7 +158,7 @@ class GalleryMachine(RuleBasedStateMachine):
     @rule(k=st.integers(1, 300))
     def search(self, k: int) -> None:
         if not self.model:
-            with pytest.raises(UserError, match="holds no embeddings"):
+            with pytest.raises(UserError, match="this gallery is empty"):
                 search(self.path, self.home / "asked.points", k=k, exact=True)
             return
         ids = sorted(self.model)

@@ -29,8 +29,8 @@ from dmlkit.embedding.gallery.manifest import (
     recorded_files,
 )
 from dmlkit.embedding.manifest import describe
+from dmlkit.embedding.points import load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.sources import load_same_model
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial

@@ -43,7 +43,7 @@ class Content(NamedTuple):
     checksum: int  # the sum of the checksums of all rows: their order may change
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """Size in bytes and time of modification of a file."""
 
     size: int
@@ -75,7 +75,7 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """By version, what it held; empty where rows have no checksums. A version that a kill left may be missing."""
     files: dict[str, int] = Field(default_factory=dict[str, int])
     """CRC-32 of LanceDB's files, which never change: manifests, deletions, rows and indices."""
-    stamps: dict[str, Stamp] = Field(default_factory=dict[str, Stamp])
+    stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
     """Of the files of rows and indices; a file that still has its stamp is not read to compare its checksum."""
 
 
@@ -209,7 +209,7 @@ def recorded_files(path: Path, manifest: GalleryManifest) -> dict[str, Any]:
         name = file.relative_to(path).as_posix()
         if name not in files:
             files[name] = file_checksum(file)
-            stamps |= {name: Stamp.of(file)} if file in large else {}
+            stamps |= {name: FileStamp.of(file)} if file in large else {}
     return {"files": files, "stamps": stamps}
 
 
@@ -239,7 +239,7 @@ def check_files(
 
     def check(file: Path, advice: str) -> None:
         name = file.relative_to(path).as_posix()
-        known = name not in manifest.files or (trust_stamps and manifest.stamps.get(name) == Stamp.of(file))
+        known = name not in manifest.files or (trust_stamps and manifest.stamps.get(name) == FileStamp.of(file))
         if not known and file_checksum(file) != manifest.files[name]:
             raise UserError(f"{path}: this gallery is damaged: {name} is not what was written; {advice}")
 

@@ -213,7 +213,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     assert not gallery.exists()
     create_gallery(place / "run", None, gallery, device="cpu")
     refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery), "is a gallery already")
-    refused(dmlkit("search", gallery, photos), "holds no embeddings to search in")
+    refused(dmlkit("search", gallery, photos), "this gallery is empty; add images to it")
     refused(dmlkit("identify", gallery, photos, "-o", tmp_path / "a.csv"), "this gallery is empty")
     refused(dmlkit("gallery", "add", gallery, photos, "--run", place / "other"), "of another model (fingerprint")
     create_gallery(place / "run", photos / "crow", tmp_path / "crows", label="crow", device="cpu")
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     for words in (("info",), ("history",), ("compact",), ("restore", 1), ("remove", "--label", "x"), ("add", photos)):
         refused(dmlkit("gallery", words[0], tmp_path / "nothing", *words[1:]), "no gallery here")
     assert not list((tmp_path / "nothing").iterdir())
-    refused(dmlkit("search", tmp_path / "crows", gallery), "is a gallery; search with an image")
+    assert dmlkit("search", tmp_path / "crows", gallery).code == 0  # no query, no answer
 
 
 def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path, dmlkit: Cli):

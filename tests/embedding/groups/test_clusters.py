@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from dmlkit.embedding.groups.collection import Collection, stored_collection
 from sklearn.cluster import KMeans
 
 from dmlkit.embedding.groups.clusters import NOISE, Clusters, cluster, frechet_kmeans, similarity_sums
+from dmlkit.embedding.points import PointsInMemory, in_memory
+from dmlkit.embedding.sources import open_points
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
@@ -101,8 +102,8 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def collection(source: Path) -> Collection:
-    return stored_collection(source)
+def collection(source: Path) -> PointsInMemory:
+    return in_memory(open_points(source))
 
 
 @pytest.mark.parametrize(
@@ -116,13 +117,13 @@ def collection(source: Path) -> Collection:
     ],
     ids=str,
 )
-def test_every_method_finds_planted_clusters_the_largest_first(collection: Collection, options: dict[str, Any]):
+def test_every_method_finds_planted_clusters_the_largest_first(collection: PointsInMemory, options: dict[str, Any]):
     found = cluster(collection, **options)
     assert torch.equal(found.assignments, torch.arange(4).repeat_interleave(torch.tensor(SIZES)))
     assert (found.purity(), found.nmi(), found.noise) == (1.0, pytest.approx(1.0), 0)
 
 
-def test_purity_and_majorities_are_those_of_a_count(collection: Collection):
+def test_purity_and_majorities_are_those_of_a_count(collection: PointsInMemory):
     found = Clusters(collection, torch.arange(70) % 3)
     right = 0
     for one in range(3):
@@ -131,7 +132,7 @@ def test_purity_and_majorities_are_those_of_a_count(collection: Collection):
     assert found.purity() == pytest.approx(right / 69)
 
 
-def test_images_in_no_cluster_are_counted_and_written(collection: Collection, tmp_path: Path):
+def test_images_in_no_cluster_are_counted_and_written(collection: PointsInMemory, tmp_path: Path):
     assignments = torch.zeros(70, dtype=torch.int64)
     assignments[5:9] = NOISE
     found = Clusters(collection, assignments)
@@ -169,7 +170,7 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
         (["--clusters", 4], "--clusters 4: expected 1 to 3, the images of"),
         (["--threshold", 2], "expected at most 1"),
         (["--method", "hdbscan"], "holds 3 images; expected at least 6"),
-        (["--clusters", 2, "--split", "test"], "holds embeddings, which are made already"),
+        (["--clusters", 2, "--split", "test"], "applies to a run"),
         (["--clusters", 2, "--csv", "."], "is a folder; expected the name of a file"),
     ],
     ids=str,

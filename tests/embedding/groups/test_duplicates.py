@@ -90,15 +90,15 @@ def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
     [
         (["{e}", "--threshold", "1.5"], "--threshold 1.5: the similarity here is cosine; expected at most 1"),
         (["{e}", "--threshold", "nan"], "--threshold nan: the similarity here is cosine; expected at most 1"),
-        (["{e}", "--threshold", "0.9", "--split", "test"], "holds embeddings, which are made already"),
-        (["{e}", "--threshold", "0.9", "--device", "cpu"], "holds embeddings, which are made already"),
+        (["{e}", "--threshold", "0.9", "--split", "test"], "applies to a run"),
+        (["{e}", "--threshold", "0.9", "--device", "cpu"], "applies to a run"),
         (["{e}", "--threshold", "0.9", "--csv", "{folder}"], "is a folder; expected the name of a file"),
         (["{e}", "--threshold", "0.9", "--html", "{foreign}"], "was not written by this command"),
         (["{e}", "{model}", "--threshold", "0.9"], "embeddings of another model"),
         (["{nan}", "--threshold", "0.9"], "its embedding has nan or inf"),
-        (["{empty}", "--threshold", "0.9"], "holds no embeddings"),
-        (["{gone}", "--threshold", "0.9"], "no such folder; expected one that train or embed wrote"),
-        (["{folder}", "--threshold", "0.9"], "no run here"),
+        (["{empty}", "--threshold", "0.9"], "is empty"),
+        (["{gone}", "--threshold", "0.9"], "no such file or folder; expected a run"),
+        (["{folder}", "--threshold", "0.9"], "expected a run, a folder of embeddings"),
     ],
 )
 def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], told: str):

@@ -11,8 +11,10 @@ import torch
 
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.questions import identify as identify_module
 from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.sources import open_queries
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
@@ -66,9 +68,7 @@ def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypat
     monkeypatch.setattr(identify_module, "FIRST", first)
     found = identify(place / "gallery", place / "asked", by=by, k=5 if by == "vote" else None, device="cpu")
     gallery = GalleryFolder(place / "gallery")
-    from dmlkit.embedding.questions.queries import queries_of
-
-    asked = queries_of(place / "asked", gallery, run=None, device="cpu")
+    asked = in_memory(open_queries(place / "asked", gallery, device="cpu"))
     assert [Path(path).name for path in asked.paths][-1] == "known.jpg"
     for answer, point in zip(found.answers, torch.cat(list(asked.blocks())), strict=True):
         label, score, margin = naive(gallery, point, by, 5)
@@ -124,14 +124,14 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
     other = embeddings_at(tmp_path / "other", np.eye(5, 8, dtype=np.float32))
     (tmp_path / "mine.csv").write_text("my,own\n")
     for words, told in (
-        ((gallery, place / "asked"), "1 of its images have no label"),
+        ((gallery, place / "asked"), "1 of 3 images have no label"),
         ((place / "gallery", place / "asked", "-k", 0, "--by", "vote"), "-k 0: expected at least 1"),
         ((place / "gallery", place / "asked", "-k", 3), "-k 3: expected at least 1 neighbour, with --by vote"),
         ((place / "gallery", place / "asked", "--threshold", "nan"), "--threshold nan: expected a similarity"),
         ((place / "gallery", tmp_path / "none"), "no such file or folder"),
         ((place / "gallery", other), "embeddings of 8 dimensions, but"),
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
-        ((tmp_path, place / "asked"), "no gallery here"),
+        ((tmp_path, place / "asked"), "expected a run, a folder of embeddings, a gallery"),
         ((place / "gallery", place / "asked", "-o", tmp_path / "mine.csv"), "exists already"),
     ):
         result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))

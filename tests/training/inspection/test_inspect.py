@@ -161,10 +161,10 @@ def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str |
         (["{e}", "-o", "{folder}"], "is a folder; expected the name of a file"),
         (["{e}", "-o", "{foreign}"], "was not written by this command"),
         (["{e}", "-o", "{gone}/x.html"], "cannot write this file"),
-        (["{e}", "-o", "{new}", "--split", "test"], "applies only to a run, and"),
-        (["{e}", "-o", "{new}", "--set", "dataset.root=x"], "applies only to a run, and"),
+        (["{e}", "-o", "{new}", "--split", "test"], "applies to a run, but"),
+        (["{e}", "-o", "{new}", "--set", "dataset.root=x"], "applies to a run, but"),
         (["{nan}", "-o", "{new}"], "its embedding has nan or inf"),
-        (["{folder}", "-o", "{new}"], "no run here"),
+        (["{folder}", "-o", "{new}"], "expected a run, a folder of embeddings"),
     ],
 )
 def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], told: str):
