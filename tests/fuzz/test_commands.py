@@ -124,11 +124,14 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run --clusters 2", "split=test,all device csv html overrides=dataset.seed=3"),
         ("run/embeddings/test --clusters 3", "method=kmeans,agglomerative csv html"),
         ("run/embeddings/test --threshold 0.9", "method=agglomerative,hdbscan csv html"),
+        ("gallery --clusters 2", "method=kmeans,agglomerative csv html"),
+        ("x.npy --clusters 3", "labels=y.npy manifold method=kmeans csv html"),
     ),
     "compare": (("run study/runs/small/seed-0", "markdown|latex|json by checkpoint device overrides=dataset.seed=3"),),
     "copy": (("glyphs/proxy_anchor new.yaml", ""), ("glyphs/mpa", "")),
     "curvature": (
         ("run/embeddings/test", "sample draws seed"),
+        ("x.npy", "sample draws seed manifold"),
         ("run", "split sample draws seed device overrides=dataset.seed=3"),
     ),
     "data cache": (
@@ -149,6 +152,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "duplicates": (
         ("run --threshold 0.9", "split=test,all device csv html overrides=dataset.seed=3"),
         ("run/embeddings/test --threshold 0.5", "csv html other"),
+        ("x.npy z.npy --threshold -0.5", "manifold csv html"),
     ),
     "embed": (
         ("run photos", "output checkpoint skip_bad_images device"),
@@ -160,6 +164,8 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run --dataset-root photos", "checkpoint metric ties json"),
         ("run/embeddings/test", "metric ties per_class json"),
         ("--embeddings x.npy --labels y.npy", "manifold metric ties per_class json"),
+        ("x.npy --labels y.npy", "manifold metric ties per_class json"),
+        ("gallery", "metric ties per_class json"),
         ("--embeddings x.npy --labels y.npy --gallery z.npy --gallery-labels y.npy", "metric=recall@1,map@r ties json"),
         ("--untrained base.yaml", "metric ties json overrides"),
     ),
@@ -182,8 +188,13 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "identify": (
         ("gallery photos/ant/0.png -o new.csv", "by html run device threshold"),
         ("gallery photos -o new.csv --by vote", "k html run threshold"),
+        ("x.npy z.npy -o new.csv --labels y.npy", "by html manifold threshold"),
     ),
-    "inspect": (("run -o new.html", "split device overrides=dataset.seed=3"), ("run/embeddings/test -o new.html", "")),
+    "inspect": (
+        ("run -o new.html", "split device overrides=dataset.seed=3"),
+        ("run/embeddings/test -o new.html", ""),
+        ("x.npy -o new.html", "labels=y.npy manifold"),
+    ),
     "list": (("", ""), ("losses", ""), ("recipes", "root"), ("metrics", ""), ("--markdown", "")),
     "plot disk": (("run", "images split classes checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot epochs": (("run study/runs/small/seed-0 -o new.png", "metric=map@r"),),
@@ -203,6 +214,8 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run/embeddings/test run/embeddings/test", "k csv html json"),
         ("gallery photos/bee", "k exact run csv html json device"),
         ("run/embeddings/test photos/ant/0.png", "k csv json run"),
+        ("run gallery", "k csv html json device"),
+        ("x.npy z.npy", "k manifold csv json"),
     ),
     "start": (("photos -o new.yaml", "device"), ("table.csv -o new.yaml", "")),
     "status": (("study", "json"),),

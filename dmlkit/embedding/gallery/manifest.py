@@ -1,7 +1,7 @@
 """What a gallery is on the disk: its manifest, its files, and the checksums that show damage."""
 
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -192,14 +192,18 @@ def _deletions(path: Path) -> list[Path]:
     return sorted((path / TABLE_FOLDER / "_deletions").glob("*"))
 
 
-def _large_files(path: Path) -> dict[Path, bytes]:
-    """Return the files of rows and indices, and how the manifests that use them name them."""
+def _large_files(path: Path) -> list[Path]:
+    """Return the files of rows and indices."""
     table = path / TABLE_FOLDER
-    found = {file: file.name.encode() for file in sorted(table.glob("data/*"))}
-    for folder in sorted(table.glob("_indices/*")):
-        with suppress(ValueError):  # its name is no UUID
-            found |= dict.fromkeys(sorted(folder.iterdir()), UUID(folder.name).bytes)
-    return found
+    return sorted(file for place in ("data/*", "_indices/*/*") for file in table.glob(place))
+
+
+def _name_in_manifest(file: Path) -> bytes:
+    """Return how the manifests that use a file of rows or indices name it: by its name, or the UUID of its index."""
+    try:
+        return UUID(file.parent.name).bytes
+    except ValueError:
+        return file.name.encode()
 
 
 def recorded_files(path: Path, manifest: GalleryManifest) -> dict[str, Any]:
@@ -239,6 +243,8 @@ def check_files(
 
     def check(file: Path, advice: str) -> None:
         name = file.relative_to(path).as_posix()
+        if not file.exists():
+            raise UserError(f"{path}: this gallery is damaged: {name} is missing; {advice}")
         known = name not in manifest.files or (trust_stamps and manifest.stamps.get(name) == FileStamp.of(file))
         if not known and file_checksum(file) != manifest.files[name]:
             raise UserError(f"{path}: this gallery is damaged: {name} is not what was written; {advice}")
@@ -250,8 +256,8 @@ def check_files(
         check(file, "restore this file from a backup, or create the gallery again")
     if listed and not all_versions:
         content = listed[0].read_bytes()
-        for file, name in _large_files(path).items():
-            if name in content:
+        for file in sorted({*_large_files(path), *(path / name for name in manifest.stamps)}):
+            if _name_in_manifest(file) in content:
                 check(file, way_back(path))
 
 

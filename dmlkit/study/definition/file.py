@@ -123,15 +123,15 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
         yield (), "expected either a grid or variants"
     elif len(methods) < 2:
         yield methods[0].place if methods else (), f"got {len(methods)} variant(s), expected at least 2"
+    yield from _name_faults(methods)
+    yield from _tuning_faults(config, methods)
+    yield from _seed_faults(config)
     for key, values in (config.grid or {}).items():
         if len(values) == 1:
             yield ("grid", key), "got one value, expected at least two to compare; move the key to overrides"
     names = [method.name for method in methods]
     if config.reference is not None and config.reference not in names:
         yield ("reference",), f"unknown variant {config.reference!r}; {suggest(config.reference, names)}"
-    yield from _name_faults(methods)
-    yield from _tuning_faults(config, methods)
-    yield from _seed_faults(config)
     yield from _expectation_faults(config, names)
     yield from _metric_faults(config)
 

@@ -217,6 +217,9 @@ def test_files_are_compared_before_lancedb_reads_them(whole: Path, tmp_path: Pat
         altered = bytes(byte ^ 255 for byte in content[place : place + 8])
         damaged.write_bytes(content[:place] + altered + content[place + 8 :])
         refused(dmlkit("search", gallery, whole / "asked_points"), told)
+    damaged.unlink()
+    refused(dmlkit("search", gallery, whole / "asked_points"), f"{damaged.relative_to(gallery)} is missing; restore")
+    damaged.write_bytes(content[:place] + altered + content[place + 8 :])
     os.utime(damaged, ns=times)  # as a disk does that forgets: only a whole comparison finds it
     refused(dmlkit("gallery", "info", gallery, "--verify"), told)
     earlier = max(one.number for one in history(gallery)) - 2
