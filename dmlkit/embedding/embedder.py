@@ -1,4 +1,4 @@
-"""The model of a run in a Python program: images or vectors in, NumPy arrays out."""
+"""Model of a run in a Python program: images or vectors in, NumPy arrays out."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,30 +25,30 @@ from dmlkit.files.escape import excerpt
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]
-"""An image: the path of a file, an image of Pillow's, or an RGB array (H, W, 3) uint8."""
+"""Image: the path of a file, a Pillow image, or an RGB array (H, W, 3) uint8."""
 
 
 class Embedder:
-    """The model of a run. `dmlkit.load` makes one.
+    """Model of a run, made by `dmlkit.load`.
 
     Args:
         trained: the model, on the fabric's device.
-        fabric: that device.
+        fabric: the device.
     """
 
     def __init__(self, trained: TrainedModel, fabric: Fabric) -> None:
         self.trained, self._fabric = trained, fabric
 
     def embed(self, images: Sequence[Picture] | NDArray[Any]) -> NDArray[np.float32]:
-        """The embeddings (N, D) of N images, or of vectors (N, F) where the run is over vectors.
+        """Return the embeddings (N, D) of N images, or of vectors (N, F) if the run takes vectors.
 
-        More than a batch of images show a bar in a terminal.
+        More than 128 images show a progress bar in a terminal.
 
         Args:
-            images: paths, images of Pillow's and arrays (H, W, 3) uint8, also mixed; or one array (N, H, W, 3).
+            images: paths, Pillow images and arrays (H, W, 3) uint8, also mixed; or one array (N, H, W, 3).
 
         Raises:
-            UserError: one of them is no image, or cannot be read: all that cannot, one a line.
+            UserError: images cannot be read; the message has a line for each.
         """
         if isinstance(images, str | Path | Image.Image):
             raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
@@ -68,10 +68,10 @@ class Embedder:
 
     @torch.inference_mode()
     def similarity(self, a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float32]:
-        """How alike the embeddings a (N, D) and b (M, D) are: (N, M), larger is more alike, by the run's manifold.
+        """Return the similarity (N, M) of embeddings a (N, D) and b (M, D); larger is more similar.
 
         Raises:
-            UserError: they are not embeddings of this model.
+            UserError: a or b are not embeddings of this model.
         """
         manifold = self.trained.model.manifold
         for name, points in (("a", a), ("b", b)):
@@ -83,12 +83,12 @@ class Embedder:
 
 
 def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:
-    """The model of a run, ready to embed.
+    """Load the model of a run.
 
     Args:
-        run: its folder.
-        checkpoint: which weights; by default the best, else the last.
-        device: where, see `start_fabric`.
+        run: folder of the run.
+        checkpoint: checkpoint to use. Default: best, otherwise last.
+        device: device, see `start_fabric`.
 
     Raises:
         UserError: there is no run, or no readable checkpoint of it.
@@ -98,13 +98,13 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
 
 
 class GivenImages(Dataset):
-    """Unlabelled images: files, and images in memory.
+    """Unlabeled images: files, and images in memory.
 
     Args:
         images: see `Picture`.
 
     Raises:
-        UserError: one is neither, or a file is missing.
+        UserError: an element is not an image, or a file is missing.
     """
 
     def __init__(self, images: Sequence[Picture] | NDArray[Any]) -> None:
@@ -126,7 +126,7 @@ class GivenImages(Dataset):
 
 
 def _fault(row: int, image: object) -> str | None:
-    """What is wrong with an image, as far as it shows without decoding a file."""
+    """Return what is wrong with an image, as far as can be known without decoding a file."""
     if isinstance(image, str | Path):
         try:
             is_file = Path(image).is_file()
@@ -142,14 +142,14 @@ def _fault(row: int, image: object) -> str | None:
 
 
 class GivenVectors(Dataset):
-    """Unlabelled vectors in memory.
+    """Unlabeled vectors in memory.
 
     Args:
         vectors: (N, F) of floats.
         num_features: F.
 
     Raises:
-        UserError: they are none, or of another width.
+        UserError: they are not vectors, or have another width.
     """
 
     in_memory = True
@@ -168,15 +168,15 @@ class GivenVectors(Dataset):
 
 
 def _is_series(given: object) -> bool:
-    """Whether it has members: a list or the like, or an array of at least one dimension."""
+    """Return whether a value has elements: a list or similar, or an array of at least one dimension."""
     return given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
 
 
 def _is_table(given: object, width: int, kinds: str) -> TypeGuard[NDArray[Any]]:
-    """Whether it is an array (N, ``width``) of one of NumPy's kinds of numbers."""
+    """Return whether a value is an array (N, ``width``) of one of NumPy's kinds of numbers."""
     return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind in kinds
 
 
 def _described(given: object) -> str:
-    """What was given instead of an array that fits."""
+    """Describe what was given instead of a suitable array."""
     return f"an array {given.shape} of {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__

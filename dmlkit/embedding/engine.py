@@ -1,4 +1,4 @@
-"""Embed images into a folder that other programs read: in one process, on torchrun's ranks, or on a Ray cluster."""
+"""Embedding of images into a folder for other programs: in one process, on torchrun's ranks, or on a Ray cluster."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Engine = Literal["local", "torchrun", "ray"]
 
 
 def choose_engine(engine: Engine | None) -> Engine:
-    """The engine that was asked for; where none was, torchrun's ranks if there are several, else this process.
+    """Return the requested engine; by default torchrun's ranks if there are several, otherwise this process.
 
     Raises:
         UserError: the program was not started as the engine needs it.
@@ -59,22 +59,22 @@ def embed_job(
 ) -> Manifest | None:
     """Embed images into ``embeddings.npy``, ``items.parquet`` and ``manifest.json``, in bounded memory.
 
-    The work is done in parts, which stay where it is stopped: the same call goes on from there. Each rank computes an
-    equal share of those that are missing; the first one puts them all together.
+    The work is done in parts, which are kept when it is stopped: the same call resumes. Each rank computes an equal
+    share of the missing parts; the first rank puts them all together.
 
     Args:
-        job: what, and where to.
+        job: images to embed, and the output.
         trained: the model.
         fabric: the ranks.
-        compute: how a rank computes its share.
-        advance: told of every batch, on the first rank.
-        say: told what was complete already.
+        compute: computes the share of a rank.
+        advance: called with the number of images of every batch, on the first rank.
+        say: called with a message about parts that were complete already.
 
     Returns:
         The manifest, on the first rank; None on others.
 
     Raises:
-        UserError: the folder holds embeddings, or parts of others, or is full, or an image cannot be read.
+        UserError: the folder has embeddings or parts of another job, the disk is full, or an image cannot be read.
     """
     parts, skip, description = job.parts, job.skip_bad_images, job.describe(trained)
     missing: list[int] = []
@@ -112,7 +112,7 @@ def embed_job(
 
 
 def _scaled(advance: Advance, share: int, whole: int) -> Advance:
-    """Progress of this rank told as progress of all."""
+    """Report the progress of this rank as progress of all."""
     done = 0
 
     def told(images: int) -> None:
@@ -124,8 +124,10 @@ def _scaled(advance: Advance, share: int, whole: int) -> Advance:
 
 
 def _wait(parts: PartFolder, missing: list[int], dim: int, fabric: Fabric, *, skip_bad_images: bool) -> None:
-    """Wait until other ranks have written their parts. A barrier would give up after 30 minutes, and ranks of
-    unequal speed can be further apart than that; if one of them dies, torchrun ends this one too."""
+    """Wait until other ranks have written their parts.
+
+    A barrier would time out after 30 minutes, and ranks of unequal speed can be further apart than that; if one of
+    them dies, torchrun ends this one too."""
     while missing := parts.missing(missing, dim, skip_bad_images=skip_bad_images):
         if fabric.world_size == 1:
             raise UserError(
@@ -146,15 +148,15 @@ def write_embeddings(
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json`` from all parts, one in memory at a time.
 
-    Until the manifest is there this may be done again, also by another process at the same time.
+    Until the manifest exists this may be repeated, also by another process at the same time.
 
     Args:
-        parts: all complete; they stay.
+        parts: the parts, all complete; they are kept.
         dataset: the images.
-        description: of the model.
-        source: what the images are.
-        labelled: the dataset's labels mean something; otherwise the label column is null.
-        threshold: of the model, if it was calibrated.
+        description: description of the model.
+        source: name of the images.
+        labelled: whether the dataset's labels are meaningful; otherwise the label column is null.
+        threshold: threshold of the model, if it was calibrated.
 
     Returns:
         The manifest.
@@ -173,7 +175,7 @@ def write_embeddings(
             faults += part.faults
             count += len(part.indices)
         if faults and not count:
-            parts.discard()  # the same command shall not go on with them once the images are mended
+            parts.discard()  # the same command shall not go on with them once the images are fixed
             refuse_nothing_read(count, faults, source)
         _write_header(file, count, description.dim)
     _write_items(output / "items.parquet", parts, dataset, labelled=labelled)

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once: by the engine that embeds, into a folder that runs may share."""
+"""Features of a frozen backbone, computed once by the embedding engine into a folder that runs may share."""
 
 import hashlib
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ from dmlkit.transforms.base import TransformConfig
 
 
 class Views(Dataset):
-    """Each image of a dataset several times.
+    """Dataset with each image several times.
 
     Args:
         dataset: the images.
-        views: how many times.
+        views: number of times.
     """
 
     def __init__(self, dataset: Dataset, views: int) -> None:
@@ -54,11 +54,11 @@ class Views(Dataset):
 
 
 class AugmentedViews(Inputs):
-    """Views, each augmented in its own way: by its number, so that they are the same whoever computes them.
+    """Views, each augmented by its own number, so that they are the same in every process.
 
     Args:
-        views: of a dataset's images.
-        transform: the one for training is applied.
+        views: views of a dataset's images.
+        transform: transform, applied as in training.
     """
 
     def __init__(self, views: Views, transform: TransformConfig) -> None:
@@ -71,7 +71,7 @@ class AugmentedViews(Inputs):
 
 
 class CachedFeatures(Dataset):
-    """Features in place of a dataset's images.
+    """Dataset of features in place of images.
 
     Args:
         dataset: the images.
@@ -101,12 +101,12 @@ class CachedFeatures(Dataset):
         return self.view(index, 0)
 
     def view(self, index: int, view: int) -> Tensor:
-        """Features (F,) of one view of image ``index``."""
+        """Return the features (F,) of one view of image ``index``."""
         return torch.from_numpy(self.vectors.row(index * self.views + view))
 
 
 class DrawnViews(Inputs):
-    """Cached features to train on: of each image the view that the draw's seed decides."""
+    """Cached features for training: the seed of a draw decides the view of each image."""
 
     def __init__(self, dataset: CachedFeatures) -> None:
         super().__init__(dataset)
@@ -121,31 +121,31 @@ DESCRIPTION, FEATURES = "features.json", "embeddings.npy"
 
 
 class FeatureDescription(Document, frozen=True, strict=True):
-    """``features.json``: what cached features depend on. Written before the first of them is computed."""
+    """``features.json``: what cached features depend on, written before the first one is computed."""
 
     kind: ClassVar[str] = "description of cached features"
 
     weights: str
-    """The hash of the backbone's weights."""
+    """Hash of the backbone's weights."""
     transform: dict[str, Any]
-    """From an image to the pixels that the backbone takes."""
+    """Conversion of an image to the pixels that the backbone takes."""
     views: NonNegativeInt
-    """Augmented views of each image; 0: the image as evaluation shows it."""
+    """Number of augmented views of each image; 0: the image as in evaluation."""
     dataset: dict[str, Any]
-    """Name and options, as in the recipe, but for the fold of a split into folds, which `names` tell."""
+    """Name and options of the dataset, as in the recipe, except the fold, which `names` reflect."""
     images: PositiveInt
-    """How many."""
+    """Number of images."""
     names: str
-    """The hash of their names."""
+    """Hash of their names."""
     files: str
-    """The hash of the sizes of their files and of when these were changed."""
+    """Hash of the sizes and modification times of their files."""
     sha256: str | None = None
-    """Of the features; null until they are complete."""
+    """Checksum of the features; null until they are complete."""
 
 
 @dataclass(frozen=True)
 class FeatureJob(EmbedJob):
-    """Features to compute: an embedding job whose images are views where there are any."""
+    """Job that computes features: an embedding job whose images are views, if there are any."""
 
     way_on = "mend it, or remove it, and give the command again with --resume: it goes on"
 
@@ -166,18 +166,19 @@ def cached_features(
     bar: Bar,
     what: str,
 ) -> CachedFeatures:
-    """The features of a dataset's images, computed unless the folder holds them. The ranks share the work; where it is
-    stopped it goes on.
+    """Return the features of a dataset's images, computed unless the folder has them.
+
+    The ranks share the work; an interrupted computation resumes.
 
     Args:
         dataset: the images.
-        recipe: of the model.
-        model: whose backbone; it goes to the fabric's device.
+        recipe: recipe of the model.
+        model: model with the backbone, which is moved to the fabric's device.
         fabric: the ranks.
-        folder: of the features alone.
-        views: augmented views of each image; 0 takes the image as evaluation shows it.
+        folder: folder for the features alone.
+        views: number of augmented views of each image; 0 takes the image as in evaluation.
         bar: shows the progress.
-        what: the images, in a word.
+        what: name of the images.
 
     Raises:
         UserError: the folder holds something else, or features of other weights, images or transforms; or an image
@@ -218,10 +219,10 @@ def cached_features(
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder's features are whole: nobody writes there any more, so readers need no lock.
+    """Return whether a folder's features are complete; nobody writes there any more, so readers need no lock.
 
     Raises:
-        UserError: what says so is damaged.
+        UserError: ``features.json`` is damaged.
     """
     path = folder / DESCRIPTION
     return path.exists() and FeatureDescription.read(path).sha256 is not None
@@ -247,13 +248,13 @@ def _description(dataset: Dataset, recipe: Recipe, model: EmbeddingModel, views:
 
 
 def _begin(folder: Path, description: FeatureDescription) -> bool:
-    """Write down what features depend on before the first is computed; or make sure that those here are the same.
+    """Record what features depend on before the first one is computed, or compare it with the record.
 
     Returns:
         Whether they are complete.
 
     Raises:
-        UserError: the folder holds something else, or other features, or damaged ones.
+        UserError: the folder has other files, other features, or damaged ones.
     """
     path = folder / DESCRIPTION
     if not path.exists():
@@ -272,7 +273,7 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
             "backbone.tuning.cache, or remove this one"
         )
     if begun.sha256 is not None:
-        read_array(folder / FEATURES)  # tells where it is gone or was cut off
+        read_array(folder / FEATURES)  # raises if it is missing or truncated
         if sha256(folder / FEATURES) != begun.sha256:
             raise UserError(
                 f"{folder / FEATURES}: is damaged, its checksum is another; remove {folder}, and features are computed "
@@ -282,6 +283,6 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
 
 
 def _shown(description: FeatureDescription) -> dict[str, Any]:
-    """What features depend on, for a message: hashes by their first 8 characters."""
+    """Return what features depend on, for a message, with hashes cut to 8 characters."""
     hashes = {key: f"hash {getattr(description, key)[:8]}" for key in ("weights", "names", "files")}
     return {**description.plain(), **hashes, "sha256": None}

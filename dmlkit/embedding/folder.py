@@ -45,7 +45,7 @@ class EmbeddingFolder:
 
     @property
     def run(self) -> Path | None:
-        """The run that the embeddings lie in, in ``RUN/embeddings/``."""
+        """Run whose ``embeddings/`` has this folder, if any."""
         above = self.path.resolve().parent
         return above.parent if above.name == "embeddings" and RunFolder(above.parent).holds_run() else None
 
@@ -70,7 +70,7 @@ class EmbeddingFolder:
         return self.manifest.skipped
 
     def __len__(self) -> int:
-        """How many embeddings there are."""
+        """Return the number of embeddings."""
         return len(self.points)
 
     def blocks(self, rows: int = BLOCK) -> Iterator[torch.Tensor]:
@@ -79,7 +79,7 @@ class EmbeddingFolder:
         The first full pass also compares them with their checksum: 0.05 s for 200 MB.
 
         Raises:
-            UserError: a row is no point of the manifold, or, after the last block, the points are not what was written.
+            UserError: a row is not a point of the manifold, or the points, after the last block, differ.
         """
         checksum, checksums = 0, self.manifest.checksums
         for start in range(0, len(self.points), rows):
@@ -96,24 +96,24 @@ class EmbeddingFolder:
         self._is_verified = True
 
     def points_at(self, rows: torch.Tensor) -> torch.Tensor:
-        """The points (M, D) of rows (M,)."""
+        """Return the points (M, D) of rows (M,)."""
         points = torch.from_numpy(self.points[rows.numpy()])
         self._give_back()  # a row brings in 64 KB or more around it: 26 000 rows of 2 KB held 1.3 GB
         return points
 
     def _give_back(self) -> None:
-        """Else what was read counts as memory of the process."""
+        """Release the pages just read, so that they do not count as memory of the process."""
         if hasattr(mmap, "MADV_DONTNEED"):
             mapped: Any = self.points.base
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def items_at(self, rows: torch.Tensor) -> list[PointItem]:
-        """What is known of the images of rows (M,)."""
+        """Return what is known of the images of rows (M,)."""
         names = ["id", "label", "path"]
         return [PointItem(**row) for row in self.items.select(names).take(rows.numpy()).to_pylist()]
 
     def check_points(self) -> None:
-        """Check all rows before anything is done with the first one.
+        """Check all rows, before anything is done with the first one.
 
         Raises:
             UserError: one has nan or inf, or is off the manifold, or the points have another checksum.
@@ -129,7 +129,7 @@ class EmbeddingFolder:
             self._checked = start + len(block)
 
     def refuse_row(self, row: int, fault: str) -> NoReturn:
-        """Tell what is wrong with one embedding.
+        """Raise an error for one embedding.
 
         Raises:
             UserError: always.
@@ -189,7 +189,7 @@ def _read_items(path: Path, manifest: Manifest) -> Any:
             items: Any = stored.read()
         for name, kind in types.items():
             column = items[name].cast(kind)
-            column.validate(full=True)  # a text that is no UTF-8 is told here, not where it is shown
+            column.validate(full=True)  # a text that is no UTF-8 is reported here, not where it is shown
             items = items.set_column(names.index(name), name, column)
     except FileNotFoundError:
         raise UserError(f"{path}: missing; expected the items of embeddings that dmlkit embed wrote") from None

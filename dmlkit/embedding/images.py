@@ -1,4 +1,4 @@
-"""What to embed: a folder of images, vectors, or a split of a recipe's dataset."""
+"""Images to embed: a folder of images, vectors, or a split of a recipe's dataset."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from dmlkit.recipe.schema import Recipe
 
 
 class ImageList(Dataset):
-    """Unlabelled image files.
+    """Unlabeled image files.
 
     Args:
         paths: the files.
@@ -30,15 +30,15 @@ class ImageList(Dataset):
 
 
 def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Dataset, bool]:
-    """What to embed, and whether its labels mean anything: a folder of images, or a split of the recipe's dataset.
+    """Return the dataset to embed, a folder or a split of the recipe's dataset, and whether its labels are meaningful.
 
     Args:
-        images: the folder, of image files or shards; of a recipe whose samples are vectors, the file that holds them.
-        split: of the dataset, without ``images``.
-        recipe: for its dataset.
+        images: folder of image files or shards; a file of vectors if the recipe's samples are vectors.
+        split: split of the recipe's dataset, used without ``images``.
+        recipe: recipe with the dataset.
 
     Raises:
-        UserError: the folder or file is missing or cannot be read, or holds no image.
+        UserError: the folder or file is missing, cannot be read or has no image.
     """
     if images is None:
         return images_of_split(recipe.dataset, split), True

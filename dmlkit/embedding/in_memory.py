@@ -1,4 +1,4 @@
-"""Embeddings in memory. Into files: `dmlkit.embedding.run`."""
+"""Embedding of images in memory; `dmlkit.embedding.run` writes files."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from dmlkit.transforms.base import TransformConfig
 
 BATCH = 128  # images; for so few the start of loader processes takes longer than the images
 UNSOUND = "the weights are of a training that diverged, or not made for such inputs: use another --checkpoint or run"
-"""What to do where a model's output is no point of its manifold."""
+"""Advice if a model's output is not a point of its manifold."""
 
 
 class Embeddings(NamedTuple):
@@ -40,15 +40,15 @@ def embed_dataset(
     workers: int | None = None,
     advance: Advance | None = None,
 ) -> Embeddings:
-    """Embed all images in float32, each rank a share; every rank gets all points, in the order of the dataset.
+    """Embed all images in float32, a share on each rank; every rank gets all points in the order of the dataset.
 
     Args:
         fabric: the device, and the ranks.
-        model: on that device; its mode is restored afterwards.
+        model: model on the device; its mode is restored afterwards.
         dataset: the samples.
-        transform: the one for evaluation is applied; None for vectors.
-        workers: processes that read images; see `dmlkit.loading.batches.make_loader`.
-        advance: told of every batch.
+        transform: transform, applied as in evaluation; None for vectors.
+        workers: number of processes that read images, see `dmlkit.loading.batches.make_loader`.
+        advance: called with the number of images of every batch.
 
     Raises:
         UserError: an embedding has nan or inf, or is off the manifold.

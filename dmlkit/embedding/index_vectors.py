@@ -1,4 +1,4 @@
-"""Vectors for an inner-product index from what a manifest says, in NumPy: for programs without torch.
+"""Vectors for an inner-product index by a manifest, in NumPy, for programs without torch.
 
 This file imports NumPy alone and nothing of dmlkit, so it may also be copied.
 """

@@ -1,4 +1,4 @@
-"""What to embed, and how one process computes parts of it."""
+"""A job of embedding, and how one process computes parts of it."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -26,20 +26,20 @@ from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import TransformConfig
 
 Compute = Callable[[list[int], Advance], None]
-"""Computes parts, given by their numbers, and tells how many more images are done."""
+"""Compute parts, given by their numbers, and report how many more images are done."""
 
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """What to embed, and where to.
+    """Images to embed, and the output.
 
     Args:
         dataset: the images.
-        source: what they are, for the manifest.
-        labelled: the dataset's labels mean something; otherwise the label column is null.
-        output: a folder that all processes reach, without embeddings as yet.
+        source: name of the images, for the manifest.
+        labelled: whether the dataset's labels are meaningful; otherwise the label column is null.
+        output: folder that all processes can reach, without embeddings yet.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
-        threshold: of the model, for the manifest; the parts do not depend on it.
+        threshold: threshold of the model, for the manifest; the parts do not depend on it.
     """
 
     dataset: Dataset
@@ -53,16 +53,16 @@ class EmbedJob:
     )
 
     def inputs(self, transform: TransformConfig | None) -> Inputs:
-        """The samples as the model takes them."""
+        """Return the samples as the model takes them."""
         return inputs_of(self.dataset, transform, training=False)
 
     @property
     def parts(self) -> PartFolder:
-        """Where the parts lie."""
+        """Folder of the parts."""
         return PartFolder(self.output, len(self.dataset))
 
     def describe(self, trained: TrainedModel) -> dict[str, Any]:
-        """What the parts depend on."""
+        """Return what the parts depend on, as plain data."""
         digest = hashlib.sha256()
         for index in range(len(self.dataset)):
             digest.update(self.dataset.key(index).encode() + b"\0")
@@ -74,13 +74,13 @@ class EmbedJob:
 
 
 class PartEmbedder:
-    """Computes parts with one model in one process; images of the next part are read while one is computed.
+    """Computation of parts with one model in one process; images of the next part are read during the current one.
 
     Args:
-        job: what, and where to.
+        job: images to embed, and the output.
         trained: the model.
-        fabric: its device.
-        workers: processes that read images; see `dmlkit.loading.batches.make_loader`.
+        fabric: device of the model.
+        workers: number of processes that read images; see `dmlkit.loading.batches.make_loader`.
     """
 
     def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Fabric, *, workers: int | None) -> None:
@@ -119,10 +119,10 @@ class PartEmbedder:
 
 
 class PartBatches:
-    """The batches of some parts, one after another. Set ``numbers`` before each pass.
+    """Batches of some parts, one after another; set ``numbers`` before each pass.
 
     Args:
-        parts: how they are cut.
+        parts: folder that defines the parts.
     """
 
     def __init__(self, parts: PartFolder) -> None:

@@ -1,4 +1,4 @@
-"""What anyone needs to know who uses embeddings."""
+"""Metadata stored with embeddings: model, preprocessing, geometry, index."""
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,108 +17,108 @@ from dmlkit.transforms.base import Channels, PositiveChannels
 
 
 class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True):
-    """How to find neighbours with inner products alone."""
+    """Search for neighbors by inner products alone."""
 
     order: str = "the largest inner products of the vectors of a query and of the gallery are the most similar"
-    """What the index does."""
+    """Order of the results."""
     form: Literal["as_is", "unit", "unit_space", "euclidean_lift", "poincare_lift", "lorentz_lift"]
-    """How an embedding becomes the vector of a query or of the gallery: see `dmlkit.export.store`."""
+    """Conversion of an embedding to the vector of a query or of the gallery, see `dmlkit.export.store`."""
     curvature: FiniteFloat | None = None
-    """K, of the last two."""
+    """Curvature K, for the last two forms."""
 
 
 class ModelSource(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The model that embeds."""
+    """Model that made the embeddings."""
 
     fingerprint: str
-    """A hash of all weights: equal embeddings come from equal fingerprints."""
+    """Hash of all weights; models with equal fingerprints give equal embeddings."""
     checkpoint: CheckpointName
-    """Which of the run's checkpoints."""
+    """Name of the checkpoint."""
     epoch: NonNegativeInt
-    """Finished epochs."""
+    """Number of finished epochs."""
     backbone: dict[str, Any]
-    """Name and options, as in the recipe."""
+    """Name and options of the backbone, as in the recipe."""
 
 
 class Preprocessing(BaseModel, frozen=True, extra="allow", strict=True):
-    """From an image to the pixels that the model takes: the recipe's transform. Further keys differ by its name."""
+    """Conversion of an image to the pixels that the model takes: the recipe's transform, with the keys of its kind."""
 
     input: str = "RGB pixels 0..255, upright"
-    """The images that it starts from."""
+    """Images before the conversion."""
     name: str
-    """Of the transform."""
+    """Name of the transform."""
     size: PositiveInt
     """Side of the square that the model sees, in pixels."""
     mean: Channels
     """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels
-    """Standard deviation of each channel, likewise."""
+    """Standard deviation of each channel, in the same order and scale."""
     channels: Literal["rgb", "bgr"]
-    """The order in which the backbone takes the colours."""
+    """Order in which the backbone takes the color channels."""
     pixel_max: Literal[1, 255]
-    """The value of white before ``mean`` and ``std`` apply."""
+    """Value of white before ``mean`` and ``std`` are applied."""
 
 
 class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The model takes vectors, as they are."""
+    """Input of a model that takes vectors, unchanged."""
 
     input: Literal["vectors, as they are"] = "vectors, as they are"
-    """What it starts from."""
+    """Kind of input."""
     num_features: PositiveInt
-    """Coordinates of a vector."""
+    """Number of coordinates of a vector."""
 
 
 class Description(Document, frozen=True, strict=True):
-    """What anyone needs to use the embeddings of a model: its geometry, its fingerprint and its preprocessing."""
+    """Description of a model for users of its embeddings: geometry, fingerprint and preprocessing."""
 
     kind: ClassVar[str] = "description of a model"
     version: ClassVar[int] = 3  # 1 had NumPy expressions as text, which invited eval, in the index; 2 no threshold
     older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: ()}
 
     dim: PositiveInt
-    """Coordinates of an embedding."""
+    """Number of coordinates of an embedding."""
     features: PositiveInt
     """Dimensions of the manifold; one less than ``dim`` on the hyperboloid."""
     dtype: Literal["float32"] = "float32"
-    """Of a coordinate."""
+    """Type of a coordinate."""
     manifold: Annotated[ManifoldConfig, one_of]
-    """The space that embeddings lie in, with the options that training has learned."""
+    """Manifold of the embeddings, with the options that training has learned."""
     similarity: str
-    """How alike two embeddings are: its name."""
+    """Name of the similarity of two embeddings."""
     index: SearchIndex = Field(default_factory=lambda fields: index_of(fields["manifold"].build(fields["features"])))
-    """The search for the most similar ones, for programs without dmlkit."""
+    """Search for the most similar embeddings, for programs without dmlkit."""
     model: ModelSource
-    """Where embeddings come from."""
+    """Source of the embeddings."""
     preprocessing: Preprocessing | VectorInput
-    """What is done to an image before; or which vectors the model takes."""
+    """Preprocessing of an image, or the vectors that the model takes."""
 
 
 class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
-    """CRC-32 of what lies next to a manifest."""
+    """CRC-32 of the files next to a manifest."""
 
     points: NonNegativeInt
-    """Of the numbers in ``embeddings.npy``, without its header."""
+    """Checksum of the numbers in ``embeddings.npy``, without its header."""
     items: NonNegativeInt
-    """Of ``items.parquet``."""
+    """Checksum of ``items.parquet``."""
 
 
 class Manifest(Description, frozen=True, strict=True):
-    """What stands beside embeddings."""
+    """``manifest.json`` of a folder of embeddings."""
 
     kind: ClassVar[str] = "manifest of embeddings"
     version: ClassVar[int] = 4  # 3 knew no checksums
     older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: ()}
 
     source: str
-    """The images: a folder, or ``dataset:split``."""
+    """Source of the images: a folder, or ``dataset:split``."""
     count: NonNegativeInt
-    """Rows of the embeddings."""
+    """Number of embeddings."""
     skipped: tuple[str, ...]
     """One message per image that could not be read and was left out."""
     threshold: Threshold | None = None
-    """From which similarity on two of them are of one class, where ``dmlkit calibrate`` was run before."""
+    """Similarity from which two images count as the same class, if ``dmlkit calibrate`` was run before."""
     checksums: Checksums | None = None
-    """Of the files next to it."""
+    """Checksums of the files next to it; null in folders of earlier versions."""
 
 
 def file_checksum(path: Path) -> int:
@@ -131,12 +131,12 @@ def file_checksum(path: Path) -> int:
 
 
 def index_of(manifold: Manifold) -> SearchIndex:
-    """How to search points of a manifold."""
+    """Return the search index for points of a manifold."""
     return SearchIndex(**manifold.index_form())
 
 
 def describe(trained: TrainedModel) -> Description:
-    """The description of a model."""
+    """Return the description of a model."""
     recipe, manifold = trained.recipe, trained.model.manifold
     return Description(
         dim=manifold.point_dim,

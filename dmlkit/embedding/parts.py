@@ -1,4 +1,4 @@
-"""The parts of embeddings on disk, while any number of processes compute them: each is whole, or it is not there."""
+"""Parts of embeddings on disk while any number of processes compute them: each is complete, or does not exist."""
 
 import json
 import os
@@ -27,7 +27,7 @@ FILES = ("embeddings.npy", "items.parquet")  # beside the manifest, which is wri
 
 
 class Part(NamedTuple):
-    """Embeddings of neighbouring images of a list."""
+    """Embeddings of consecutive images of a list."""
 
     points: Tensor  # (n, D) float32
     indices: Tensor  # (n,) int64, into the list
@@ -37,13 +37,13 @@ class Part(NamedTuple):
 class PartFolder:
     """The folder ``parts`` inside the folder of the embeddings: ``job.json`` and ``part-00000.safetensors``...
 
-    A part is renamed to its name when it is whole, so it does not matter who computes it, how often, or who dies.
+    A part gets its name when it is complete, so it does not matter who computes it, how often, or which process dies.
     Parts are cut by the length of the list alone, and at whole batches: however many processes share the work,
     every image is in the same batch and its embedding the same to the bit.
 
     Args:
-        output: where the embeddings go.
-        count: images in the list.
+        output: folder of the embeddings.
+        count: number of images in the list.
     """
 
     def __init__(self, output: Path, count: int) -> None:
@@ -56,26 +56,26 @@ class PartFolder:
         return -(-self.count // self.part_images)
 
     def images(self, part: int) -> range:
-        """Which images a part is of."""
+        """Return the images of a part."""
         return range(part * self.part_images, min((part + 1) * self.part_images, self.count))
 
     def batches(self, part: int) -> list[list[Draw]]:
-        """The batches that a part is computed in."""
+        """Return the batches in which a part is computed."""
         draws = [(index, 0) for index in self.images(part)]
         return [draws[start : start + BATCH_IMAGES] for start in range(0, len(draws), BATCH_IMAGES)]
 
     def file(self, part: int) -> Path:
-        """Where a part lies once it is whole."""
+        """Return the path of a part, where it is once it is complete."""
         return self.path / f"part-{part:05}.safetensors"
 
     def begin(self, job: dict[str, Any]) -> None:
-        """Start a job here or go on with it; for one process, before the others `check`.
+        """Start a job in this folder, or resume it; one process does this before the others call `check`.
 
         Args:
             job: plain data that the parts depend on.
 
         Raises:
-            UserError: the folder holds embeddings already, or files of others, or cannot be written to.
+            UserError: the folder has embeddings already, or files of another program, or cannot be written.
         """
         if self.is_finished():
             self.leave()
@@ -94,10 +94,10 @@ class PartFolder:
         self.check(job)
 
     def check(self, job: dict[str, Any]) -> None:
-        """Make sure that the parts here are of this job.
+        """Raise an error unless the parts here belong to this job.
 
         Raises:
-            UserError: the folder cannot be seen from here, or is of another job; lists what differs.
+            UserError: this process cannot see the folder, or it belongs to another job; the differences are listed.
         """
         try:
             check_regular(self.job_path)
@@ -118,12 +118,12 @@ class PartFolder:
             )
 
     def missing(self, parts: Iterable[int], dim: int, *, skip_bad_images: bool) -> list[int]:
-        """Those of the parts that are still to be computed: also ones that are not what was asked for.
+        """Return the parts that are still to be computed, including those that do not match the request.
 
         Args:
-            parts: which ones to look at.
-            dim: coordinates of an embedding.
-            skip_bad_images: parts that left images out will do.
+            parts: numbers of the parts to check.
+            dim: number of coordinates of an embedding.
+            skip_bad_images: accept parts that left images out.
         """
         contents = ((part, self._content(part)) for part in parts)
         return [
@@ -135,7 +135,7 @@ class PartFolder:
         ]
 
     def _content(self, part: int) -> Part | None:
-        """A part as it is on disk; None if it is not there or no part."""
+        """Return a part as stored on disk; None if there is no valid part."""
         path = self.file(part)
         try:
             check_regular(path)
@@ -155,7 +155,7 @@ class PartFolder:
             partial.write_bytes(save(tensors, {"faults": json.dumps(content.faults)}))
 
     def read(self) -> Iterator[Part]:
-        """All parts in the order of the list, one in memory at a time; none is `missing`.
+        """Yield all parts in the order of the list, one in memory at a time; none may be `missing`.
 
         Raises:
             FileNotFoundError: another process has finished the embeddings and removed a part.
@@ -167,11 +167,11 @@ class PartFolder:
             yield content
 
     def is_finished(self) -> bool:
-        """Whether the embeddings are there, whole: their manifest is written last."""
+        """Return whether the embeddings are complete: their manifest is written last."""
         return (self.output / "manifest.json").exists()
 
     def leave(self) -> None:
-        """Remove what nobody goes on with: the parts of finished embeddings, or a job without a complete part."""
+        """Remove what nobody resumes: the parts of finished embeddings, or a job without a complete part."""
         if not self.job_path.exists() or not (self.is_finished() or not any(self.path.glob(COMPLETE))):
             return
         self.discard()
@@ -186,7 +186,7 @@ class PartFolder:
 
 
 def is_part_of(part: Part, images: range, dim: int) -> bool:
-    """Whether a part holds each of some images once, in order, as an embedding or as a fault.
+    """Return whether a part has each of some images once, in order, as an embedding or as a fault.
 
     Example:
         >>> part = Part(torch.zeros(2, 3), torch.tensor([4, 6]), ["5.jpg: cannot read this image"])

@@ -1,4 +1,4 @@
-"""A bar over images, in a terminal; elsewhere a line now and then."""
+"""Progress over images: a bar in a terminal, elsewhere a line now and then."""
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,11 +17,11 @@ from rich.progress import (
 from rich.text import Text
 
 Advance = Callable[[int], None]
-"""Takes how many more images are done."""
+"""Callback with the number of images that are newly done."""
 Bar = Callable[[str, int], AbstractContextManager[Advance]]
-"""Takes the name of a step and its number of images, and gives what is called with those that are done."""
+"""Starts a step, given its name and its number of images, and returns its `Advance`."""
 EMBEDDING = "embedding"
-"""The step of `Bar` that most take, in which images are read."""
+"""Name of the most frequent step, in which images are read and embedded."""
 LINE_EVERY = 10.0  # seconds, where there is no terminal
 
 
@@ -37,7 +37,7 @@ class _Speed(ProgressColumn):
 
 @contextmanager
 def image_progress(console: Console, description: str, total: int) -> Generator[Advance]:
-    """A bar over images; yields what advances it. Where there is no terminal a line is told every 10 seconds."""
+    """Show progress over images, and yield its `Advance`; without a terminal print a line every 10 seconds."""
     if not console.is_terminal:
         yield _Lines(console, description, total)
         return

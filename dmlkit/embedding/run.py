@@ -1,4 +1,4 @@
-"""Embed images with a run's model: what ``dmlkit embed`` does."""
+"""Embedding of images with a run's model into files: ``dmlkit embed``."""
 
 import logging
 import os
@@ -38,21 +38,21 @@ def embed(
 ) -> Manifest | None:
     """Embed a folder of images, or a split of the run's own dataset, into files that other programs read.
 
-    A run over vectors embeds a file of vectors instead of a folder of images.
+    A run that takes vectors embeds a file of vectors instead of a folder of images.
 
     Args:
         run: the run.
-        images: a folder of images, or a file of vectors; or
-        split: a split of the run's dataset.
-        output: a folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
+        images: folder of images, or file of vectors; either this or ``split`` is given.
+        split: split of the run's dataset.
+        output: folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
             ``RUN/embeddings/`` and the name of the images.
-        checkpoint: which weights; by default the best, else the last.
-        overrides: ``key=value`` each, of the run's dataset, which may have moved.
+        checkpoint: checkpoint to use. Default: best, otherwise last.
+        overrides: changes of the run's dataset, which may have moved, each ``key=value``.
         skip_bad_images: leave out images that cannot be read, and list them.
-        engine: who computes, see `choose_engine`.
-        device: where, see `start_fabric`.
+        engine: see `choose_engine`.
+        device: device, see `start_fabric`.
         bar: shows each step.
-        say: told what was complete already.
+        say: called with a message about parts that were complete already.
 
     Returns:
         The manifest, on the first rank; None on others.
@@ -89,15 +89,15 @@ def embed(
 
 
 def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: str) -> Compute:
-    """How Ray computes parts: on the cluster that ``RAY_ADDRESS`` names, or that runs on this machine, or a new one.
+    """Return a function that computes parts on Ray: on the cluster of ``RAY_ADDRESS``, of this machine, or a new one.
 
-    A worker takes a GPU and the processors that are its due, which read images, or, where there is no GPU, one
-    processor. Each loads the model once.
+    A worker takes a GPU and its share of the processors, which read images; without a GPU one processor. Each loads
+    the model once.
 
     Args:
-        job: what, and where to; its dataset is sent to the workers.
-        run: the run folder, which all workers reach, as they do the images and the output.
-        checkpoint: whose weights.
+        job: images to embed, and the output; its dataset is sent to the workers.
+        run: run folder, which all workers can reach, like the images and the output.
+        checkpoint: name of the checkpoint.
         device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
 
     Raises:
@@ -133,7 +133,7 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
 
 
 def _keep_quiet() -> None:
-    """An error of Ray Data reaches the user as one, not as Ray's log."""
+    """Silence Ray Data's log; its errors reach the user as exceptions."""
     import ray.data
 
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -141,15 +141,15 @@ def _keep_quiet() -> None:
 
 
 class RayWorker:
-    """One worker: the model, loaded once; called with the number of a part, it computes and writes that part.
+    """Worker of Ray: it loads the model once; called with the number of a part, it computes and writes that part.
 
     Args:
-        job: what, and where to, or Ray's reference to it.
-        run: the run folder.
-        checkpoint: whose weights.
+        job: images to embed and the output, or Ray's reference to it.
+        run: run folder.
+        checkpoint: name of the checkpoint.
         device: ``cpu`` or ``cuda``.
-        processors: its due.
-        folder: where the command was started; relative paths begin there.
+        processors: its share of the processors.
+        folder: working directory of the command, to which relative paths refer.
     """
 
     def __init__(
@@ -165,11 +165,11 @@ class RayWorker:
             trained = load_model(RunFolder(run), fabric, checkpoint)
             self.job.parts.check(self.job.describe(trained))
             self.embed = PartEmbedder(self.job, trained, fabric, workers=processors if device == "cuda" else 0)
-        except (UserError, OSError) as error:  # told by the first call: what fails here Ray would try for ever
+        except (UserError, OSError) as error:  # reported by the first call: Ray would retry forever
             self.fault = f"a Ray worker cannot start: {error}"
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Compute a part; a user's mistake comes back as text, since Ray would wrap an exception in its own."""
+        """Compute a part; a user error is returned as text, since Ray would wrap an exception in its own."""
         number = int(batch["part"][0])
         if not self.fault:
             try:

@@ -1,7 +1,7 @@
-"""Exact nearest neighbours on every manifold by inner products, of points in memory or in blocks from a disk.
+"""Exact nearest neighbors on every manifold by inner products, for points in memory or in blocks from a disk.
 
-Float32 products order the gallery, and round. Here the short list that they give is long enough, provably, and
-re-ranked by the stable similarity in float64.
+Float32 products order the gallery, but with rounding errors. The short list that they give is provably long enough, and
+is ranked again by the stable similarity in float64.
 """
 
 from abc import ABC, abstractmethod
@@ -21,14 +21,14 @@ BLOCK_ROWS = 65_536  # of stored points in memory at once: 134 MB at 512 dimensi
 
 
 class Neighbors(NamedTuple):
-    """The nearest gallery points of each query, nearest first; of equally near ones the lower index first."""
+    """Nearest gallery points of each query, nearest first; of equally near ones the lower index first."""
 
     similarities: Tensor  # (Q, k) in the dtype of the gallery
     indices: Tensor  # (Q, k) int64, rows of the gallery
 
 
 class _ExactSearch(ABC):
-    r"""The search that all galleries share.
+    r"""Search that all galleries share.
 
     A float32 product of n terms is off by at most :math:`\rho B`, with :math:`\rho = (n + 4) 2^{-24}`, rounded inputs
     included, and :math:`B \ge \sum_i |q_i g_i|` (Higham 2002, eq. 3.5). Three more coordinates on either side add
@@ -45,15 +45,15 @@ class _ExactSearch(ABC):
 
     @abstractmethod
     def short_list(self, bounded: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """The largest products of query vectors (Q, D' + 3), largest first, and their rows: (Q, length) each."""
+        """Return the largest products of query vectors (Q, D' + 3), and their rows, both (Q, length)."""
 
     @abstractmethod
     def points_at(self, rows: Tensor) -> Tensor:
-        """The points (M, D) of rows (M,)."""
+        """Return the points (M, D) of rows (M,)."""
 
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> Neighbors:
-        """The k most similar gallery points of each query (Q, D).
+        """Return the k most similar gallery points of each query (Q, D).
 
         Raises:
             ValueError: the queries are not points of this manifold, or k is not in 1..N.
@@ -80,7 +80,7 @@ class _ExactSearch(ABC):
         return Neighbors(similarities.to(queries.dtype), indices)
 
     def _rank(self, queries: Tensor, candidates: Tensor, k: int) -> Neighbors:
-        """The best k of candidates (Q, L) by the stable similarity, in float64."""
+        """Return the best k of candidates (Q, L) by the stable similarity, in float64."""
         candidates = candidates.sort(dim=1).values
         width = min(candidates.shape[1], max(1, RANKED_ELEMENTS // queries.shape[1]))
         height = max(1, RANKED_ELEMENTS // (width * queries.shape[1]))
@@ -97,11 +97,11 @@ class _ExactSearch(ABC):
 
 
 class Gallery(_ExactSearch):
-    """Points of a manifold in memory, ready to be searched again and again: their vectors are kept beside them.
+    """Points of a manifold in memory, ready to be searched repeatedly; their index vectors are kept with them.
 
     Args:
         manifold: the geometry; its similarity is the order.
-        points: (N, D) float32; kept beside the index for the re-ranking.
+        points: (N, D) float32; kept with the index for the second ranking.
 
     Raises:
         ValueError: the points are not (N, D) of this manifold, or there are none.
@@ -141,15 +141,15 @@ class StoredPoints(Protocol):
     """Points on a disk, more than memory may hold."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of points."""
         ...
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
-        """All of them in order, at most ``rows`` rows (n, D) at a time, points of the manifold."""
+        """Yield all points in order, at most ``rows`` rows (n, D) at a time."""
         ...
 
     def points_at(self, rows: Tensor) -> Tensor:
-        """The points (M, D) of rows (M,)."""
+        """Return the points (M, D) of rows (M,)."""
         ...
 
 
@@ -186,11 +186,11 @@ class StoredGallery(_ExactSearch):
         return bounds, rows
 
     def _of_block(self, bounded: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What to multiply, of queries and points, and what is added to each query's products (Q, 1).
+        """Return the query and gallery matrices to multiply, and an offset (Q, 1) to add to the products.
 
-        Points that are their own vectors are searched where they are: what bounds the rounding of the largest of them
-        is added to all, which leaves their order; adding rounds once where three more products round three times.
-        Copies beside their own bounds would take a tenth of the time.
+        Points that are their own vectors are not copied: the rounding bound of the longest is added to all products,
+        which keeps their order, and rounds once where three more products would round three times. Copying them with
+        their own bounds would take a tenth of the time of the search.
         """
         if are_vectors(self.manifold, points):
             largest = torch.stack([magnitudes(piece).amax(0) for piece in pieces(points)]).amax(0)
@@ -216,7 +216,7 @@ CACHED_ELEMENTS = 2**18  # float64 coordinates at once: 2 MB stay in cache, 4 ti
 
 
 def bounded_vectors(manifold: Manifold, points: Tensor) -> Tensor:
-    """The float32 vectors (N, D' + 3) of points (N, D) of a gallery."""
+    """Return the float32 vectors (N, D' + 3) of points (N, D) of a gallery."""
     as_they_are = are_vectors(manifold, points)
     bounded = torch.empty(len(points), manifold.index_vectors(points[:1], "gallery").shape[1] + 3)
     start = 0
@@ -230,20 +230,20 @@ def bounded_vectors(manifold: Manifold, points: Tensor) -> Tensor:
 
 
 def are_vectors(manifold: Manifold, points: Tensor) -> bool:
-    """Whether points of a gallery are their own index vectors."""
+    """Return whether points of a gallery are their own index vectors."""
     first = points[:1]
     return manifold.index_vectors(first, "gallery") is first
 
 
 def pieces(points: Tensor) -> tuple[Tensor, ...]:
-    """Rows of points that stay in a processor's cache."""
+    """Return the number of rows of points that fit into a processor's cache."""
     return points.split(max(1, CACHED_ELEMENTS // points.shape[1]))
 
 
 def magnitudes(vectors: Tensor) -> Tensor:
-    """Lengths (N, 3) of three blocks of the coordinates, whose products bound sum_i |q_i g_i| (Cauchy-Schwarz).
+    """Return the lengths (N, 3) of three blocks of coordinates: their products bound sum_i |q_i g_i| (Cauchy-Schwarz).
 
-    The first and the last stand alone, as the lifts put their large coordinate there.
+    The first and the last coordinate are blocks of their own, since the lifts put their large coordinate there.
     """
     middle = vectors[:, 1:-1].norm(dim=1)
     return torch.stack([vectors[:, 0].abs(), middle, vectors[:, -1].abs()], dim=1)

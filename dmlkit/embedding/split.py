@@ -1,4 +1,4 @@
-"""A split of a run's dataset, embedded by its model: what pictures are drawn of."""
+"""A split of a run's dataset, embedded by its model, for `dmlkit plot`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ class ClassProxies(NamedTuple):
 
     Args:
         points: (P, D) float32.
-        labels: (P,) int64, the training class of each, ascending.
-        class_names: of the training classes.
+        labels: (P,) int64, training class of each proxy, ascending.
+        class_names: names of the training classes.
     """
 
     points: Tensor
@@ -39,12 +39,12 @@ class ClassProxies(NamedTuple):
 
 @torch.no_grad()
 def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -> ClassProxies | None:
-    """The proxies of a run's loss; None where it has none, or they are no points of the embeddings' space.
+    """Return the proxies of a run's loss; None if it has none, or if they are not points of the embeddings' space.
 
     Args:
-        run: its folder.
-        checkpoint: which weights.
-        manifold: of the embeddings, with the curvature of that checkpoint.
+        run: folder of the run.
+        checkpoint: checkpoint with the proxies.
+        manifold: manifold of the embeddings, with the curvature of that checkpoint.
     """
     objective = run.load_checkpoint(checkpoint)["objective"]
     found = [tensor for name, tensor in objective.items() if name.startswith("loss.") and name.endswith(".proxies")]
@@ -54,7 +54,7 @@ def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -
 
 
 def class_proxies(proxies: Tensor, manifold: Manifold, class_names: tuple[str, ...]) -> ClassProxies | None:
-    """Learned proxies (C, d) or (C, K, d) as points; None where they are not of that space or of those classes.
+    """Return learned proxies (C, d) or (C, K, d) as points; None if they do not fit the space or the classes.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -77,11 +77,11 @@ class EmbeddedSplit:
     """Images of a split, their points and labels.
 
     Args:
-        fabric: where the model is.
+        fabric: device of the model.
         run: the run.
-        trained: its model.
+        trained: model of the run.
         dataset: all images of the split, in its own order.
-        split: its name.
+        split: name of the split.
         points: (N, D) float32 on the CPU.
         labels: (N,) int64, into the dataset's class names.
         rows: (N,) int64, into the dataset.
@@ -100,16 +100,16 @@ class EmbeddedSplit:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """All of the split."""
+        """Names of all classes of the split."""
         return self.dataset.class_names
 
     def of_classes(self, count: int) -> "EmbeddedSplit":
-        """Some classes, evenly spread over those that are there."""
+        """Return the images of some classes, evenly spread over those of the split."""
         kept = torch.isin(self.labels, evenly_spread(self.labels.unique(), count))
         return replace(self, points=self.points[kept], labels=self.labels[kept], rows=self.rows[kept])
 
     def proxies(self) -> ClassProxies | None:
-        """Those of the classes shown: only training classes have some, and only where the loss has proxies."""
+        """Return the proxies of the classes shown; only training classes may have some."""
         found = proxies_of(self.run, self.trained.checkpoint, self.manifold) if self.split == "train" else None
         if found is None or found.class_names != self.class_names:
             return None
@@ -117,7 +117,7 @@ class EmbeddedSplit:
         return found._replace(points=found.points[kept], labels=found.labels[kept])
 
     def image(self, index: int, side: int) -> Any:
-        """Pixels (H, W, 3) of an image, at most ``side`` of them long; None where it can no longer be read."""
+        """Return the pixels (H, W, 3) of an image, ``side`` at most; None if it can no longer be read."""
         from numpy import asarray
         from PIL import Image
 
@@ -130,10 +130,10 @@ class EmbeddedSplit:
         return asarray(small)
 
     def require_images(self, what: str) -> None:
-        """Refuse vectors, which have no pixels to show.
+        """Raise an error for vectors, which have no pixels to show.
 
         Raises:
-            UserError: the dataset holds vectors.
+            UserError: the dataset has vectors.
         """
         if self.dataset.num_features is not None:
             raise UserError(
@@ -142,7 +142,7 @@ class EmbeddedSplit:
 
 
 def evenly_spread(values: Tensor, count: int) -> Tensor:
-    """At most ``count`` values (n,), evenly spread.
+    """Return at most ``count`` of some values (n,), evenly spread.
 
     Example:
         >>> evenly_spread(torch.arange(10), 4).tolist()
@@ -163,11 +163,11 @@ def embed_split(
     """Embed a split of a run's dataset.
 
     Args:
-        path: of the run.
-        split: whose images.
-        checkpoint: which weights; by default the best, else the last.
-        device: where, see `start_fabric`.
-        overrides: ``key=value`` each, of the run's dataset, which may have moved.
+        path: folder of the run.
+        split: split to embed.
+        checkpoint: checkpoint to use. Default: best, otherwise last.
+        device: device, see `start_fabric`.
+        overrides: changes of the run's dataset, which may have moved, each ``key=value``.
         bar: shows the images.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The model of a run, what it can embed, and embeddings in memory. Into files: `dmlkit.embedding.run`."""
+"""The model of a run, loaded for embedding."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 FROZEN = "frozen"
-"""Key of a checkpoint that lacks the pretrained weights that did not train: their hash."""
+"""Key of a checkpoint without the pretrained weights that were not trained: the hash of these weights."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The model of a run, ready to embed.
+    """Model of a run, ready to embed.
 
     Args:
-        recipe: the run's.
-        model: in evaluation mode, on the fabric's device.
-        checkpoint: which of the run's checkpoints.
-        epoch: finished epochs.
+        recipe: recipe of the run.
+        model: model in evaluation mode, on the fabric's device.
+        checkpoint: name of the checkpoint.
+        epoch: number of finished epochs.
     """
 
     recipe: Recipe
@@ -45,18 +45,18 @@ def load_model(
     overrides: Sequence[str] = (),
     merged: bool = True,
 ) -> TrainedModel:
-    """The model of a run; the best checkpoint where none is named, the last where none was chosen.
+    """Load the model of a run; by default its best checkpoint, or the last if there is no best.
 
     Args:
-        run: its folder.
-        fabric: a device.
-        checkpoint: which weights.
-        overrides: ``key=value`` each, for the dataset alone: images may have moved, weights stay as they are.
-        merged: updates of low rank are put into the weights, see `Backbone.merge`.
+        run: folder of the run.
+        fabric: device.
+        checkpoint: name of the checkpoint.
+        overrides: changes of the dataset, whose images may have moved, each ``key=value``.
+        merged: add low-rank updates to the weights, see `Backbone.merge`.
 
     Raises:
-        UserError: there is no run, or no readable checkpoint of it, or the pretrained weights that it builds on are
-            gone or others, or a key is not the dataset's.
+        UserError: there is no run or no readable checkpoint, the pretrained weights that it needs are missing or have
+            changed, or a key does not belong to the dataset.
     """
     recipe = run.recipe()
     for override in overrides:
@@ -80,22 +80,22 @@ def load_model(
 
 
 def without_pretrained_weights(recipe: Recipe) -> Recipe:
-    """The recipe with a fresh backbone: where a file brings all weights none need be fetched."""
+    """Return the recipe with a backbone without pretrained weights, since a file will bring all weights."""
     if not recipe.backbone.is_pretrained:
         return recipe
     return recipe.model_copy(update={"backbone": recipe.backbone.model_copy(update={"weights": None})})
 
 
 def merged_recipe(recipe: Recipe) -> Recipe:
-    """The recipe of the model in which `Backbone.merge` has put updates of low rank into the weights."""
+    """Return the recipe of the model after `Backbone.merge` has added low-rank updates to the weights."""
     return recipe.model_copy(update={"backbone": recipe.backbone.model_copy(update={"tuning": FullTuningConfig()})})
 
 
 def take_weights(model: EmbeddingModel, state: Mapping[str, Any], path: Path) -> None:
-    """Put a checkpoint into a model, which has the weights already that are only a hash in the checkpoint.
+    """Load a checkpoint into a model that already has the weights of which the checkpoint has only a hash.
 
     Raises:
-        UserError: the model has others, or the checkpoint is of another recipe.
+        UserError: the model has other weights, or the checkpoint belongs to another recipe.
     """
     frozen = model.frozen_weights() if FROZEN in state else {}
     if frozen and fingerprint(frozen) != state[FROZEN]:

@@ -1,1 +1,1 @@
-"""A gallery: a folder of labelled embeddings that grows, shrinks and remembers its versions, kept by LanceDB."""
+"""Galleries: folders of labeled embeddings that grow, shrink and keep their versions, stored by LanceDB."""

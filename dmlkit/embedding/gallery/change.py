@@ -1,4 +1,4 @@
-"""Change a gallery, each time in one commit: readers see it before or after, and two writers take turns."""
+"""Changes of a gallery, each in one commit: readers see the state before or after, and two writers take turns."""
 
 import os
 import shutil
@@ -51,18 +51,18 @@ def add_images(
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Incoming:
-    """Add images to a gallery; a picture that is there already is told and left as it is.
+    """Add images to a gallery; an image that it already has is reported and left unchanged.
 
     Args:
         path: the gallery.
         images: see `images_of`.
-        label: of all images.
-        run: where the gallery's run is now, if it has moved.
+        label: label of all images.
+        run: folder of the gallery's run, if it has moved.
         device: see `start_fabric`.
         bar: shows each step.
 
     Raises:
-        UserError: there is no gallery, or no image, or the run's model is another.
+        UserError: there is no gallery or no image, or the run has another model.
     """
     gallery = GalleryFolder(path)
     gallery.check(["id"])  # a damaged id would let its picture in a second time
@@ -81,13 +81,13 @@ def add_images(
 
 
 def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str] = ()) -> int:
-    """Take images out of a gallery: those with one of the labels, ids or paths.
+    """Remove the images with one of some labels, ids or paths from a gallery.
 
     Returns:
-        How many.
+        Number of removed images.
 
     Raises:
-        UserError: nothing is named, or one of the names is of no image; then none is removed.
+        UserError: nothing is named, or no image has one of the names; then none is removed.
     """
     absolute = [os.path.abspath(name) for name in paths]  # noqa: PTH100 - as they were added, links not followed
     named = [("label", list(labels)), ("id", list(ids)), ("path", absolute)]
@@ -105,10 +105,10 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] 
 
 
 def restore_version(path: Path, version: int) -> int:
-    """Make a gallery what it was at a version; that is a new version, so it can be taken back.
+    """Restore a version of a gallery as a new version, which can itself be undone.
 
     Returns:
-        How many images it has.
+        Number of images of that version.
 
     Raises:
         UserError: there is no such version.
@@ -127,7 +127,7 @@ def restore_version(path: Path, version: int) -> int:
 
 
 def compact_gallery(path: Path) -> None:
-    """Put small files together, and drop files that belong to no version of the last 7 days; no image changes.
+    """Merge small files, and remove files that belong to no version of the last 7 days; no image changes.
 
     Raises:
         UserError: there is no gallery, or its folder cannot be written.
@@ -140,14 +140,14 @@ def compact_gallery(path: Path) -> None:
 
 @contextmanager
 def changing(path: Path, *, is_sound: bool = True) -> Generator[Any]:
-    """Give the table of a gallery to one writer at a time, and record what it holds in the end.
+    """Lock a gallery for one writer, yield its table, and record its contents at the end.
 
     Args:
         path: the gallery.
-        is_sound: refuse a gallery whose newest version is damaged.
+        is_sound: raise an error if the newest version is damaged.
 
     Raises:
-        UserError: another process does not let go of it, or it cannot be read or written.
+        UserError: another process keeps the lock, or the gallery cannot be read or written.
     """
     advice = f"is the disk full, or not to be written? dmlkit gallery info --verify {path} tells whether it is damaged"
     with sole_writer(path, what="a change of a gallery", patience=PATIENCE), reading(path, "change", advice):
@@ -160,13 +160,13 @@ def changing(path: Path, *, is_sound: bool = True) -> Generator[Any]:
 
 
 def record_content(path: Path, *, forget: bool = False) -> None:
-    """Write down what the newest version of a gallery holds; its writer calls this, before another may write.
+    """Record the contents of the newest version of a gallery, before another process may write.
 
-    A kill before it leaves a version that is not checked as a whole.
+    If the process is killed before this, the version as a whole is not checked later.
 
     Args:
         path: the gallery.
-        forget: versions that are gone; to list those that are there takes 0.2 ms each.
+        forget: remove the records of versions that no longer exist; listing versions takes 0.2 ms each.
     """
     manifest, table = read_gallery_manifest(path), open_table(path)
     if manifest.contents and table.version not in manifest.contents:
@@ -192,21 +192,21 @@ def create_gallery(
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Incoming:
-    """Create a gallery of a run's embeddings. A creation that was stopped starts over.
+    """Create a gallery of a run's embeddings; an interrupted creation starts from the beginning.
 
     Args:
-        run: whose model embeds.
+        run: run whose model embeds.
         images: see `images_of`; None creates an empty gallery.
-        output: the folder, new or empty.
-        label: of all images.
-        thumbnails: keep small pictures.
-        threshold: the similarity below which an image is of no label; by default the run's, if it was calibrated.
-        checkpoint: which weights; by default the best, else the last.
+        output: folder, new or empty.
+        label: label of all images.
+        thumbnails: store small pictures.
+        threshold: similarity below which an image is unknown. Default: that of the run, if it was calibrated.
+        checkpoint: checkpoint to use. Default: best, otherwise last.
         device: see `start_fabric`.
         bar: shows each step.
 
     Raises:
-        UserError: the folder holds something, or see `images_of` and `load_model`.
+        UserError: the folder is not empty, or see `images_of` and `load_model`.
     """
     if images is None and label is not None:
         raise UserError(f"--label {label}: is of IMAGES; name them, or leave it out to create an empty gallery")
@@ -242,7 +242,7 @@ def create_gallery(
 
 
 def _check_new(output: Path) -> None:
-    """Make sure that a folder is free for a gallery: what is in it is of a creation that was stopped."""
+    """Raise an error unless a folder is empty or has only the rest of an interrupted creation."""
     if holds_gallery(output):
         raise UserError(
             f"{output}: is a gallery already; add to it with dmlkit gallery add, or choose another --output"

@@ -1,4 +1,4 @@
-"""A gallery as its readers see it: one version of it, whatever is written meanwhile."""
+"""A gallery as its readers see it: one version, even if others are written meanwhile."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ FROM_BACKUP = "restore the files of this folder from a backup, or create it agai
 
 
 class GalleryFolder:
-    """A gallery, read at the version that it has now.
+    """Gallery, read at its version at this moment.
 
     Args:
         path: the folder.
@@ -58,7 +58,7 @@ class GalleryFolder:
 
     @property
     def run(self) -> Path | None:
-        """The run whose model embeds, where it is there still."""
+        """Run whose model embeds, if it still exists."""
         return Path(self.manifest.run) if Path(self.manifest.run).is_dir() else None
 
     @property
@@ -72,11 +72,11 @@ class GalleryFolder:
         return ()
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Return the number of images."""
         return self.size
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
-        """The points in the order in which they were added, at most ``rows`` rows at a time."""
+        """Yield the points in the order in which they were added, at most ``rows`` rows at a time."""
         kept, count, start = list[Tensor](), 0, 0
         for batch in self._batches(["point"], rows):
             if count + batch.num_rows > rows:
@@ -89,33 +89,33 @@ class GalleryFolder:
             yield torch.cat(kept)
 
     def points_at(self, rows: Tensor) -> Tensor:
-        """The points (M, D) of rows (M,)."""
+        """Return the points (M, D) of rows (M,)."""
         found, places = self._take(rows, ["point"])
         points = _points(found.column("point").combine_chunks(), self.manifest.dim)[places]
         self._check(points, rows)
         return points
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        """What is known of the images of rows (M,)."""
+        """Return what is known of the images of rows (M,)."""
         found, places = self._take(rows, ["id", "label", "path", "thumbnail"])
         names = list(PointItem._fields)
         items = [PointItem(**row) for row in found.select(names).to_pylist()]
         return [items[place] for place in places.tolist()]
 
     def row_addresses(self) -> Values:
-        """LanceDB's numbers (N,) of the rows."""
+        """Return LanceDB's numbers (N,) of the rows."""
         with reading(self.path):
             return self.table.search().select(["added"]).with_row_id(True).to_arrow()["_rowid"].to_numpy()
 
     @property
     def approximate(self) -> ApproximateIndex | None:
-        """The index of this version, if there is one."""
+        """Approximate index of this version, if there is one."""
         index = self.manifest.approximate
         with reading(self.path):
             return index if index and any(one.name == index.name for one in self.table.list_indices()) else None
 
     def not_indexed(self) -> int:
-        """How many images are not in the index: a search looks at each of them."""
+        """Return the number of images outside the index, each of which a search compares."""
         index = self.approximate
         with reading(self.path):
             return self.table.index_stats(index.name).num_unindexed_rows if index else len(self)
@@ -131,7 +131,7 @@ class GalleryFolder:
         return [path for batch in self._batches(["path"]) for path in batch.column("path").to_pylist()]
 
     def label_counts(self) -> Counter[str | None]:
-        """How many images each label has."""
+        """Return the number of images of each label."""
         return Counter(self.labels)
 
     def check(self, columns: Sequence[str] = CHECKED) -> None:
@@ -146,7 +146,7 @@ class GalleryFolder:
             pass
 
     def _batches(self, columns: Sequence[str], rows: int = BLOCK) -> Iterator[Any]:
-        """Columns of all rows in order, at most ``rows`` rows at a time."""
+        """Yield columns of all rows in order, at most ``rows`` rows at a time."""
         count = 0
         with reading(self.path):
             for batch in self.table.search().select(self._with_checksums(columns)).to_batches(rows):
@@ -168,7 +168,7 @@ class GalleryFolder:
         check_points(self.manifold, points, name, "its files are damaged: bring them back, or create the gallery again")
 
     def _take(self, rows: Tensor, columns: list[str]) -> tuple[Any, Tensor]:
-        """Columns of some rows, each once and in order, and where each of ``rows`` is among them."""
+        """Return columns of some rows, each once and in order, and the place of each of ``rows`` among them."""
         once, places = rows.unique(return_inverse=True)
         with reading(self.path):
             found = self.table.take_offsets(once.tolist()).select(self._with_checksums(columns)).to_arrow()
@@ -203,10 +203,10 @@ def history(path: Path) -> list[GalleryVersion]:
 
 
 def open_table(path: Path) -> Any:
-    """The table of a gallery, at its newest version.
+    """Open the table of a gallery at its newest version.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the gallery is damaged.
     """
     database = lancedb()
     with reading(path, advice=FROM_BACKUP):
@@ -214,7 +214,7 @@ def open_table(path: Path) -> Any:
 
 
 def is_any(column: str, values: list[str]) -> str:
-    """The condition that a column has one of some values.
+    """Return the condition that a column has one of some values.
 
     Example:
         >>> is_any("label", ["robin", "crow's"])
@@ -225,7 +225,7 @@ def is_any(column: str, values: list[str]) -> str:
 
 
 def present(table: Any, ids: list[str]) -> dict[str, str | None]:
-    """The labels of those ids that a table has."""
+    """Return the labels of those ids that a table has."""
     found: dict[str, str | None] = {}
     for start in range(0, len(ids), IDS):
         chunk = ids[start : start + IDS]
@@ -235,5 +235,5 @@ def present(table: Any, ids: list[str]) -> dict[str, str | None]:
 
 
 def _points(column: Any, dim: int) -> Tensor:
-    """The points (n, D) of an Arrow column of lists of D floats."""
+    """Return the points (n, D) of an Arrow column of lists of D floats."""
     return torch.from_numpy(np.array(column.flatten()).reshape(-1, dim))

@@ -1,4 +1,4 @@
-"""Images on their way into a gallery: their files, labels and ids by content."""
+"""Images for a gallery: their files, labels and ids by content."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from dmlkit.datasets.files.tar import file_content
 from dmlkit.errors import UserError
 
 UNKNOWN = "unknown"
-"""The answer for an image of no label of a gallery."""
+"""Answer for an image that has none of the labels of a gallery."""
 TABLES = (".csv", ".parquet")
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
 
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """An image file, or a box of it, for a gallery."""
+    """Image file, or a box of it, for a gallery."""
 
     path: str
     label: str | None
     box: Box | None = None
 
     def id(self) -> str:
-        """A hash of what the file holds, and of the box.
+        """Return a hash of the contents of the file, and of the box.
 
         Raises:
             BadImageError: the file cannot be read.
@@ -44,7 +44,7 @@ class LabelledImage:
 
 
 class LabelledImages(Dataset):
-    """Some of the images as the model takes them."""
+    """Dataset of some of the images."""
 
     def __init__(self, images: Sequence[LabelledImage]) -> None:
         super().__init__(torch.zeros(len(images), dtype=torch.int64), ("",), [image.path for image in images])
@@ -55,14 +55,14 @@ class LabelledImages(Dataset):
 
 
 def images_of(source: Path, label: str | None) -> list[LabelledImage]:
-    """The images of a file, a folder or a table.
+    """Return the images of a file, a folder or a table.
 
     Args:
-        source: an image; a folder, whose subfolders are labels; or a table with columns ``path`` and ``label``.
-        label: of all of them, instead.
+        source: image; folder, whose subfolders are labels; or table with the columns ``path`` and ``label``.
+        label: label of all images instead.
 
     Raises:
-        UserError: there are none, or a label is empty, no UTF-8 or `UNKNOWN`.
+        UserError: there are none, or a label is empty, not UTF-8 or `UNKNOWN`.
     """
     if source.suffix.lower() in TABLES:
         found = _of_table(source)

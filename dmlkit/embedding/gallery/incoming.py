@@ -1,4 +1,4 @@
-"""What comes into a gallery: which images are new to it, and their rows."""
+"""Images that come into a gallery: which ones are new, and their rows."""
 
 from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ FEW = 128  # images: the start of loader processes would take longer than they d
 
 
 def schema_of(manifest: GalleryManifest) -> Any:
-    """The columns of a gallery's table."""
+    """Return the columns of a gallery's table."""
     import pyarrow as pa
 
     lifted = manifest.manifold.build(manifest.features).index_vectors(_origin(manifest), "gallery").shape[1]
@@ -49,11 +49,11 @@ def schema_of(manifest: GalleryManifest) -> Any:
 
 
 class EmbeddedRows:
-    """Rows in a file without a name, which is gone when the process ends, however that ends.
+    """Rows in an unnamed file, which disappears with the process.
 
     Args:
-        manifest: of the gallery.
-        file: empty, for reading and writing.
+        manifest: manifest of the gallery.
+        file: empty file, opened for reading and writing.
     """
 
     def __init__(self, manifest: GalleryManifest, file: IO[bytes]) -> None:
@@ -70,7 +70,7 @@ class EmbeddedRows:
         """Embed images by their ids and write their rows.
 
         Returns:
-            By id, what is wrong with an image that could not be read.
+            Messages by the id of an image that could not be read.
 
         Raises:
             UserError: see `embed_dataset`.
@@ -90,11 +90,11 @@ class EmbeddedRows:
         return broken
 
     def reader(self, ids: Container[str], schema: Any = None) -> Any:
-        """Return the rows of some ids as a stream of Arrow's.
+        """Return the rows of some ids as an Arrow stream.
 
         Args:
-            ids: which rows.
-            schema: of a table that was created before rows had checksums; by default all columns.
+            ids: ids of the rows.
+            schema: schema of a table from before rows had checksums. Default: all columns.
         """
         import pyarrow as pa
 
@@ -143,23 +143,23 @@ def _origin(manifest: GalleryManifest) -> Tensor:
 
 @dataclass
 class Incoming:
-    """Images for a gallery, and what came of them.
+    """Images for a gallery, and the outcome.
 
     Args:
-        new: images that the gallery lacks, by their ids.
+        new: images that the gallery does not have, by their ids.
     """
 
     new: dict[str, LabelledImage] = field(default_factory=dict[str, LabelledImage])
     repeated: list[str] = field(default_factory=list[str])
-    """One message for each picture that is there already, or twice among those that come."""
+    """One message per image that the gallery already has, or that comes twice."""
     skipped: list[str] = field(default_factory=list[str])
-    """One message for each that could not be read."""
+    """One message per image that could not be read."""
     added: int = 0
-    """Rows that were written."""
+    """Number of rows written."""
 
     @classmethod
     def of(cls, images: list[LabelledImage]) -> "Incoming":
-        """Images with their ids by content."""
+        """Return images with their ids by content."""
         found = cls()
         for image in images:
             try:
@@ -177,7 +177,7 @@ class Incoming:
         return found
 
     def drop(self, known: Mapping[str, str | None]) -> None:
-        """Leave out those whose ids, with their labels, a gallery has."""
+        """Drop the images whose ids, given with their labels, a gallery has."""
         for id, label in known.items():  # noqa: A001
             image = self.new.pop(id, None)
             if image is not None:
@@ -192,7 +192,7 @@ class Incoming:
         folder: Path,
         bar: Bar,
     ) -> Generator[EmbeddedRows]:
-        """The rows of the new images, which lie in a file without a name until the block ends.
+        """Embed the new images, and yield their rows, which are in an unnamed file until the block ends.
 
         Raises:
             UserError: none of the images could be read, or see `embed_dataset`.

@@ -1,4 +1,4 @@
-"""Build an approximate index of a gallery that finds as many of the nearest as one asks for, by measurement."""
+"""Approximate index of a gallery, tuned until it reaches the requested recall by measurement."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from dmlkit.errors import UserError
 FEWEST = 256  # images: LanceDB learns as many codes a coordinate pair
 QUERIES = 1000  # images that the recall is measured on
 NEAREST = 10  # of each
-MOST_CANDIDATES = 64  # a neighbour
+MOST_CANDIDATES = 64  # a neighbor
 MORE = 1.25  # times as many candidates; each costs as much as finding it
 FIRST_PROBES = 1
 SURE = 1.645  # standard errors: one-sided 95 %
@@ -37,14 +37,14 @@ SURE = 1.645  # standard errors: one-sided 95 %
 
 @dataclass(frozen=True)
 class Indexed:
-    """What was measured.
+    """Measurements of an index.
 
     Args:
-        index: as it is kept.
-        queries: on how many images.
-        exact_milliseconds: of one query without the index.
-        milliseconds: of one query through it.
-        build_seconds: of the index.
+        index: the index as stored.
+        queries: number of images used as queries.
+        exact_milliseconds: time of one query without the index.
+        milliseconds: time of one query with it.
+        build_seconds: time of building it.
     """
 
     index: ApproximateIndex
@@ -56,34 +56,34 @@ class Indexed:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a search through an index found."""
+    """Result of a search through an index."""
 
     index: ApproximateIndex
     seconds: float
     sure: float
-    """The recall that it reaches with 95 % confidence: other queries should not find less than was asked for."""
+    """Return the recall that is reached with 95 % confidence, so that other queries find no less than requested."""
 
 
 class Searcher(Protocol):
-    """What finds neighbours."""
+    """Search for neighbors."""
 
     def search(self, queries: Tensor, k: int) -> Neighbors:
-        """The k nearest of each query."""
+        """Return the k nearest neighbors of each query."""
         ...
 
 
 def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
-    """Build an index in place of any before, and look as far as the recall needs.
+    """Build an index, which replaces an earlier one, and search it as far as the recall requires.
 
     The queries are random images of the gallery, each searched without itself.
 
     Args:
         path: the gallery.
         kind: ``ivf_pq`` or ``ivf_hnsw_sq``, see LanceDB.
-        recall: the share of the 10 nearest that must be found, on average and with 95 % confidence.
+        recall: share of the 10 nearest that must be found, on average and with 95 % confidence.
 
     Raises:
-        UserError: there are too few images, or the recall is not reached; then the gallery is as before.
+        UserError: there are too few images, or the recall is not reached; then the gallery is unchanged.
     """
     check_recall(recall)
     gallery = GalleryFolder(path)
@@ -110,12 +110,12 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
 
 
 def partitions(images: int) -> int:
-    """Parts of an index: as many as each has images, but at least those that LanceDB learns a part from."""
+    """Return the number of parts of an index: as many as each has images, if LanceDB can learn a part from these."""
     return max(1, min(isqrt(images), images // FEWEST))
 
 
 def _build(table: Any, gallery: GalleryFolder, kind: IndexKind) -> str:
-    """Build an index of a name of its own, which tells it from the one before."""
+    """Build an index with a new name, which distinguishes it from the one before."""
     from lancedb.index import HnswSq, IvfPq
 
     column, metric = column_and_metric(gallery.manifest)
@@ -136,10 +136,10 @@ def _build(table: Any, gallery: GalleryFolder, kind: IndexKind) -> str:
 
 
 def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, seconds: float) -> Indexed:
-    """Look further until the recall is reached, each time where that helps more.
+    """Search further until the recall is reached, each time where that helps more.
 
     Raises:
-        UserError: it is not reached.
+        UserError: the recall is not reached.
     """
     generator = torch.Generator().manual_seed(0)
     queries = torch.randperm(len(gallery), generator=generator)[:QUERIES].sort().values
@@ -182,7 +182,7 @@ def _further(index: ApproximateIndex, partitions: int) -> Iterator[ApproximateIn
 
 
 def _others(searcher: Searcher, points: Tensor, rows: Tensor, k: int) -> Tensor:
-    """The similarities (Q, k) of the k nearest of images that are in the gallery, each without itself."""
+    """Return the similarities (Q, k) of the k nearest neighbors of images of the gallery, each without itself."""
     found = searcher.search(points, k + 1)
     is_itself = found.indices == rows[:, None]
     is_itself[~is_itself.any(dim=1), -1] = True  # equal images stand before it
@@ -194,11 +194,11 @@ AT_ONCE = 96  # queries, a fifth faster than 64; of 320 LanceDB 0.40 took 4 time
 
 
 class ApproximateGallery:
-    """A gallery with an approximate index.
+    """Gallery with an approximate index.
 
     Args:
-        folder: of the gallery.
-        index: how to search it.
+        folder: the gallery.
+        index: the index.
     """
 
     def __init__(self, folder: GalleryFolder, index: ApproximateIndex) -> None:
@@ -212,9 +212,9 @@ class ApproximateGallery:
         self.addresses = addresses[self.order]
 
     def search(self, queries: Tensor, k: int) -> Neighbors:
-        """About the k most similar points of each query (Q, D), in their exact order.
+        """Return approximately the k most similar points of each query (Q, D), in their exact order.
 
-        All are searched exactly where k is so large that every point would be a candidate.
+        The search is exact if k is so large that every point would be a candidate.
         """
         length = ceil(self.index.candidates * (k + MARGIN))
         if length >= len(self.folder):
@@ -240,7 +240,7 @@ class ApproximateGallery:
         return found
 
     def _candidates(self, queries: Tensor, length: int) -> Tensor:
-        """Rows (Q, length) in ascending order, after -1 where there are fewer."""
+        """Return rows (Q, length) in ascending order, padded with -1 in front."""
         vectors = queries if self.column == "point" else self.manifold.index_vectors(queries.double(), "query")
         search: Any = self.folder.table.search(vectors.float().numpy(), vector_column_name=self.column)
         search = search.distance_type(self.metric).nprobes(self.index.nprobes).limit(length).with_row_id(True)
@@ -263,15 +263,15 @@ class ApproximateGallery:
 
 
 def _side_by_side(blocks: list[Tensor]) -> Tensor:
-    """Candidates of all blocks of queries: the widest block's width, with -1 before those that are fewer."""
+    """Join the candidates of all blocks of queries, padded with -1 in front to the widest block."""
     width = max(block.shape[1] for block in blocks)
     return torch.cat([torch.nn.functional.pad(block, (width - block.shape[1], 0), value=-1) for block in blocks])
 
 
 def column_and_metric(manifest: GalleryManifest) -> tuple[str, str]:
-    """The column that an index is of, and LanceDB's distance, which orders it as the similarity does.
+    """Return the column to index, and LanceDB's distance that orders it as the similarity does.
 
-    Straight distances where there are any: by products LanceDB leaves parts of an index empty, and others too full.
+    Straight distances are preferred: by products LanceDB leaves parts of an index empty, and others too full.
     """
     match manifest.index.form:
         case "unit" | "unit_space":
@@ -285,10 +285,10 @@ def column_and_metric(manifest: GalleryManifest) -> tuple[str, str]:
 
 
 def check_recall(recall: float) -> None:
-    """Make sure that a recall can be asked for.
+    """Raise an error for an impossible recall.
 
     Raises:
-        UserError: it is not above 0 and at most 1.
+        UserError: the recall is not above 0 and at most 1.
     """
     if not 0 < recall <= 1:
         raise UserError(f"--recall {recall}: expected a share of the nearest, above 0 and at most 1")

@@ -1,4 +1,4 @@
-"""What a gallery is on the disk: its manifest, its files, and the checksums that show damage."""
+"""Files of a gallery: its manifest, LanceDB's files, and the checksums that show damage."""
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -22,22 +22,22 @@ IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
 
 
 class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
-    """An index that finds most of the nearest, and how far a search through it looks."""
+    """Approximate index, and how far a search through it goes."""
 
     name: str
-    """LanceDB's; where the table has no index of this name, the search is exact."""
+    """LanceDB's name; if the table has no index of this name, the search is exact."""
     kind: IndexKind
-    """How vectors are kept in it."""
+    """Representation of vectors in the index."""
     nprobes: PositiveInt
-    """Parts of the index that a search looks at."""
+    """Number of parts of the index that a search visits."""
     candidates: Annotated[FiniteFloat, Field(gt=0)]
-    """Images that are compared exactly, for each neighbour that is asked for."""
+    """Number of images compared exactly per requested neighbor."""
     recall: FiniteFloat
-    """Share of the 10 nearest that it found, measured on images of the gallery."""
+    """Share of the 10 nearest images that it found, measured on images of the gallery."""
 
 
 class Content(NamedTuple):
-    """What a version of a gallery held when it was written."""
+    """Contents of a version of a gallery when it was written."""
 
     images: int
     checksum: int  # the sum of the checksums of all rows: their order may change
@@ -57,30 +57,30 @@ class FileStamp(NamedTuple):
 
 
 class GalleryManifest(Description, frozen=True, strict=True):
-    """``gallery.json``: the model that all embeddings of a gallery are of, and how it was created."""
+    """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
 
     kind: ClassVar[str] = "manifest of a gallery"
     version: ClassVar[int] = 4  # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone
     older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     run: str
-    """The run whose model embeds images, where it was."""
+    """Run whose model embeds images, at the time of creation."""
     thumbnails: bool
-    """Small pictures are kept in the rows."""
+    """Whether rows have small pictures."""
     threshold: FiniteFloat | None
-    """The similarity below which an image is of no label of the gallery."""
+    """Similarity below which an image is unknown."""
     approximate: ApproximateIndex | None = None
-    """What ``dmlkit gallery index`` has built."""
+    """Index built by ``dmlkit gallery index``."""
     contents: dict[int, Content] = Field(default_factory=dict[int, Content])
-    """By version, what it held; empty where rows have no checksums. A version that a kill left may be missing."""
+    """Contents by version; empty if rows have no checksums. A version may be missing if its writer was killed."""
     files: dict[str, int] = Field(default_factory=dict[str, int])
     """CRC-32 of LanceDB's files, which never change: manifests, deletions, rows and indices."""
     stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
-    """Of the files of rows and indices; a file that still has its stamp is not read to compare its checksum."""
+    """Stamps of the files of rows and indices; a file that still has its stamp is not compared with its checksum."""
 
 
 class GalleryVersion(NamedTuple):
-    """A state of a gallery that can be restored."""
+    """State of a gallery that can be restored."""
 
     number: int
     time: datetime
@@ -88,15 +88,15 @@ class GalleryVersion(NamedTuple):
 
 
 def holds_gallery(path: Path) -> bool:
-    """Whether a folder is a gallery."""
+    """Return whether a folder is a gallery."""
     return (path / MANIFEST).exists()
 
 
 def read_gallery_manifest(path: Path) -> GalleryManifest:
-    """The manifest of a gallery.
+    """Return the manifest of a gallery.
 
     Raises:
-        UserError: there is none, or its creation was stopped, or it is damaged.
+        UserError: there is no gallery, its creation was interrupted, or it is damaged.
     """
     if not holds_gallery(path):
         stopped = (path / CREATING).exists()
@@ -110,17 +110,17 @@ def read_gallery_manifest(path: Path) -> GalleryManifest:
 
 
 def check_threshold(threshold: float | None) -> None:
-    """Make sure that similarities compare with a threshold.
+    """Raise an error for a threshold with which no similarity can be compared.
 
     Raises:
-        UserError: it is nan or infinite.
+        UserError: the threshold is nan or infinite.
     """
     if threshold is not None and not isfinite(threshold):
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
 
 def lancedb() -> Any:
-    """The package that keeps galleries, and tables for others.
+    """Return the package ``lancedb``, which stores galleries and exported tables.
 
     Raises:
         UserError: it is not installed.
@@ -142,7 +142,7 @@ CHECKED = ("id", "label", "path", "thumbnail", "point", "vector")
 """Columns that have a checksum, in the order of the checksums."""
 CHECKSUM = "checksum"
 FAULTS = (OSError, RuntimeError, ValueError, LookupError, ArithmeticError)
-"""What LanceDB and Arrow raise for damaged files."""
+"""Exceptions of LanceDB and Arrow for damaged files."""
 BLOCK = 65_536  # rows whose checksums are added at once
 
 
@@ -156,15 +156,15 @@ def way_back(path: Path) -> str:
 
 @contextmanager
 def reading(path: Path, doing: str = "read", advice: str | None = None) -> Generator[None]:
-    """Turn whatever LanceDB raises into one error that names the gallery.
+    """Turn any exception of LanceDB into one error that names the gallery.
 
-    A panic of its Rust code may be a BaseException, and no Exception. The line that Rust prints of it stays: holding
-    that back would redirect stderr for all threads of the process.
+    A panic of its Rust code may be a BaseException that is not an Exception. The line that Rust prints about it stays,
+    since suppressing it would redirect stderr for all threads of the process.
 
     Args:
         path: the gallery.
-        doing: what the block does with it.
-        advice: what to do about it; by default to restore its files or an earlier version.
+        doing: verb for what the block does with it.
+        advice: what to do about the error. Default: restore its files or an earlier version.
 
     Raises:
         UserError: the block fails.
@@ -284,13 +284,13 @@ def row_checksums(columns: Iterable[Any]) -> Any:
 
 
 def check_rows(path: Path, batch: Any, columns: Sequence[str], numbers: Sequence[int]) -> None:
-    """Make sure that columns of some rows are what was written.
+    """Raise an error unless columns of some rows are what was written.
 
     Args:
         path: the gallery.
         batch: Arrow arrays with the columns and the checksums.
-        columns: which to look at.
-        numbers: of the rows, for the error.
+        columns: names of the columns to check.
+        numbers: numbers of the rows, for the error.
 
     Raises:
         UserError: a value has another checksum.
@@ -315,19 +315,19 @@ def content_of(table: Any) -> Content:
 
 
 def check_content(path: Path, manifest: GalleryManifest, table: Any, *, is_newest: bool = True) -> bool:
-    """Make sure that a version of a gallery has the rows that it had when it was written.
+    """Raise an error unless a version of a gallery has the rows that it had when it was written.
 
     Args:
         path: the gallery.
-        manifest: read before the table was opened.
-        table: at the version.
-        is_newest: the version is what LanceDB takes for the newest one.
+        manifest: manifest, read before the table was opened.
+        table: table, at the version.
+        is_newest: whether LanceDB takes the version for the newest one.
 
     Returns:
         Whether its rows have checksums; those of older galleries have none.
 
     Raises:
-        UserError: rows are lost, or came back, or it cannot be read.
+        UserError: rows are missing or reappeared, or the table cannot be read.
     """
     with reading(path):
         version, has_checksums = table.version, CHECKSUM in table.schema.names

@@ -1,1 +1,1 @@
-"""Which images belong together: near-duplicates, and clusters."""
+"""Groups of images: near-duplicates and clusters."""

@@ -1,4 +1,4 @@
-"""Clusters of a collection: what ``dmlkit cluster`` finds."""
+"""Clusters of images: ``dmlkit cluster``."""
 
 import warnings
 from collections import Counter
@@ -36,8 +36,8 @@ class Clusters:
     """Clusters, the largest first.
 
     Args:
-        collection: whose.
-        assignments: (N,) int64, the cluster of each image from 0 on; `NOISE` for images in none.
+        collection: the images.
+        assignments: (N,) int64, cluster of each image from 0; `NOISE` for images in none.
     """
 
     collection: PointsInMemory
@@ -45,7 +45,7 @@ class Clusters:
 
     @cached_property
     def members(self) -> list[Tensor]:
-        """Rows of each cluster, the one with the greatest sum of similarities to all of them first: the medoid."""
+        """Rows of each cluster, the medoid first: the row with the greatest sum of similarities to all of them."""
         found: list[Tensor] = []
         for cluster in range(int(self.assignments.max()) + 1):
             rows = (self.assignments == cluster).nonzero()[:, 0]
@@ -55,17 +55,17 @@ class Clusters:
 
     @property
     def noise(self) -> int:
-        """How many images are in no cluster."""
+        """Number of images in no cluster."""
         return int((self.assignments == NOISE).sum())
 
     def majorities(self) -> list[tuple[str, int] | None]:
-        """The label that most images of each cluster have, and how many; None where none has one."""
+        """Return the most frequent label of each cluster and its number of images; None without labels."""
         labels = self.collection.labels
         named = ([label for row in rows.tolist() if (label := labels[row]) is not None] for rows in self.members)
         return [Counter(sorted(names)).most_common(1)[0] if names else None for names in named]
 
     def purity(self) -> float | None:
-        """The share of labelled images in clusters whose label is that of most there; None without labels."""
+        """Return the share of labeled images with the most frequent label of their cluster; None without labels."""
         labels = self.collection.labels
         labelled = sum(labels[row] is not None for row in (self.assignments >= 0).nonzero()[:, 0].tolist())
         if not labelled:
@@ -73,13 +73,13 @@ class Clusters:
         return sum(0 if most is None else most[1] for most in self.majorities()) / labelled
 
     def nmi(self) -> float | None:
-        """How much clusters and labels tell of each other, over the labelled images in clusters; None without."""
+        """Return the normalized mutual information with the labels, over labeled images in clusters; None without."""
         _, codes = self.collection.class_codes()
         kept = (codes >= 0) & (self.assignments >= 0)
         return normalized_information(Contingency.of(codes[kept], self.assignments[kept])) if kept.any() else None
 
     def write(self, path: Path) -> None:
-        """Write a CSV table: one row an image, clusters one after the other from 1 on, the medoid first; noise last."""
+        """Write a CSV table: one row per image, by cluster from 1, the medoid first; noise last."""
         collection, noise = self.collection, (self.assignments == NOISE).nonzero()[:, 0].tolist()
         numbered = [(str(number), rows.tolist()) for number, rows in enumerate(self.members, start=1)] + [("", noise)]
         rows = (
@@ -90,7 +90,7 @@ class Clusters:
         write_table(path, CLUSTER_COLUMNS, rows)
 
     def shelves(self) -> Iterator[Shelf]:
-        """A row of pictures for each cluster: its medoid, then those that are most like all the others."""
+        """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""
         for number, (rows, most) in enumerate(zip(self.members, self.majorities(), strict=True), start=1):
             told = [f"cluster {number}, {len(rows)} images", *([] if most is None else [f"{most[1]} are {most[0]}"])]
             shown = rows[:MOST_PICTURES].tolist()
@@ -106,7 +106,7 @@ def cluster(
     method: Method | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Clusters:
-    """Cluster a collection.
+    """Cluster images.
 
     Args:
         collection: of N images.
@@ -117,7 +117,7 @@ def cluster(
             ``threshold``: complete linkage for a threshold, and for K Ward's along the graph of the 15 nearest, in the
             tangent space at the origin (average linkage along that graph chains: purity 0.08 on 81 products, Ward's
             0.76); ``hdbscan`` on the graph.
-        advance: told of images whose nearest are found, or of the share of iterations.
+        advance: called with the number of images whose neighbors are found, or with the share of iterations.
 
     Raises:
         UserError: options that do not go together, a K that is not in 1..N, or fewer images than the method takes.
@@ -185,7 +185,7 @@ def _hdbscan(graph: Any, radius: float) -> Tensor:
 
 
 def _by_size(found: Tensor) -> Tensor:
-    """Clusters numbered from 0 on, the largest first; of equally large ones that of the first row."""
+    """Renumber clusters from 0, the largest first; of equally large ones that with the first row."""
     is_kept = found >= 0
     names, codes, sizes = found[is_kept].unique(return_inverse=True, return_counts=True)
     first = torch.full((len(names),), len(found)).scatter_reduce(0, codes, is_kept.nonzero()[:, 0], "amin")
@@ -202,9 +202,9 @@ ROWS = 1024  # distances of as many points to all are held at once: 82 MB in flo
 
 @torch.no_grad()
 def similarity_sums(manifold: Manifold, points: Tensor) -> Tensor:
-    """The sum of the similarities of each point (n, D) to all of them, in float64; the largest is the medoid's.
+    """Return the sum of the similarities of each point (n, D) to all points, in float64; the medoid has the largest.
 
-    Of inner products it is the product with the sum, so that no pair is looked at.
+    For inner products it is the product with the sum, without a loop over pairs.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -231,15 +231,15 @@ def frechet_kmeans(
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Tensor:
-    """Lloyd's algorithm from the seeds of k-means++, which are drawn by the distances of features.
+    """Run Lloyd's algorithm from the seeds of k-means++, which are drawn by the distances of features.
 
     Args:
         manifold: the geometry. Points go to the most similar centroid; by a dot product, which grows with the length of
             a centroid, to the nearest.
         points: (N, D).
         clusters: K, from 1 to N.
-        seed: of the seeds.
-        advance: told of N / 50 points after each iteration, of which there are 50 at most.
+        seed: seed of the random start.
+        advance: called with N / 50 points after each of at most 50 iterations.
 
     Returns:
         (N,) int64 in 0..K-1; a cluster that becomes empty takes the point farthest from its own centroid.
@@ -288,7 +288,7 @@ def _nearest(manifold: Manifold, points: Tensor, centroids: Tensor) -> tuple[Ten
 
 
 def _fill_empty(assignments: Tensor, similarity: Tensor, clusters: int) -> None:
-    """Give empty clusters the points that are farthest from their centroids, and not alone with them."""
+    """Assign to empty clusters the points farthest from their centroids, unless they are alone with these."""
     sizes = assignments.bincount(minlength=clusters)
     empty = (sizes == 0).nonzero()[:, 0].tolist()
     for row in similarity.argsort().tolist() if empty else ():

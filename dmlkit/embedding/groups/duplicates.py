@@ -1,4 +1,4 @@
-"""Near-duplicates within a collection or between two: what ``dmlkit duplicates`` finds."""
+"""Near-duplicates within a set of images or between two: ``dmlkit duplicates``."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ MOST_PICTURES = 24  # of a row of a page
 
 @dataclass(frozen=True)
 class DuplicateGroups:
-    """Groups of images in which every two are as alike as a threshold, the largest first.
+    """Groups of images in which every pair reaches a threshold, the largest first.
 
     Args:
-        collection: whose.
-        pairs: all that are as alike.
-        groups: rows of each.
+        collection: the images.
+        pairs: all pairs that reach the threshold.
+        groups: rows of each group.
     """
 
     collection: PointsInMemory
@@ -43,7 +43,7 @@ class DuplicateGroups:
 
     @cached_property
     def group_of(self) -> Tensor:
-        """The group of each image, (N,) int64; -1 where it is in none."""
+        """Group of each image, (N,) int64; -1 for an image in none."""
         found = torch.full((len(self.collection),), -1)
         for number, rows in enumerate(self.groups):
             found[rows] = number
@@ -51,27 +51,27 @@ class DuplicateGroups:
 
     @property
     def shelf_count(self) -> int:
-        """Rows of a page."""
+        """Number of rows of a page."""
         return len(self.groups)
 
     @property
     def images(self) -> int:
-        """How many are in a group."""
+        """Number of images in a group."""
         return int((self.group_of >= 0).sum())
 
     @property
     def loose(self) -> int:
-        """Pairs as alike that are in no group together: links of chains, whose ends are unlike."""
+        """Number of pairs that reach the threshold but share no group: links of chains with dissimilar ends."""
         return len(self.pairs.first) - int(self._is_within().sum())
 
     @property
     def mixed(self) -> int:
-        """How many groups hold images of several labels."""
+        """Number of groups with several labels."""
         labels = self.collection.labels
         return sum(len({labels[row] for row in rows.tolist()} - {None}) > 1 for rows in self.groups)
 
     def least(self) -> Tensor:
-        """The similarity of each image to the least alike of its group, (N,) float64; infinite outside groups."""
+        """Return the similarity (N,) of each image to the least similar one of its group; infinite outside groups."""
         found = torch.full((len(self.collection),), torch.inf, dtype=torch.float64)
         within = self._is_within()
         for ends in (self.pairs.first, self.pairs.second):
@@ -79,7 +79,7 @@ class DuplicateGroups:
         return found
 
     def write(self, path: Path) -> None:
-        """Write a CSV table: one row an image, groups one after the other."""
+        """Write a CSV table: one row per image, group after group."""
         paths, labels, least = self.collection.paths, self.collection.labels, self.least()
         rows = (
             (number, paths[row], labels[row] or "", f"{float(least[row]):.9g}")
@@ -89,7 +89,7 @@ class DuplicateGroups:
         write_table(path, GROUP_COLUMNS, rows)
 
     def shelves(self) -> Iterator[Shelf]:
-        """A row of pictures for each group."""
+        """Yield a row of pictures per group."""
         least = self.least()
         for number, group in enumerate(self.groups, start=1):
             told = f"group {number}, {len(group)} images"
@@ -105,10 +105,10 @@ class DuplicateGroups:
 
 @dataclass(frozen=True)
 class Matches:
-    """Pairs of one image of each of two collections that are as alike as a threshold.
+    """Pairs of images of two sources that reach a threshold.
 
     Args:
-        one, other: the collections.
+        one, other: the sources.
         pairs: rows of both.
     """
 
@@ -118,27 +118,27 @@ class Matches:
 
     @property
     def shelf_count(self) -> int:
-        """Rows of a page."""
+        """Number of rows of a page."""
         return self.images[0]
 
     @property
     def images(self) -> tuple[int, int]:
-        """How many images of either side have a near-duplicate on the other."""
+        """Number of images of either source with a near-duplicate in the other."""
         return len(self.pairs.first.unique()), len(self.pairs.second.unique())
 
     def write(self, path: Path) -> None:
-        """Write a CSV table, one row a pair."""
+        """Write a CSV table, one row per pair."""
         write_table(path, MATCH_COLUMNS, (self.row(place) for place in range(len(self.pairs.first))))
 
     def row(self, place: int) -> tuple[str, str, str, str, str]:
-        """A pair as `MATCH_COLUMNS`."""
+        """Return a pair as `MATCH_COLUMNS`."""
         one, other = int(self.pairs.first[place]), int(self.pairs.second[place])
         ours, theirs = self.one, self.other
         similarity = f"{float(self.pairs.similarities[place]):.9g}"
         return ours.paths[one], ours.labels[one] or "", theirs.paths[other], theirs.labels[other] or "", similarity
 
     def shelves(self) -> Iterator[Shelf]:
-        """A row of pictures for each image of the first with a near-duplicate in the other, the most alike first."""
+        """Yield a row of pictures per image of the first source with near-duplicates, the most similar first."""
         rows, counts = self.pairs.first.unique_consecutive(return_counts=True)
         blocks = torch.arange(len(self.pairs.first)).split(counts.tolist())
         for row, places in zip(rows.tolist(), blocks, strict=True):
@@ -151,10 +151,10 @@ class Matches:
 
 
 def duplicate_groups(collection: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> DuplicateGroups:
-    """The near-duplicates of a collection, by complete linkage; see `complete_groups`.
+    """Find the near-duplicates of a set of images, by complete linkage; see `complete_groups`.
 
     Raises:
-        UserError: the threshold is no similarity of the manifold, or see `near_pairs`.
+        UserError: the threshold is not a similarity of the manifold, or see `near_pairs`.
     """
     check_reachable(collection, threshold)
     with bar("comparing", len(collection)) as advance:
@@ -164,10 +164,10 @@ def duplicate_groups(collection: PointsInMemory, threshold: float, *, bar: Bar =
 
 
 def matches(one: PointsInMemory, other: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> Matches:
-    """The near-duplicates of two collections of the same model: every pair, since only those between them are asked.
+    """Find the near-duplicates between two sources of the same model: every pair of an image of each.
 
     Raises:
-        UserError: they are of two models, or see `duplicate_groups`.
+        UserError: the sources have two models, or see `duplicate_groups`.
     """
     check_same_model(other, one)
     check_reachable(one, threshold)
@@ -177,10 +177,10 @@ def matches(one: PointsInMemory, other: PointsInMemory, threshold: float, *, bar
 
 
 def check_reachable(collection: PointsInMemory, threshold: float) -> None:
-    """Refuse a threshold that no similarity reaches, and nan.
+    """Raise an error for a threshold that no similarity can reach, and for nan.
 
     Raises:
-        UserError: as it says.
+        UserError: the threshold is above the largest similarity, infinite or nan.
     """
     name = collection.manifold.similarity_name
     highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
@@ -190,7 +190,7 @@ def check_reachable(collection: PointsInMemory, threshold: float) -> None:
 
 
 def picture_of(collection: PointsInMemory, row: int, lines: Sequence[str]) -> Picture:
-    """An image of a collection for a page, its label first."""
+    """Return an image for a page, its label first."""
     label = collection.labels[row]
     told = [*([] if label is None else [label]), *lines]
     return Picture(collection.paths[row], told, collection.picture(row) or b"")
@@ -206,19 +206,19 @@ def check_leaks(
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> None:
-    """Embed all images by a run's model; pairs of two splits that are as alike as a threshold are added to findings.
+    """Embed all images with a run's model, and add the near-duplicates in two splits to findings.
 
     Args:
-        listing: of the dataset.
-        findings: that this adds to; a pair is a fault, or a note where the images are a benchmark's.
-        run: whose model.
-        threshold: the least similarity of a near-duplicate.
-        is_published: the images are a benchmark's, whose splits are as their authors want them.
+        listing: listing of the dataset.
+        findings: findings to extend; a pair is an error, or a note for a published benchmark.
+        run: run with the model.
+        threshold: minimum similarity of a near-duplicate.
+        is_published: whether the images are a published benchmark, whose splits are fixed.
         device: see `start_fabric`.
         bar: shows each step.
 
     Raises:
-        UserError: there is no such run, or it takes other samples, or see `duplicate_groups`.
+        UserError: there is no such run, it takes other samples, or see `duplicate_groups`.
     """
     fabric = start_fabric(device)
     trained = load_model(RunFolder(run), fabric)

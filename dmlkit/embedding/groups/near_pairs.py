@@ -1,4 +1,4 @@
-"""All pairs of points that are at least as alike as a threshold, found block by block."""
+"""All pairs of points whose similarity reaches a threshold, found block by block."""
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
@@ -14,7 +14,7 @@ MOST_PAIRS = 5_000_000  # 100 MB here, 2 GB while they are grouped
 BLOCK_ROWS = 16_384  # of both sides of a product: an index of 8 MB at 128 dimensions
 DISTANCE_ROWS = 2048  # float64 distances of a block and their temporaries: 32 MB each
 # Unit vectors in float32 are as long as 1 but for 2e-7, so that the cosine of equal ones is 1 - 4e-7 to 1 + 4e-7 (2 to
-# 2 048 dimensions): nothing tells a cosine above this from 1.
+# 2 048 dimensions): no cosine above this can be distinguished from 1.
 ALIKE = 1 - 1e-6
 CHECKED = 2**16  # pairs whose similarity is computed exactly at once: 64 MB at 128 dimensions
 
@@ -36,17 +36,17 @@ def near_pairs(
     *,
     advance: Callable[[int], None] = lambda _: None,
 ) -> NearPairs:
-    """Every pair whose similarity, computed in float64, is at least a threshold.
+    """Find every pair whose similarity, computed in float64, is at least a threshold.
 
     Inner products are compared in float32 first, with a margin above their rounding (Higham 2002, eq. 3.5), by faiss;
-    distances in float64, since they cancel near zero. Memory holds one block of them, and what is found.
+    distances in float64, since they cancel near zero. Memory holds one block of them, and the pairs found.
 
     Args:
-        manifold: the geometry; its similarity is compared.
+        manifold: geometry whose similarity is compared.
         points: (N, D).
-        others: (M, D) to pair them with; None: pairs of two of the points, each once.
-        threshold: the least similarity; of cosines those above `ALIKE` count as 1.
-        advance: told N in all, little by little.
+        others: (M, D) to pair them with; None: pairs within the points, each once.
+        threshold: minimum similarity; cosines above `ALIKE` count as 1.
+        advance: called with numbers of points that add up to N.
 
     Raises:
         UserError: more than `MOST_PAIRS` reach it.
@@ -89,7 +89,7 @@ def near_pairs(
 def _near_products(
     manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float
 ) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Candidates, and the share of all pairs that is looked at."""
+    """Yield candidates, and the share of all pairs that was compared."""
     import faiss
 
     sides = [manifold.product_vectors(side) for side in (points, points if others is None else others)]
@@ -125,7 +125,7 @@ def _near_distances(
 
 
 def _once(first: Tensor, second: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of one side no point is paired with itself, and none twice."""
+    """Keep each pair within one set once, and no pair of a point with itself."""
     if others is not None:
         return first, second
     kept = first < second
@@ -133,22 +133,22 @@ def _once(first: Tensor, second: Tensor, others: Tensor | None) -> tuple[Tensor,
 
 
 def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
-    """The clusters of complete linkage at the threshold of the pairs: within one every pair reaches it.
+    """Return the clusters of complete linkage at the threshold of the pairs: within a cluster every pair reaches it.
 
-    From the most alike on, two clusters become one where all pairs between them are there; their similarity is that of
-    the least alike. Single linkage would join unlike images through a chain of others. Each part that hangs together is
-    grouped alone, so that memory holds the pairs of one at a time.
+    Starting with the most similar ones, two clusters are merged if all pairs between them are given; their similarity
+    is that of the least similar pair. Single linkage would join dissimilar images through a chain of others. Each
+    connected component is grouped alone, so that memory holds the pairs of one at a time.
 
     Args:
-        pairs: of two of the points.
-        count: N, how many points there are.
+        pairs: pairs within the points.
+        count: N, number of points.
 
     Returns:
         Groups (n,) int64 of at least two, their rows ascending; the one with the smallest row first.
 
     Example:
         >>> chain = NearPairs(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([0.99, 0.98]).double())
-        >>> complete_groups(chain, 3)  # 0 and 2 are not alike
+        >>> complete_groups(chain, 3)  # 0 and 2 are not similar
         [tensor([0, 1])]
     """
     from scipy.sparse import coo_array
@@ -171,7 +171,7 @@ def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
 
 
 def _merge(edges: list[tuple[int, int, float]]) -> list[Tensor]:
-    """Merge the two most alike clusters until none are joined by all pairs; of equally alike ones the first."""
+    """Merge the two most similar clusters until none are joined by all pairs; of equally similar ones the first."""
     members: dict[int, list[int]] = {}
     links: dict[int, dict[int, float]] = {}  # of two clusters, where all pairs between them are there
     for one, other, similarity in edges:

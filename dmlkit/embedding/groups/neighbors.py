@@ -1,4 +1,4 @@
-"""The nearest of each point of a collection among all others, and the graph that they make."""
+"""Nearest neighbors of each point among all others, and the graph of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +18,13 @@ LEAST = 1e-12  # dissimilarity of equal points: scipy takes an entry of 0 for no
 def neighbors_of(
     manifold: Manifold, points: Tensor, k: int, *, advance: Callable[[int], None] = lambda _: None
 ) -> Neighbors:
-    """The k nearest others of each point (N, D), nearest first, exactly; see `Gallery`.
+    """Return the k nearest other points of each point (N, D), nearest first, exactly; see `Gallery`.
 
     Args:
-        manifold: whose similarity is the order.
+        manifold: geometry whose similarity is the order.
         points: (N, D), at least k + 1.
-        k: how many.
-        advance: told of points done.
+        k: number of neighbors.
+        advance: called with the number of points done.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -45,11 +45,11 @@ def neighbors_of(
 
 
 def connected_graph(manifold: Manifold, points: Tensor, neighbors: Neighbors) -> tuple[Any, float]:
-    """The dissimilarities of neighbours as a symmetric graph in one piece.
+    """Return the dissimilarities of neighbors as a symmetric, connected graph.
 
-    A dissimilarity is a distance, 1 less a cosine, or the largest product here less a product. Parts that no neighbour
-    joins are joined by the shortest links between their means (a spanning tree), since the clusterings of scikit-learn
-    need one piece.
+    A dissimilarity is a distance, 1 minus a cosine, or the largest product minus a product. Components are joined by
+    the shortest links between their means (a spanning tree), since the clusterings of scikit-learn need a connected
+    graph.
 
     Returns:
         A CSR array (N, N) in float64, and the similarity whose dissimilarity is 0.
@@ -75,7 +75,7 @@ def connected_graph(manifold: Manifold, points: Tensor, neighbors: Neighbors) ->
 
 @torch.no_grad()
 def _links(manifold: Manifold, points: Tensor, part_of: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """Rows to join (parts - 1,), (parts - 1,): of two neighbouring parts those that are nearest to the other's mean."""
+    """Return the rows to join, (parts - 1,) each: of two adjacent components those nearest to the other's mean."""
     from scipy.sparse.csgraph import minimum_spanning_tree
 
     members = part_of.argsort(stable=True).split(part_of.bincount().tolist())

@@ -1,1 +1,1 @@
-"""What people ask of embeddings: what is like this, and which of mine is it."""
+"""Questions to embeddings: which images are similar, and which label an image has."""

@@ -1,4 +1,4 @@
-"""The neighbours that a search has found, as people and programs read them."""
+"""Neighbors that a search has found, as tables, JSON and CSV."""
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,14 +16,14 @@ from dmlkit.files.outputs import check_output, head_of, writing
 
 
 class Neighbor(NamedTuple):
-    """One of the nearest."""
+    """One neighbor of a query."""
 
     rank: int  # from 1
     similarity: float
     item: PointItem
 
     def plain(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         item = self.item
         told = {"id": item.id, "label": item.label, "path": item.path}
         return {"rank": self.rank, "similarity": self.similarity, **told}
@@ -31,15 +31,15 @@ class Neighbor(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """The nearest of each query, nearest first.
+    """Nearest neighbors of each query, nearest first.
 
     Args:
-        searched: where.
+        searched: points that were searched.
         queries: Q paths.
         similarities: (Q, k).
-        rows: (Q, k), of what was searched.
+        rows: (Q, k) rows of the searched points.
         skipped: one message per query that could not be read.
-        index: that has found them, if the search was approximate.
+        index: index that found them, if the search was approximate.
     """
 
     searched: PointSet
@@ -51,18 +51,18 @@ class Answers:
 
     @property
     def k(self) -> int:
-        """Neighbours of a query."""
+        """Number of neighbors per query."""
         return self.rows.shape[1]
 
     def neighbors(self) -> Iterator[tuple[str, list[Neighbor]]]:
-        """Each query's path with its neighbours."""
+        """Yield each query's path with its neighbors."""
         for path, similarities, rows in zip(self.queries, self.similarities, self.rows, strict=True):
             items = self.searched.items_at(rows)
             found = zip((similarities + 0.0).tolist(), items, strict=True)  # a distance of 0 is no -0
             yield path, [Neighbor(rank, similarity, item) for rank, (similarity, item) in enumerate(found, start=1)]
 
     def plain(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return {
             "similarity": self.searched.manifold.similarity_name,
             "k": self.k,
@@ -79,7 +79,7 @@ NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path")
 
 
 def write_neighbors(answers: Answers, path: Path) -> None:
-    """One row a query and neighbour."""
+    """Write a CSV table, one row per query and neighbor."""
     rows = (
         (query, rank, f"{similarity:.9g}", item.id, item.label or "", item.path)
         for query, neighbors in answers.neighbors()
@@ -89,10 +89,10 @@ def write_neighbors(answers: Answers, path: Path) -> None:
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV table, all or nothing; a text that a spreadsheet would compute gets an apostrophe.
+    """Write a CSV table atomically; text that a spreadsheet would compute gets an apostrophe.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the table cannot be written.
     """
     with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -101,10 +101,10 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def check_table(path: Path, columns: Sequence[str], *, option: str) -> None:
-    """Make sure that a CSV table may be written.
+    """Raise an error unless a CSV table may be written.
 
     Raises:
-        UserError: there is no such folder, or something else is there.
+        UserError: there is no such folder, or the file exists and is something else.
     """
     header = ",".join(columns).encode()
     check_output(path, lambda file: head_of(file).split(b"\r\n")[0] == header, option=option)

@@ -1,4 +1,4 @@
-"""Which label of a gallery images have, or none of them: what ``dmlkit identify`` does."""
+"""Labels of images among labeled images, or none of them: ``dmlkit identify``."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 Decision = Literal["nearest", "vote", "mean"]
-VOTERS = 5  # where nothing is said
-NEAREST = 3  # pictures told of each answer
-FIRST = 16  # neighbours in which another label is looked for at first
+VOTERS = 5  # by default
+NEAREST = 3  # images listed per answer
+FIRST = 16  # neighbors in which another label is looked for at first
 ANSWER_COLUMNS = ("path", "label", "score", "margin", *(f"nearest_{rank}" for rank in range(1, NEAREST + 1)))
 
 
 class Answer(NamedTuple):
-    """What one image is taken for."""
+    """Answer for one image."""
 
     label: str  # UNKNOWN where the score is below the threshold
     score: float  # similarity of the label's nearest picture, or of its mean
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Identified:
-    """Answers with the pictures that are nearest."""
+    """Answers with the nearest images."""
 
     answers: list[Answer]
     neighbors: Answers
@@ -67,26 +67,25 @@ def identify(
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Identified:
-    """The label of each image, or that it has none of the gallery's.
+    """Find the label of each image among labeled images, or report it as unknown.
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
         images: what to identify, see `open_queries`.
-        by: ``nearest`` takes the label of the nearest picture; ``vote`` the one that most of the k nearest have, of
-            equally many that of the nearest; ``mean`` that of the nearest Fréchet mean of a label's pictures.
-        k: pictures that vote, 5 where nothing is said.
-        threshold: a label whose score is lower is `UNKNOWN`; Default: that of the gallery, or of its
-            calibrated run.
+        by: ``nearest`` takes the label of the nearest image; ``vote`` the most frequent one of the k nearest, if tied
+            that of the nearest; ``mean`` that of the nearest Fréchet mean of a label's images.
+        k: number of images that vote. Default: 5.
+        threshold: a lower score makes an image `UNKNOWN`. Default: that of the gallery, or of its calibrated run.
         run: run that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
         device: see `start_fabric`.
         bar: shows each step.
 
     Raises:
-        UserError: the gallery is empty, or holds a picture without a label, or the images are of another model.
+        UserError: the source is empty or has an image without a label, or the queries come from another model.
     """
     if k is not None and (k < 1 or by != "vote"):
-        raise UserError(f"-k {k}: expected at least 1 neighbour, with --by vote")
+        raise UserError(f"-k {k}: expected at least 1 neighbor, with --by vote")
     check_threshold(threshold)
     kind = kind_of(source)
     searched = open_points(source, device=device if kind == "run" else None, labels=labels, manifold=manifold, bar=bar)
@@ -118,13 +117,13 @@ def _threshold_of(searched: PointSet) -> float | None:
 
 
 Decided = tuple[int, float, float | None]
-"""The code of a label, its score and its margin."""
+"""Code of a label, its score and its margin."""
 
 
 def _by_pictures(
     searcher: StoredGallery | ApproximateGallery, codes: np.ndarray, asked: PointSet, voters: int
 ) -> Iterator[Decided]:
-    """Look among more and more neighbours, until there is one of another label."""
+    """Search among more and more neighbors, until there is one with another label."""
     labels = len(np.unique(codes))
     for block in asked.blocks(QUERY_ROWS):
         decided: dict[int, Decided] = {}
@@ -141,7 +140,7 @@ def _by_pictures(
 
 
 def _vote(near: list[int], similarities: list[float], voters: int) -> Decided:
-    """The label of most voters, of equally many that of the nearest, with its score and margin."""
+    """Return the label of most voters, if tied that of the nearest, with its score and margin."""
     winner = Counter(near[:voters]).most_common(1)[0][0]  # in the order in which they come first
     others = [similarity for code, similarity in zip(near, similarities, strict=True) if code != winner]
     score = similarities[near.index(winner)]

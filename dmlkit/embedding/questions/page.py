@@ -1,4 +1,4 @@
-"""Queries and what was found for them as one HTML file that needs nothing else: pictures are in it, small."""
+"""Queries and their results as one self-contained HTML file with small pictures."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import html
 from dmlkit.files.outputs import check_output, head_of, writing
 
-MOST = 200  # queries of a page: with 10 neighbours each 2 200 pictures, about 10 MB
+MOST = 200  # queries of a page: with 10 neighbors each 2 200 pictures, about 10 MB
 GENERATOR = '<meta name="generator" content="dmlkit">'
 STYLE = """
 :root { color-scheme: light dark; font: 15px/1.4 system-ui, sans-serif; }
@@ -37,13 +37,13 @@ figcaption span { display: block; }
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a page.
+    """Picture of a page.
 
     Args:
-        path: of the image.
-        lines: said of it, beside the path.
-        stored: a JPEG of it; empty where it is known that there is none; None: the file is read.
-        is_right: whether it is what was asked for, where that is known; told by a mark, a word and a frame.
+        path: path of the image.
+        lines: text below it, in addition to the path.
+        stored: JPEG; empty if there is none; None: the file is read.
+        is_right: whether it is a correct result, if known; shown by a mark, a word and a frame.
     """
 
     path: str
@@ -54,20 +54,20 @@ class Picture:
 
 @dataclass(frozen=True)
 class Shelf:
-    """One row of a page: a query and what was found for it."""
+    """Row of a page: a query and its results."""
 
     asked: Picture
     found: Sequence[Picture]
 
 
 class Page:
-    """An HTML file while it is written.
+    """HTML file while it is written.
 
     Args:
-        file: opened for text; its head is written.
+        file: text file whose head is written.
 
     Attributes:
-        gone: how many pictures are placeholders, since their images are not where they were.
+        gone: number of pictures that are placeholders, because their images are missing.
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -79,11 +79,11 @@ class Page:
         self.markup(f"<p>{html(text)}</p>")
 
     def markup(self, markup: str) -> None:
-        """Write HTML in which all text from outside is escaped already."""
+        """Write HTML in which all external text is already escaped."""
         self.file.write(f"{markup}\n")
 
     def figures(self, pictures: Iterable[Picture]) -> str:
-        """Pictures as HTML, those that are gone counted."""
+        """Return pictures as HTML, and count missing ones."""
         found = [_figure(picture) for picture in pictures]
         self.gone += sum("<img" not in figure for figure in found)
         return "\n".join(found)
@@ -98,16 +98,16 @@ class Page:
 
 @contextmanager
 def open_page(path: Path, title: str, *, style: str = "", script: str = "") -> Generator[Page]:
-    """A page to write, all or nothing. It loads nothing, and runs no script but the one given.
+    """Open a page that is written atomically; it loads nothing, and runs no script except the given one.
 
     Args:
         path: the file.
-        title: of the page.
-        style: CSS beside `STYLE`.
-        script: JavaScript that runs once the page is there; the policy of the page allows it by its hash.
+        title: title of the page.
+        style: CSS in addition to `STYLE`.
+        script: JavaScript that runs when the page is loaded; the policy of the page allows it by its hash.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the page cannot be written.
     """
     with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.write(_head(title, STYLE + style, script))
@@ -121,16 +121,16 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
 
     Args:
         path: the file.
-        title: of the page.
+        title: title of the page.
         notes: lines below the title.
         shelves: rows, of which the first `MOST` are shown.
-        rows: what they are.
+        rows: plural noun for the rows.
 
     Returns:
-        How many pictures are placeholders, since their images are not where they were.
+        Number of pictures that are placeholders, because their images are missing.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the page cannot be written.
     """
     with open_page(path, title) as page:
         for note in notes:
@@ -144,10 +144,10 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
 
 
 def check_page(path: Path, *, option: str) -> None:
-    """Make sure that a page may be written.
+    """Raise an error unless a page may be written.
 
     Raises:
-        UserError: something else is there.
+        UserError: the file exists and is something else.
     """
     check_output(path, lambda file: GENERATOR.encode() in head_of(file), option=option)
 

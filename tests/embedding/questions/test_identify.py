@@ -126,7 +126,7 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
     for words, told in (
         ((gallery, place / "asked"), "1 of 3 images have no label"),
         ((place / "gallery", place / "asked", "-k", 0, "--by", "vote"), "-k 0: expected at least 1"),
-        ((place / "gallery", place / "asked", "-k", 3), "-k 3: expected at least 1 neighbour, with --by vote"),
+        ((place / "gallery", place / "asked", "-k", 3), "-k 3: expected at least 1 neighbor, with --by vote"),
         ((place / "gallery", place / "asked", "--threshold", "nan"), "--threshold nan: expected a similarity"),
         ((place / "gallery", tmp_path / "none"), "no such file or folder"),
         ((place / "gallery", other), "embeddings of 8 dimensions, but"),
