@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import require_similarity
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ProxyLossConfig, SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
 from dmlkit.manifolds.base import Manifold
 
@@ -34,7 +34,7 @@ class ArcFaceConfig(ProxyLossConfig, frozen=True):
         return ArcFace(manifold, num_classes, **self.options())
 
 
-class ArcFace(ProxyLoss):
+class ArcFace(SoftmaxLoss):
     r"""Deng et al., CVPR 2019 (arXiv:1801.07698), eq. 3.
 
     .. math:: \frac{1}{B} \sum_i -\log

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import require_similarity
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ProxyLossConfig, SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
 from dmlkit.manifolds.base import Manifold
 
@@ -32,7 +32,7 @@ class CosFaceConfig(ProxyLossConfig, frozen=True):
         return CosFace(manifold, num_classes, **self.options())
 
 
-class CosFace(ProxyLoss):
+class CosFace(SoftmaxLoss):
     r"""Wang et al., CVPR 2018 (arXiv:1801.09414), eq. 4.
 
     .. math:: \frac{1}{B} \sum_i -\log

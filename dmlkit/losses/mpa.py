@@ -10,7 +10,7 @@ from dmlkit.component import Requirement
 from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.centers import CenterPooling, center_distances, pool_centers
 from dmlkit.losses.proxies.classes import Block, Classes, ClosedForm, Terms, anchor_terms, with_gradient
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ClassSumLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
@@ -43,7 +43,7 @@ class MPAConfig(ProxyLossConfig, frozen=True):
         return MPA(manifold, num_classes, transport=transport, **self.options("transport"))
 
 
-class MPA(ProxyLoss):
+class MPA(ClassSumLoss):
     r"""Saeki et al. 2022 (arXiv:2110.03997), eq. 1, 3, 6 and 7, with any similarity s and distance d.
 
     .. math:: S(x, c) &= \sum_k \frac{e^{s(x, w_{ck}) / \gamma}}{\sum_l e^{s(x, w_{cl}) / \gamma}} s(x, w_{ck}) \\

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ProxyLossConfig, SoftmaxLoss
 from dmlkit.manifolds.base import Manifold
 
 
@@ -19,7 +19,7 @@ class NormSoftmaxConfig(ProxyLossConfig, frozen=True):
         return NormSoftmax(manifold, num_classes, **self.options())
 
 
-class NormSoftmax(ProxyLoss):
+class NormSoftmax(SoftmaxLoss):
     r"""Zhai & Wu, BMVC 2019 (arXiv:1811.12649), eq. 3, with any similarity s in place of the cosine.
 
     .. math:: \frac{1}{B} \sum_i -\log \frac{e^{s(x_i, p_{y_i}) / \sigma}}{\sum_c e^{s(x_i, p_c) / \sigma}}

@@ -9,7 +9,7 @@ from torch import Tensor
 from dmlkit.component import Requirement
 from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, anchor_terms
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ClassSumLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights, TransportWeightsConfig
 from dmlkit.manifolds.base import Manifold
@@ -34,7 +34,7 @@ class ProxyAnchorConfig(ProxyLossConfig, frozen=True):
         return ProxyAnchor(manifold, num_classes, transport=transport, **self.options("transport"))
 
 
-class ProxyAnchor(ProxyLoss):
+class ProxyAnchor(ClassSumLoss):
     r"""Kim et al., CVPR 2020 (arXiv:2003.13911), eq. 4; s = relative similarity, P+ = classes in the batch.
 
     .. math:: \frac{1}{|P^+|} \sum_{p \in P^+} \log(1 + \sum_{y_x = p} e^{-\alpha (s(x,p) - \delta)})

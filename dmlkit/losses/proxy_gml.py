@@ -15,7 +15,7 @@ from dmlkit.losses.base import require_similarity
 from dmlkit.losses.proxies.classes import Block, Classes, computed_once, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig, require_all
 from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd, largest
-from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
+from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy, mean_softmax_loss
 from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine", "dot")
@@ -124,11 +124,11 @@ class ProxyGML(ProxyLoss):
         def logits(block: Block) -> Tensor:
             return self.linked_sum(block, threshold)
 
-        loss = mean_softmax_loss(classes, self.row_losses, logits, self.scale)
+        loss = mean_softmax_loss(classes, self._row_losses, logits, self.scale)
         return loss + self.regularizer_weight * self.regularizer() if self.regularizer_weight else loss
 
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        rows, has_own = super().row_losses(others, own), own != -torch.inf  # nan stays nan
+    def _row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        rows, has_own = cross_entropy(others, own), own != -torch.inf  # nan stays nan
         return RowLosses(*(torch.where(has_own, of_rows, 0) for of_rows in rows))
 
     def linked_sum(self, block: Block, threshold: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from dmlkit.losses.proxies.informative import (
     NegativePenalty,
     PositivePenalty,
 )
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ClassSumLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.manifolds.base import Manifold
 
@@ -37,7 +37,7 @@ class ProxyISAConfig(InformativeConfig, ProxyLossConfig, frozen=True):
         return ProxyISA(manifold, num_classes, **self.options())
 
 
-class ProxyISA(ProxyLoss):
+class ProxyISA(ClassSumLoss):
     r"""Li et al., MM Asia 2022, eq. 8-17; s = relative similarity, C+ = classes in the batch.
 
     .. math:: \frac{1}{\sum_{c \in C^+} \bar\omega_c^+} \sum_{c \in C^+} \log(1 + \sum_{y_x = c}

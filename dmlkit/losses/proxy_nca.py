@@ -11,7 +11,7 @@ from dmlkit.component import Requirement
 from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.informative import InformativeConfig, InformativeWeights
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ProxyLossConfig, SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
 from dmlkit.manifolds.base import Manifold
 
@@ -36,7 +36,7 @@ class ProxyNCAConfig(ProxyLossConfig, frozen=True):
         return ProxyNCA(manifold, num_classes, informative=informative, **self.options("informative"))
 
 
-class ProxyNCA(ProxyLoss):
+class ProxyNCA(SoftmaxLoss):
     r"""Movshovitz-Attias et al., ICCV 2017 (arXiv:1703.07464), eq. 4, with a scale and any similarity s.
 
     .. math:: \frac{1}{B} \sum_i -\log \frac{e^{\sigma s(x_i, p_{y_i})}}{\sum_{c \in Z_i} e^{\sigma s(x_i, p_c)}}

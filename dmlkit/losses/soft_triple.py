@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dmlkit.losses.proxies.centers import mean_center_distance, pool_centers
 from dmlkit.losses.proxies.classes import Classes
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ProxyLossConfig, SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
 from dmlkit.manifolds.base import Manifold
 
@@ -31,7 +31,7 @@ class SoftTripleConfig(ProxyLossConfig, frozen=True):
         return SoftTriple(manifold, num_classes, **self.options())
 
 
-class SoftTriple(ProxyLoss):
+class SoftTriple(SoftmaxLoss):
     r"""Qian et al., ICCV 2019 (arXiv:1909.05235), eq. 7-10, with any similarity s and distance d.
 
     .. math:: S_{ic} &= \sum_k \frac{e^{s(x_i, w_{ck}) / \gamma}}{\sum_l e^{s(x_i, w_{cl}) / \gamma}} s(x_i, w_{ck}) \\

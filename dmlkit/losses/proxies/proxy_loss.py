@@ -1,5 +1,6 @@
 """Base of losses over learnable proxies: selects the classes of a step and combines blocks of similarities."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from math import ceil
 from typing import Annotated, ClassVar, NamedTuple
@@ -8,6 +9,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from dmlkit.component import MemberError
 from dmlkit.distributed.class_shard import ClassShard, ShardedParameter
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, sum_over_classes
@@ -28,18 +30,25 @@ class ProxyLossConfig(LossConfig, frozen=True, abstract=True):
 
 
 class ProxyLoss(Loss):
-    """A loss over proxies, computed in blocks: a sum of `class_terms`, or a softmax of ``logit_scale * logits``.
+    """A loss over proxies, computed in blocks of classes; see `ClassSumLoss` and `SoftmaxLoss`.
 
     Args:
         manifold, num_classes: see `Loss`.
         proxies_per_class: K, or None for proxies (C, d).
         pool: reduces similarities (B, K, w) to (B, w); None passes all K to the loss.
-        logit_scale: > 0, inverse temperature of a loss with a softmax.
         chunk_size: number of classes to compute at a time; None selects it by size.
         negative_fraction: fraction of the classes that a training step computes, in (0, 1]; evaluation computes all.
     """
 
     closed_form = True  # use closed-form gradients if the loss has them; autograd gives the same numbers
+
+    def __init_subclass__(cls) -> None:
+        for method, base in (("class_terms", "ClassSumLoss"), ("logits", "SoftmaxLoss"), ("row_losses", "SoftmaxLoss")):
+            if method in vars(cls) and cls.over is ProxyLoss.over:
+                raise MemberError(
+                    f"{cls.__name__}: a loss with {method} derives from {base}; change two lines: "
+                    f"`from dmlkit.losses.proxies.proxy_loss import {base}` and `class {cls.__name__}({base}):`"
+                )
 
     def __init__(
         self,
@@ -48,38 +57,22 @@ class ProxyLoss(Loss):
         *,
         proxies_per_class: int | None = None,
         pool: Pool | None = None,
-        logit_scale: float = 1.0,
         chunk_size: int | None = None,
         negative_fraction: float = 1.0,
     ) -> None:
         super().__init__(manifold, num_classes)
         if not 0 < negative_fraction <= 1:
             raise ValueError(f"{type(self).__name__}: expected negative_fraction in (0, 1], got {negative_fraction}")
-        self.measure, self.logit_scale, self.chunk_size = similarity_to(manifold, pool), logit_scale, chunk_size
+        self.measure, self.chunk_size = similarity_to(manifold, pool), chunk_size
         self.negative_fraction, self.shard = negative_fraction, ClassShard(num_classes)
         self.proxies = manifold.new_proxies(num_classes, *([] if proxies_per_class is None else [proxies_per_class]))
 
-    def class_terms(self, block: Block) -> Terms:
-        """Compute the terms (w,) of the classes of a block, for a loss that is a sum over classes."""
-        raise NotImplementedError
-
-    def logits(self, block: Block) -> Tensor:
-        """Compute the unscaled logits (B, w) of a block, for a loss with a softmax over the classes of each row."""
-        return block.similarity
-
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        """Apply a `RowLoss` to log sum_{c != y} exp(z_c) and z_y, (B,) each, for a softmax loss; here cross-entropy."""
-        return cross_entropy(others, own)
+    @abstractmethod
+    def over(self, classes: Classes) -> Tensor:
+        """Compute the loss over the classes of a step."""
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         return self.over(self.classes(embeddings, labels))
-
-    def over(self, classes: Classes) -> Tensor:
-        """Compute the loss over the classes of a step."""
-        if type(self).class_terms is not ProxyLoss.class_terms:
-            return sum_over_classes(classes, self.class_terms)
-        logits = None if type(self).logits is ProxyLoss.logits else self.logits
-        return mean_softmax_loss(classes, self.row_losses, logits, self.logit_scale)
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
         """Return the classes of this step: all of this rank's, or a sample."""
@@ -93,6 +86,58 @@ class ProxyLoss(Loss):
 
     def sharded_parameters(self) -> list[ShardedParameter]:
         return [ShardedParameter("proxies", self.proxies, self.shard)] if self.shard.ranks > 1 else []
+
+
+class ClassSumLoss(ProxyLoss):
+    """A loss over proxies that is a sum of terms of the classes."""
+
+    @abstractmethod
+    def class_terms(self, block: Block) -> Terms:
+        """Compute the terms (w,) of the classes of a block."""
+
+    def over(self, classes: Classes) -> Tensor:
+        return sum_over_classes(classes, self.class_terms)
+
+
+class SoftmaxLoss(ProxyLoss):
+    """A loss over proxies that depends on a softmax of ``logit_scale * logits`` over the classes of each row.
+
+    Args:
+        manifold, num_classes, proxies_per_class, pool, chunk_size, negative_fraction: see `ProxyLoss`.
+        logit_scale: > 0, inverse temperature.
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        num_classes: int,
+        *,
+        logit_scale: float = 1.0,
+        proxies_per_class: int | None = None,
+        pool: Pool | None = None,
+        chunk_size: int | None = None,
+        negative_fraction: float = 1.0,
+    ) -> None:
+        super().__init__(
+            manifold,
+            num_classes,
+            proxies_per_class=proxies_per_class,
+            pool=pool,
+            chunk_size=chunk_size,
+            negative_fraction=negative_fraction,
+        )
+        self.logit_scale = logit_scale
+
+    def logits(self, block: Block) -> Tensor:
+        """Compute the unscaled logits (B, w) of a block; here the similarities."""
+        return block.similarity
+
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        """Apply a `RowLoss` to log sum_{c != y} exp(z_c) and z_y, (B,) each; here cross-entropy."""
+        return cross_entropy(others, own)
+
+    def over(self, classes: Classes) -> Tensor:
+        return mean_softmax_loss(classes, self.row_losses, self.logits, self.logit_scale)
 
 
 class Selection(NamedTuple):

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.losses.proxies.classes import Block, Classes, GradientSums, refuse_gradient_of_gradient
-from dmlkit.losses.proxies.similarity import PullBack
 from dmlkit.manifolds.numerics.autocast import without_autocast
 
 Logits = Callable[[Block], Tensor]
@@ -40,32 +39,25 @@ def cross_entropy(others: Tensor, own: Tensor) -> RowLosses:
     return RowLosses(softplus(gap), slope, -slope)
 
 
-def mean_softmax_loss(classes: Classes, row_loss: RowLoss, logits: Logits | None = None, scale: float = 1.0) -> Tensor:
+def mean_softmax_loss(classes: Classes, row_loss: RowLoss, logits: Logits, scale: float = 1.0) -> Tensor:
     """Compute the mean of a loss of the rows, which depends on the classes only by the two numbers of a softmax.
 
     Args:
         classes: the classes of the step.
         row_loss: a function of the logits z times the scale a.
-        logits: z of a block; may not depend on other blocks. None uses the similarities themselves.
+        logits: z of a block; may not depend on other blocks.
         scale: a > 0; saves two passes over a block compared with scaling inside ``logits``.
 
     Returns:
         A scalar, differentiable once.
     """
-    tensors = classes.embeddings, classes.proxies, *classes.parameters
-    if torch.is_grad_enabled() and logits is None and _fit_at_once(classes):
-        return _MeanLossAtOnce.apply(classes, row_loss, scale, *tensors)
-    logits = logits or _similarity
     if torch.is_grad_enabled():
+        tensors = classes.embeddings, classes.proxies, *classes.parameters
         return _MeanLoss.apply(classes, row_loss, logits, scale, *tensors)
     sums = _RowSums(classes)
     for block in classes.blocks():
         sums.add(_BlockSoftmax.of(block, logits(block), scale))
     return row_loss(*sums.over_ranks()).values.mean()
-
-
-def _similarity(block: Block) -> Tensor:
-    return block.similarity
 
 
 class _BlockSoftmax(NamedTuple):
@@ -152,51 +144,3 @@ def _popped(kept: list[_BlockSoftmax]) -> Iterator[_BlockSoftmax]:
     """Yield what was kept, last first because it is still in the cache; each block is freed after use."""
     while kept:
         yield kept.pop()
-
-
-def _fit_at_once(classes: Classes) -> bool:
-    """Return whether one block holds all classes, each row has other classes, and the similarities may be kept."""
-    return classes.keep and classes.shard.ranks == 1 and 1 < len(classes.proxies) <= classes.block_size
-
-
-class _SoftmaxAtOnce(NamedTuple):
-    """The softmax of all similarities at once."""
-
-    pull_back: PullBack
-    own: Tensor  # scaled similarity to the own class, (B, 1)
-    others: Tensor  # log of the sum of exponentials over the other classes, (B,)
-    shares: Tensor  # share of each other class in that sum, 0 for the own, (B, n)
-
-    @classmethod
-    def of(cls, classes: Classes, scale: float) -> "_SoftmaxAtOnce":
-        with torch.enable_grad():
-            similarity, pull_back = classes.measure(classes.embeddings, classes.proxies, classes.parameters)
-        exponent, column = similarity.detach() * scale, classes.labels[:, None]
-        own = exponent.gather(1, column)
-        shares = exponent.scatter_(1, column, -torch.inf).softmax(1)
-        return cls(pull_back, own, exponent.amax(1) - shares.amax(1).log_(), shares)
-
-
-class _MeanLossAtOnce(torch.autograd.Function):
-    """Like `_MeanLoss` with fewer tensors: a step takes a sixth less time at C = 100, B = 180 (1.35 ms, not 1.62)."""
-
-    @staticmethod
-    def forward(ctx: Any, classes: Classes, row_loss: RowLoss, scale: float, *tensors: Tensor) -> Tensor:
-        ctx.arguments = classes, scale
-        ctx.kept = softmax = _SoftmaxAtOnce.of(classes, scale)
-        ctx.rows = row_loss(softmax.others, softmax.own[:, 0])
-        ctx.save_for_backward(*tensors)
-        return ctx.rows.values.mean()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        refuse_gradient_of_gradient()
-        (classes, scale), kept, ctx.kept = ctx.arguments, ctx.kept, None
-        _, proxies, *_ = ctx.saved_tensors  # raises if they have changed
-        grad_others, grad_own = _row_gradients(ctx.rows, grad_outputs[0], scale)
-        of_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format)
-        with without_autocast(proxies):
-            softmax = kept or _SoftmaxAtOnce.of(classes, scale)  # again in a second backward pass
-            gradient = softmax.shares.mul_(grad_others).scatter_(1, classes.labels[:, None], grad_own)
-            of_embeddings, *of_parameters = softmax.pull_back(gradient, of_proxies)
-        return None, None, None, of_embeddings, of_proxies, *of_parameters

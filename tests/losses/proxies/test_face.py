@@ -12,11 +12,11 @@ from pydantic import PositiveFloat, TypeAdapter
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from dmlkit.component import one_of
+from dmlkit.component import MemberError, one_of
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies import classes as closed_form
 from dmlkit.losses.proxies.classes import Block, ClosedForm, GradientSums, Terms
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
+from dmlkit.losses.proxies.proxy_loss import ClassSumLoss, ProxyLoss, ProxyLossConfig, SoftmaxLoss
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.manifolds.base import Manifold
 from tests.conftest import ROOT
@@ -53,7 +53,7 @@ class ProxyHingeConfig(ProxyLossConfig, frozen=True):
         return ProxyHinge(manifold, num_classes, **self.options())
 
 
-class ProxyHinge(ProxyLoss):
+class ProxyHinge(ClassSumLoss):
     r"""Every row is as near as delta to the proxy of its class, and no nearer than 0 to any other.
 
     .. math:: \frac{1}{B} \sum_i ( \max(0, \delta - s(x_i, p_{y_i})) + \sum_{c \ne y_i} \max(0, s(x_i, p_c)) )
@@ -79,14 +79,14 @@ class ProxyHinge(ProxyLoss):
 LossConfig.variants.pop("example_proxy_hinge")  # so that no other test meets it; `registered` puts it back
 
 
-class PlainSoftmax(ProxyLoss):
+class PlainSoftmax(SoftmaxLoss):
     """Cross-entropy of 20 s: an example of a loss with a softmax."""
 
     def logits(self, block: Block) -> Tensor:
         return 20 * block.similarity
 
 
-class ScaledSoftmax(ProxyLoss):
+class ScaledSoftmax(SoftmaxLoss):
     """The same by a logit scale."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -241,3 +241,18 @@ def test_all_of_proxy_anchor_is_in_at_most_7_files():
         found.add(name)
         left += set(re.findall(r"from (dmlkit\.losses\.[\w.]+) import", text)) - found
     assert len(found) <= 7
+
+
+def test_a_plugin_with_the_former_base_gets_the_two_lines_to_change():
+    with pytest.raises(MemberError) as raised:
+
+        class Mine(ProxyLoss):
+            def class_terms(self, block: Block) -> Tensor:
+                return block.similarity.sum(0)
+
+    assert str(raised.value) == (
+        "Mine: a loss with class_terms derives from ClassSumLoss; change two lines: "
+        "`from dmlkit.losses.proxies.proxy_loss import ClassSumLoss` and `class Mine(ClassSumLoss):`"
+    )
+    with pytest.raises(MemberError, match="a loss with row_losses derives from SoftmaxLoss"):
+        type("Other", (ProxyLoss,), {"row_losses": lambda *_: None})
