@@ -211,11 +211,44 @@ def evaluated_kind(
     """
     given = [name for name, path in arrays.items() if path is not None]
     if untrained:
-        options = {"--checkpoint": of_runs["--checkpoint"], "--manifold": manifold}
-        refuse("--untrained, which has no head and no checkpoint", options)
-        refuse("--untrained, which needs a recipe or a run", dict.fromkeys(given, True))
-        if source is None:
-            raise UserError("eval: --untrained needs a RECIPE or a RUN, e.g. dmlkit eval recipe.yaml --untrained")
+        refuse_untrained(source, given, {"--checkpoint": of_runs["--checkpoint"], "--manifold": manifold})
+        return "untrained"
+    check_arrays(source, arrays, given)
+    if source is None:
+        refuse("arrays", of_runs)
+        return "array"
+    if source.is_file():
+        raise UserError(
+            f"eval: {source}: got a file, expected a run or embeddings folder; for a recipe use --untrained, or train "
+            "it first"
+        )
+    kind = kind_of(source)
+    check_options(source, kind, {**of_runs, "--manifold": manifold})
+    if kind == "images":
+        raise UserError(f"eval: {source}: expected {EXPECTED}, or --dataset-root {source} with a run")
+    return kind
+
+
+def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:
+    """Refuse what does not go with ``--untrained``.
+
+    Raises:
+        UserError: an option does not apply, or the source is not a recipe or a run.
+    """
+    refuse("--untrained, which has no head and no checkpoint", options)
+    refuse("--untrained, which needs a recipe or a run", dict.fromkeys(given, True))
+    if source is None:
+        raise UserError("eval: --untrained needs a RECIPE or a RUN, e.g. dmlkit eval recipe.yaml --untrained")
+    if source.is_dir() and kind_of(source) in ("embeddings", "gallery"):
+        raise UserError(f"eval: {source} is {NAMES[kind_of(source)]}; --untrained needs a recipe or a run")
+
+
+def check_arrays(source: Path | None, arrays: dict[str, Path | None], given: list[str]) -> None:
+    """Refuse a source with arrays, neither of them, and arrays without their labels.
+
+    Raises:
+        UserError: one of these.
+    """
     if (source is None) == (not given):
         if source is not None and given == ["--labels"]:
             check_options(source, kind_of(source), {"--labels": arrays["--labels"]})
@@ -225,23 +258,6 @@ def evaluated_kind(
             f"eval: got {' '.join(given)}; expected --embeddings and --labels, and optionally both --gallery and "
             "--gallery-labels"
         )
-    if source is None:
-        refuse("arrays", of_runs)
-        return "array"
-    if source.is_dir() and untrained and kind_of(source) in ("embeddings", "gallery"):
-        raise UserError(f"eval: {source} is {NAMES[kind_of(source)]}; --untrained needs a recipe or a run")
-    if source.is_file() and not untrained:
-        raise UserError(
-            f"eval: {source}: got a file, expected a run or embeddings folder; for a recipe use --untrained, or train "
-            "it first"
-        )
-    if untrained:
-        return "untrained"
-    kind = kind_of(source)
-    check_options(source, kind, {**of_runs, "--manifold": manifold})
-    if kind == "images":
-        raise UserError(f"eval: {source}: expected {EXPECTED}, or --dataset-root {source} with a run")
-    return kind
 
 
 def refuse(what: str, options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
 from dmlkit.files.outputs import check_place
-from dmlkit.files.source import NAMES, kind_of
+from dmlkit.files.source import NAMES, check_options, kind_of
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -115,25 +115,14 @@ def export(
         raise UserError("export: --output is empty; expected a file, a folder or an address")
     if output is not None and not is_store and is_address(str(output)):
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
-    path = None if output is None or is_store else Path(output)
     if format in get_args(ModelFormat):
-        kind = cast(ModelFormat, format)
-        if source.exists() and (found := kind_of(source)) not in ("run", "images"):
-            raise UserError(f"{source}: expected a run, since --format {format} exports a model; got {NAMES[found]}")
-        run = RunFolder(source)
-        if path is not None:
-            check_place(path, [run.recipe().dataset.data_root])
-            check_model_output(kind, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
-        trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides, merged=False)
-        path = path or run.exports / MODEL_FILES[kind]
-        manifest = export_model(trained, kind, path, threshold_of(run, trained.model.fingerprint()))
-        return Exported([path, manifest_path(path)], manifest)
-    if source.exists() and (found := kind_of(source)) in ("run", "gallery", "array"):
-        first = f": run dmlkit embed {source} first" if found == "run" else ""
-        raise UserError(f"{source}: is {NAMES[found]}; --format {format} exports a folder of embeddings{first}")
-    for name, value in (("--checkpoint", checkpoint), ("--set", overrides)):
-        if value:
-            raise UserError(f"export: {name} does not apply to a folder of embeddings; remove this option")
+        path = None if output is None else Path(output)
+        return _export_run(source, cast(ModelFormat, format), path, checkpoint, overrides)
+    kind = kind_of(source) if source.exists() else "embeddings"
+    if kind in ("run", "gallery", "array"):
+        first = f": run dmlkit embed {source} first" if kind == "run" else ""
+        raise UserError(f"{source}: is {NAMES[kind]}; --format {format} exports a folder of embeddings{first}")
+    check_options(source, "embeddings", {"--checkpoint": checkpoint, "--set": list(overrides)})
     if output is not None and not is_address(str(output)):
         check_place(Path(output), data_of(EmbeddingFolder(source)))
     if is_store:
@@ -141,10 +130,33 @@ def export(
         target = None if output is None else str(output)
         to, notes = export_to_store(folder, store, target, table, overwrite=overwrite, bar=bar)
         return Exported([to], notes=notes)
-    kind = cast(EmbeddingFormat, format)
+    return _export_files(source, cast(EmbeddingFormat, format), None if output is None else Path(output))
+
+
+def _export_run(
+    source: Path,
+    format: ModelFormat,  # noqa: A002
+    path: Path | None,
+    checkpoint: CheckpointName | None,
+    overrides: Sequence[str],
+) -> Exported:
+    kind = kind_of(source) if source.exists() else "run"
+    if kind not in ("run", "images"):
+        raise UserError(f"{source}: expected a run, since --format {format} exports a model; got {NAMES[kind]}")
+    run = RunFolder(source)
     if path is not None:
-        check_embeddings_output(source, kind, path)
-    return Exported([*export_embeddings(EmbeddingFolder(source), kind, path or source / EMBEDDING_FILES[kind])])
+        check_place(path, [run.recipe().dataset.data_root])
+        check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
+    trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides, merged=False)
+    path = path or run.exports / MODEL_FILES[format]
+    manifest = export_model(trained, format, path, threshold_of(run, trained.model.fingerprint()))
+    return Exported([path, manifest_path(path)], manifest)
+
+
+def _export_files(source: Path, format: EmbeddingFormat, path: Path | None) -> Exported:  # noqa: A002
+    if path is not None:
+        check_embeddings_output(source, format, path)
+    return Exported([*export_embeddings(EmbeddingFolder(source), format, path or source / EMBEDDING_FILES[format])])
 
 
 def data_of(folder: EmbeddingFolder) -> list[Path]:
