@@ -1,13 +1,16 @@
 """Euclidean space: embeddings of any length."""
 
+import math
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 from torch.linalg import vecdot
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.numerics.hyperbolic import check_clip_distance, clip_features
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import safe_sqrt, squared_distances, unit_vectors
 
@@ -16,18 +19,27 @@ class EuclideanConfig(ManifoldConfig, frozen=True):
     """Flat space; embeddings are not normalized."""
 
     name: Literal["euclidean"] = "euclidean"
+    clip_distance: PositiveFloat | None = None
+    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
     similarity: Literal["negative_distance", "negative_squared_distance", "dot", "cosine"] = "negative_distance"
     """Similarity that orders neighbors and that losses use."""
 
     def build(self, dim: int) -> "Euclidean":
-        return Euclidean(dim, similarity=self.similarity, proxies=self.proxies)
+        return Euclidean(dim, clip_distance=self.clip_distance, similarity=self.similarity, proxies=self.proxies)
 
 
 class Euclidean(Manifold):
-    """R^d with the straight-line distance. Points are the features themselves.
+    """R^d with the straight-line distance. Points are the features themselves, or the clipped features.
 
     Similarities: ``negative_distance`` -|x - y|, ``negative_squared_distance`` -|x - y|^2, ``dot`` <x, y>,
     ``cosine`` <x, y> / (|x| |y|).
+
+    Args:
+        dim: d.
+        clip_distance: longer features are shortened to this length, as in `Poincare` and `Lorentz`, whose limit for
+            curvature 0 this space then is; None for no clipping.
+        similarity: see above.
+        proxies: see `ManifoldConfig.proxies`.
 
     Example:
         >>> plane = Euclidean(2)
@@ -42,17 +54,22 @@ class Euclidean(Manifold):
         self,
         dim: int,
         *,
+        clip_distance: float | None = None,
         similarity: str = "negative_distance",
         proxies: Literal["features", "points"] = "features",
     ) -> None:
         super().__init__(dim, similarity=similarity, proxies=proxies)
+        check_clip_distance("Euclidean", clip_distance)
+        self.clip_distance = clip_distance
 
     @cached_property
     def geometry(self) -> Any:
         return load_geoopt().Euclidean(ndim=1)
 
     def from_features(self, features: Tensor) -> Tensor:
-        return features
+        if self.clip_distance is None:
+            return features
+        return clip_features(features, self.clip_distance, math.inf)
 
     def distance_off(self, points: Tensor) -> Tensor:
         return points.abs().amax(-1) * 0  # of 100 000 x 512 in 17 ms, where a look at each number takes 150

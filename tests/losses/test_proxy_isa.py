@@ -1,3 +1,4 @@
+import warnings
 from collections import Counter, deque
 from math import exp, log
 
@@ -6,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses import ProxyAnchor, ProxyISA, ProxyNCA, ProxyNCAConfig
-from dmlkit.losses.proxies.informative import ClassMemory, InformativeConfig
+from dmlkit.losses.proxies.informative import ClassMemory, InformativeConfig, InformativeWeights
 from dmlkit.manifolds import Sphere
 
 V, H, K, LAMBDA, TAU, ALPHA, DELTA = 20.0, 0.15, 0.9, 0.1, 1.5, 32.0, 0.1
@@ -237,3 +238,17 @@ def test_the_memory_is_a_queue(size: int):
         assert sorted(zip(memory.points[filled, 0].tolist(), memory.labels[filled].tolist(), strict=True)) == sorted(
             queue
         )
+
+
+def test_volume_1_has_constant_weights_and_warns():
+    """E = 1 for every n, so v, sigma and 1/E are those of the first sample for ever."""
+    options = InformativeConfig(volume=1).model_dump()
+    with pytest.warns(UserWarning, match="volume 1 keeps the weights of Proxy-ISA constant over time.*use a volume"):
+        weights = InformativeWeights(3, 2, **options)
+    seen = torch.tensor([1.0, 2.0, 100.0])
+    assert weights.effective_number(seen).tolist() == [1, 1, 1]
+    with warnings.catch_warnings(action="error"):
+        weights = InformativeWeights(3, 2, **{**options, "volume": 2.0})
+    assert weights.effective_number(seen).tolist() == pytest.approx(
+        [sum(0.5**i for i in range(n)) for n in (1, 2, 100)]
+    )

@@ -55,7 +55,8 @@ def write_run(recipe: Recipe, folder: Path, told: tuple[float, float], *, epochs
             )
         )
     if epochs is None:
-        end = ScoredCheckpoint(epoch=total, validation={"map@r": score}, test={"map@r": figure})
+        test = {"map@r": figure, "recall@1": 1 - figure}  # of studies that report both: they disagree
+        end = ScoredCheckpoint(epoch=total, validation={"map@r": score}, test=test)
         summary = Summary(
             last=end, best=end, selected_by="map@r", seconds=10.0 * total, images_per_second=1.0, skipped_images=()
         )

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from dmlkit.evaluation.statistics import holm
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.reports.overview import END
+from dmlkit.study.reports.overview import END, read_results
+from tests.conftest import ROOT
 from tests.study.fakes import STUDY, margin_of, train_by, write_study
 
 STATEMENTS = """\
@@ -100,6 +102,63 @@ def test_the_summary_has_the_statements_of_several_studies_side_by_side(dmlkit, 
             assert ("Holm's" in cell) == (one.verdict != one.corrected_verdict)
     assert dmlkit("report", grounds[0], "-o", tmp_path / "one.md").code == 0
     assert "| statement | figure | photos |" not in (tmp_path / "one.md").read_text()
+
+
+def test_a_page_says_first_on_which_statements_the_figures_disagree(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The fakes' recall@1 falls as map@r rises."""
+    gain = {"small": 0.0, "large": 0.2, "huge": -0.2}
+    names = {0.1: "small", 0.3: "large", 0.4: "huge"}
+    train_by(
+        monkeypatch, lambda recipe: (0.5, 0.5 + gain[names[margin_of(recipe)]] + NOISE[recipe.seed] * margin_of(recipe))
+    )
+    text = STUDY.replace("[0, 1]", "[0, 1, 2]").replace("[map@r]", "[recall@1, map@r]").partition("variants:")[0]
+    variants = "".join(f"  {name}: {{loss.margin: {margin}}}\n" for margin, name in names.items())
+    stated = "".join(f"- {{better: {name}, than: small, metric: map@r}}\n" for name in ("large", "huge"))
+    path, folder, page = (
+        write_study(tmp_path, f"{text}variants:\n{variants}expect:\n{stated}"),
+        tmp_path / "both",
+        tmp_path / "p.md",
+    )
+    assert dmlkit("study", path, "-o", folder, "--device", "cpu").code == 0
+    results = StudyResults.read(folder / "results.json")
+    assert [(one.better, one.metric) for one in results.verdicts] == [
+        (name, metric) for name in ("large", "huge") for metric in ("recall@1", "map@r")
+    ]
+    data = json.loads((folder / "results.json").read_text())
+    by_map = [one for one in data["verdicts"] if one["metric"] == "map@r"]
+    for one, p_value in zip(by_map, holm([one["p_value"] for one in by_map]), strict=True):
+        one["corrected_p_value"] = p_value
+    (folder / "results.json").write_text(json.dumps({**data, "verdicts": by_map}))  # as an older dmlkit judged
+    assert dmlkit("report", folder, "-o", page).code == 0
+    for document in (page.read_text(), (folder / "results.md").read_text()):
+        assert "**The figures disagree on 2 of 2 statements**" in document
+        assert document.index("**The figures disagree") < document.index("| statement | figure |")
+        rows = rows_of(document, "statement | recall@1 | map@r")
+        assert [row[0] for row in rows] == ["large better than small", "huge better than small"]
+        for row, one in zip(rows, by_map, strict=True):
+            signs = f"{-one['difference']:+.4f}, ", f"{one['difference']:+.4f}, "
+            assert row[1].startswith(signs[0]) and row[2].startswith(signs[1])
+    assert "By recall@1: of 2 statements" in page.read_text() and "By map@r: of 2 statements" in page.read_text()
+
+
+def test_the_studies_of_the_papers_are_judged_by_both_figures():
+    """By SciPy, of a study without added seeds with stored verdicts by map@r alone; and of one where they disagree."""
+    folder = ROOT / "docs" / "studies" / "glyphs_claims"
+    stored, results = StudyResults.read(folder / "results.json"), read_results(folder)
+    assert {one.metric for one in stored.verdicts} == {"map@r"} and len(results.verdicts) == 2 * len(stored.verdicts)
+    for one in results.verdicts:
+        runs = [results.variants[name].runs for name in (one.better, one.than)]
+        found = stats.ttest_rel(*([run[one.metric] for run in of.values()] for of in runs))
+        assert one.p_value == pytest.approx(found.pvalue)
+    assert results.verdicts[0].corrected_p_value is not None
+    least = min(one.p_value for one in results.verdicts)
+    assert min(one.corrected_p_value or 1 for one in results.verdicts) == pytest.approx(14 * least)
+    photos = {(one.better, one.than, one.metric): one for one in read_results(folder.parent / "photos_claims").verdicts}
+    for name in ("mpa", "grouplet_batch"):
+        first, second = (photos[name, "proxy_anchor", metric] for metric in ("recall@1", "map@r"))
+        assert (first.corrected_verdict, second.corrected_verdict) == ("holds", "not separable at this size")
 
 
 def test_a_study_without_the_paper_is_told_and_a_paper_that_none_has_is_one_line(dmlkit, grounds, tmp_path: Path):

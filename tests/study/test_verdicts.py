@@ -16,6 +16,7 @@ from dmlkit.study.findings.verdicts import (
     Tuned,
     VariantResults,
     are_equal,
+    by_both_figures,
     compare_at_looks,
     edges_of,
     judge,
@@ -90,6 +91,59 @@ def test_the_correction_takes_back_what_one_of_many_statements_says():
     assert (many[0].verdict, many[0].corrected_verdict) == ("holds", "not separable at this size")
     assert many[0].corrected_p_value == pytest.approx(8 * many[0].p_value)
     assert verdict_text(many[0], variants) == "holds, but not after Holm's correction"
+
+
+def test_a_statement_is_judged_by_both_figures_and_corrected_for_all_of_them():
+    """Against SciPy's test, and Holm's rule as a loop: the p-values ascending, times what is left, never falling."""
+    rng = np.random.default_rng(5)
+    names, figures = ("base", "method", "other"), ("recall@1", "map@r")
+    runs = {
+        name: {seed: dict(zip(figures, rng.normal(0.5, 0.02, 2), strict=True)) for seed in range(6)} for name in names
+    }
+    for seed, row in runs["method"].items():
+        row["map@r"] = runs["base"][seed]["map@r"] + 0.05 + 0.01 * rng.normal()
+    variants = {
+        name: VariantResults.model_validate({"tuned": None, "difference": None, "runs": of, "summary": {}})
+        for name, of in runs.items()
+    }
+    stated = by_both_figures([statement(), statement("other")], figures)
+    judged = judge(stated, variants, 6, 0)
+    assert [(one.better, one.metric) for one in judged] == [(n, m) for n in ("method", "other") for m in figures]
+    p_values = [
+        stats.ttest_rel(*([run[one.metric] for run in runs[name].values()] for name in (one.better, one.than))).pvalue
+        for one in judged
+    ]
+    assert [one.p_value for one in judged] == pytest.approx(p_values)
+    corrected, least = dict[int, float](), 0.0
+    for left, index in zip((4, 3, 2, 1), sorted(range(4), key=lambda index: p_values[index]), strict=True):
+        least = corrected[index] = max(least, min(1.0, left * p_values[index]))
+    assert [one.corrected_p_value for one in judged] == pytest.approx([corrected[index] for index in range(4)])
+    assert (judged[0].verdict, judged[1].corrected_verdict) == ("not separable at this size", "holds")
+
+
+@pytest.mark.parametrize(
+    ("metric", "reported", "judged"),
+    [
+        ("map@r", ("recall@1", "map@r"), ["recall@1", "map@r"]),
+        ("recall@1", ("map@r", "nmi", "recall@1"), ["recall@1", "map@r"]),
+        ("nmi", ("recall@1", "nmi", "map@r"), ["nmi"]),
+        ("map@r", ("recall@2", "map@r"), ["map@r"]),
+        ("separated map@r", ("separated precision@1", "separated map@r", "concatenated map@r"), None),
+        (
+            "concatenated map@r",
+            ("separated precision@1", "separated map@r", "concatenated map@r"),
+            ["concatenated map@r"],
+        ),
+    ],
+)
+def test_the_figures_of_a_statement_are_those_that_the_study_reports(
+    metric: str, reported: tuple[str, ...], judged: list[str] | None
+):
+    stated = Expectation(better="method", than="base", metric=metric, paper="p")
+    found = by_both_figures([stated, stated], reported)
+    assert [one.metric for one in found] == (judged or ["separated precision@1", "separated map@r"])
+    assert {(one.better, one.than, one.paper) for one in found} == {("method", "base", "p")}
+    assert by_both_figures(found, reported) == found
 
 
 @pytest.mark.parametrize("gain", [0.05, -0.05])

@@ -1,5 +1,6 @@
 """Proxy-ISA's weights and their state: how informative a sample is for a class, given what the class has learned."""
 
+import warnings
 from math import ceil, exp
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -180,7 +181,7 @@ class InformativeWeights(nn.Module):
     Args:
         point_dim: D.
         num_classes: C.
-        volume: V >= 1, in samples.
+        volume: V >= 1, in samples; 1 keeps E and sigma constant, and warns.
         hardness: h > 0.
         sensitivity: k > 0.
         search_margin: lambda in [0, 1], in similarity units.
@@ -213,6 +214,12 @@ class InformativeWeights(nn.Module):
         memory_per_class: float = 0.0,
     ) -> None:
         super().__init__()
+        if volume == 1:  # E is 1 for any number of samples; runs with this value exist, so it is not an error
+            warnings.warn(
+                "volume 1 keeps the weights of Proxy-ISA constant over time, so this is not the paper's method; use a "
+                "volume above 1, e.g. a twentieth of the samples of a class that the run sees (images x epochs)",
+                stacklevel=3,
+            )
         self.volume, self.hardness, self.sensitivity = volume, hardness, sensitivity
         self.search_margin, self.delay = search_margin, delay
         self.positive_penalty, self.negative_penalty = positive_penalty, negative_penalty

@@ -52,6 +52,15 @@ def check_hyperbolic(name: str, curvature: float, clip_distance: float | None) -
     """
     if not -float("inf") < curvature < 0:
         raise ValueError(f"{name}: curvature must be negative, got {curvature} (hyperbolic space has K < 0)")
+    check_clip_distance(name, clip_distance)
+
+
+def check_clip_distance(name: str, clip_distance: float | None) -> None:
+    """Reject a clipping distance that maps every feature to the origin.
+
+    Raises:
+        ValueError: it is not positive; the message names the option and the value.
+    """
     if clip_distance is not None and not clip_distance > 0:
         raise ValueError(
             f"{name}: clip_distance must be positive, or null for no clipping, got {clip_distance}; "
@@ -59,8 +68,10 @@ def check_hyperbolic(name: str, curvature: float, clip_distance: float | None) -
         )
 
 
-def clip_features(features: Tensor, radius: float | None, border: Tensor) -> Tensor:
+def clip_features(features: Tensor, radius: float | None, border: Tensor | float) -> Tensor:
     """Shorten features (..., d) to the smaller of ``radius`` and ``border``; half precision becomes float32.
+
+    In flat space, which has no border, ``border`` is infinite.
 
     Example:
         >>> clip_features(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0, torch.tensor(3.1))
@@ -68,7 +79,10 @@ def clip_features(features: Tensor, radius: float | None, border: Tensor) -> Ten
                 [0.3000, 0.4000]])
     """
     features = features.float() if features.itemsize < 4 else features
-    longest = border if radius is None else border.clamp(max=radius)
+    if radius is None:
+        longest = border
+    else:
+        longest = border.clamp(max=radius) if isinstance(border, Tensor) else min(border, radius)
     return features * (longest / features.norm(dim=-1, keepdim=True).clamp(min=longest))
 
 

@@ -28,7 +28,8 @@ class Expectation(BaseModel, frozen=True, extra="forbid", strict=True):
     than: str
     """Variant with which it is compared."""
     metric: str
-    """Metric of the comparison; larger must be better."""
+    """Metric of the comparison; larger must be better. It decides whether more seeds are needed. A statement by
+    recall@1 or map@r also gets a verdict by the other one if the study reports both."""
     paper: str | None = None
     """Short name of the paper that makes the statement, for ``dmlkit report --paper``."""
 

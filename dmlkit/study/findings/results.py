@@ -11,7 +11,15 @@ from dmlkit.files.document import Document
 from dmlkit.run_folder.documents import Environment, Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Candidate, Study, Variant
-from dmlkit.study.findings.verdicts import JudgedStatement, Tuned, VariantResults, edges_of, judge, over_seeds
+from dmlkit.study.findings.verdicts import (
+    JudgedStatement,
+    Tuned,
+    VariantResults,
+    by_both_figures,
+    edges_of,
+    judge,
+    over_seeds,
+)
 from dmlkit.study.protocol import ProtocolName
 
 
@@ -102,7 +110,7 @@ class StudyResults(Document, frozen=True):
     axis: SweptAxis | None
     """The numeric key that is swept, if there is one."""
     verdicts: tuple[JudgedStatement, ...]
-    """One verdict per statement of the claim."""
+    """One verdict per statement of the claim and figure; see `by_both_figures`."""
     variants: dict[str, VariantResults]
     """Figures by name of the variant, in the order of the study."""
     cost: Cost
@@ -147,6 +155,7 @@ def summarize_study(
         extra: additional figures by variant; see `dmlkit.study.findings.extra_figures`.
     """
     config, extra = study.config, extra or {}
+    statements = by_both_figures(config.expect, config.reported())
     kept = [index for index, variant in enumerate(study.variants) if variant.name in choices]
     lacks = {
         variant.name: tuple(
@@ -169,7 +178,7 @@ def summarize_study(
         axis=SweptAxis(key=study.axis.key, values=tuple(study.axis.values[index] for index in kept))
         if study.axis
         else None,
-        verdicts=judge(config.expect, variants, len(config.seeds), config.more_seeds, config.negligible),
+        verdicts=judge(statements, variants, len(config.seeds), config.more_seeds, config.negligible),
         variants=variants,
         cost=cost,
         command=command,

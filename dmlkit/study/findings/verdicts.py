@@ -152,6 +152,43 @@ class JudgedStatement(BaseModel, frozen=True, extra="forbid"):
     """Those of the two variants that are below their backbone before training."""
 
 
+FIGURE_PAIRS = (("recall@1", "map@r"), ("precision@1", "map@r"))
+"""Figures of one question: papers report the first one, and the second one also counts the order of later neighbors."""
+
+
+def by_both_figures(statements: Sequence[Expectation], metrics: Sequence[str]) -> tuple[Expectation, ...]:
+    """Return the statements with each figure by which they are judged.
+
+    A statement by a figure of `FIGURE_PAIRS` is judged by both figures of the pair if the study reports both: the two
+    may disagree, and the more favorable one must not be the only one that is shown.
+
+    Args:
+        statements: statements of the claim.
+        metrics: names of the figures that the study reports.
+
+    Example:
+        >>> stated = Expectation(better="a", than="b", metric="map@r")
+        >>> [one.metric for one in by_both_figures([stated], ("recall@1", "map@r"))]
+        ['recall@1', 'map@r']
+        >>> [one.metric for one in by_both_figures([stated], ("nmi", "map@r"))]
+        ['map@r']
+    """
+    found: dict[tuple[str, str, str], Expectation] = {}
+    for one in statements:
+        for metric in _figures_of(one.metric, metrics):
+            found.setdefault((one.better, one.than, metric), one.model_copy(update={"metric": metric}))
+    return tuple(found.values())
+
+
+def _figures_of(metric: str, metrics: Sequence[str]) -> tuple[str, ...]:
+    kind, space, name = metric.rpartition(" ")  # the Reality Check has separated and concatenated figures
+    for pair in FIGURE_PAIRS:
+        figures = tuple(f"{kind}{space}{one}" for one in pair)
+        if name in pair and set(figures) <= set(metrics):
+            return figures
+    return (metric,)
+
+
 def judge(
     statements: Sequence[Expectation],
     variants: Mapping[str, VariantResults],
@@ -165,7 +202,7 @@ def judge(
     the claim even if it is certain: the verdict is then "equal by construction" or "not trained".
 
     Args:
-        statements: statements of the claim.
+        statements: statements of the claim, each by one figure; see `by_both_figures`. All of them are corrected for.
         variants: figures by name of the variant.
         seeds: number of seeds of every variant.
         more_seeds: number of seeds that may be added, each after a test of the difference; see `compare_at_looks`.

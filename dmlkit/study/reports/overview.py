@@ -17,10 +17,17 @@ from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import check_output, is_our_picture, writing
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import Difference, judge, over_seeds
+from dmlkit.study.findings.verdicts import Difference, by_both_figures, judge, over_seeds
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.plot import plot_study
-from dmlkit.study.reports.report import EXPLANATION, counted_verdicts, of_paper, paper_paragraphs, study_section
+from dmlkit.study.reports.report import (
+    EXPLANATION,
+    counted_verdicts,
+    disagreement_paragraphs,
+    of_paper,
+    paper_paragraphs,
+    study_section,
+)
 from dmlkit.study.reports.tables import format_duration, shared_rows, verdict_rows
 
 
@@ -83,11 +90,11 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
     shared = shared_rows(studies)
     tables = [as_markdown(table) for table in (shared, rows) if table]
     sections = [study_section(results, plots[name], heading="##") for name, results in studies.items()]
-    return [_counts(list(studies.values())), EXPLANATION, *tables, *sections]
+    return [*disagreement_paragraphs(studies), _counts(list(studies.values())), EXPLANATION, *tables, *sections]
 
 
 def read_results(folder: Path) -> StudyResults:
-    """Read the results of a finished study.
+    """Read the results of a finished study, with a verdict by each figure; see `by_both_figures`.
 
     Raises:
         UserError: the folder is not a study, or runs are missing.
@@ -98,7 +105,11 @@ def read_results(folder: Path) -> StudyResults:
         raise UserError(f"{folder}: this study is not finished; continue it with: {stored.command}")
     _check_complete(results, path)
     check_derived(results, path)
-    return results
+    statements = by_both_figures(_statements(results), results.metrics)
+    if len(statements) == len(results.verdicts):
+        return results
+    verdicts = judge(statements, results.variants, len(results.seeds), results.more_seeds, results.negligible)
+    return results.model_copy(update={"verdicts": verdicts})  # an older dmlkit judged each statement by one figure
 
 
 def _check_complete(results: StudyResults, path: Path) -> None:
@@ -208,7 +219,7 @@ def check_derived(results: StudyResults, path: Path) -> None:
             raise _edited(path, f"variants.{name}.summary", results)
         if not _is_close(_plain(variant.difference), _plain(difference)):
             raise _edited(path, f"variants.{name}.difference", results)
-    expectations = [Expectation.model_validate(one.model_dump(include=STATED)) for one in results.verdicts]
+    expectations = _statements(results)
     derived_verdicts = judge(expectations, results.variants, len(results.seeds), results.more_seeds, results.negligible)
     if len(derived_verdicts) < len(expectations):
         raise _edited(path, "verdicts", results)
@@ -218,6 +229,10 @@ def check_derived(results: StudyResults, path: Path) -> None:
             fields = {name: fields[name] for name in Difference.model_fields}
         if not _is_close(fields, {name: value for name, value in derived.model_dump().items() if name in fields}):
             raise _edited(path, f"the verdict on {stored.better!r} and {stored.than!r}", results)
+
+
+def _statements(results: StudyResults) -> list[Expectation]:
+    return [Expectation.model_validate(one.model_dump(include=STATED)) for one in results.verdicts]
 
 
 def _edited(path: Path, what: str, results: StudyResults) -> UserError:

@@ -11,9 +11,11 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import writing
 from dmlkit.study.findings.results import StudyResults
+from dmlkit.study.findings.verdicts import JudgedStatement
 from dmlkit.study.record import StudyFailures
 from dmlkit.study.reports.plot import plot_study
 from dmlkit.study.reports.tables import (
+    disagreement_rows,
     format_duration,
     statement_rows,
     trained_rows,
@@ -37,7 +39,10 @@ EXPLANATION = """\
 All figures are on classes that were not used in training. They are from the best checkpoint on validation classes;
 "last" is the checkpoint after all epochs. ± and intervals are 95 % by Student's t over seeds. Differences are paired
 over the seeds that both variants have, so they may differ from the difference of the two means. p is the p-value of the
-paired t-test; the value in brackets is corrected by Holm's method for the number of statements of the study. "Better
+paired t-test; the value in brackets is corrected by Holm's method for all statements and figures of the study. A
+statement by recall@1 or map@r is judged by both, and more seeds were added until it was decided by the figure that the
+study's file names. A difference whose seeds stopped because it was decided is on average larger than the true one.
+Intervals are over seeds of training on one set of test classes, and do not say how other classes would differ. "Better
 than" holds if the interval of the difference is above 0, and does not hold if it is below 0. If the interval includes
 0, the statement makes no difference where all of the interval is within what the study calls negligible; otherwise it
 is not separable at this size, and the table gives the approximate number of seeds that would decide it if mean and
@@ -52,21 +57,25 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
     Args:
         results: contents of ``results.json``.
         plot: path of the picture, relative to the document.
-        heading: ``#`` or ``##``.
+        heading: ``#`` of a page of its own, which starts with the figures that disagree, or ``##``.
     """
     claim, source = (
         markdown(text) for text in (results.claim, ", ".join(filter(None, (results.paper, results.table))))
     )
     paragraphs = [f"{heading} {claim}", *([f"From: {source}."] if source else [])]
     paragraphs += [markdown(line) for line in missing_lines(results)]
+    if heading == "#":
+        paragraphs += disagreement_paragraphs({"": results})
     if results.verdicts:
         paragraphs.append(as_markdown(verdict_rows(results)))
     paragraphs += [as_markdown(variant_rows(results)), f"![{claim}]({quote(plot)})"]
     if any(variant.tuned for variant in results.variants.values()):
         seeds = f"seeds {', '.join(map(str, results.tune_seeds))}" if results.tune_seeds else "the first seed"
         trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
-        budget = "with the same number of trials" if len(trials) == 1 else "with the same largest number of values"
-        text = f"Tuned with {seeds} on validation classes, every variant {budget}:"
+        budget = f"with {min(trials)} trials per variant"
+        if len(trials) > 1:  # grids have the same size, and are extended where the best value is at the edge
+            budget = f"with {min(trials)} to {max(trials)} trials per variant, not the same number"
+        text = f"Tuned with {seeds} on validation classes, {budget}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
     return "\n\n".join([*paragraphs, *repeat_paragraphs(results)])
 
@@ -86,21 +95,46 @@ def write_section(results: StudyResults, folder: Path) -> Path:
 
 
 def counted_verdicts(studies: Sequence[StudyResults]) -> str:
-    """Return sentences with the number of statements per verdict, and of verdicts that the correction changes."""
-    judged = [one for results in studies for one in results.verdicts]
+    """Return sentences with the number of statements per verdict, and of verdicts that the correction changes.
+
+    Statements that are judged by several figures are counted for each figure.
+    """
+    figures: dict[str, list[JudgedStatement]] = {}
+    for one in (one for results in studies for one in results.verdicts):
+        figures.setdefault(one.metric, []).append(one)
+    if len(figures) < 2:
+        return _counted(next(iter(figures.values()), []))
+    return "\n".join(f"By {metric}: {_counted(judged, 'of')}" for metric, judged in figures.items())
+
+
+def _counted(judged: Sequence[JudgedStatement], of: str = "Of") -> str:
     counts = Counter(one.verdict for one in judged)
     phrases = [
         f"{counts[verdict]} {one if counts[verdict] == 1 else more}"
         for verdict, (one, more) in COUNTED.items()
         if counts[verdict] or verdict in ALWAYS_COUNTED
     ]
-    text = f"Of {len(judged)} statements, {', '.join(phrases[:-1])}, and {phrases[-1]}."
+    text = f"{of} {len(judged)} statements, {', '.join(phrases[:-1])}, and {phrases[-1]}."
     lost = sum(one.corrected_verdict not in (None, one.verdict) for one in judged)
     return (
         f"{text} {lost} of the decided statements {'is' if lost == 1 else 'are'} undecided after Holm's correction."
         if lost
         else text
     )
+
+
+def disagreement_paragraphs(studies: Mapping[str, StudyResults]) -> list[str]:
+    """Return a sentence and a table of the statements on which figures disagree; empty if none is judged by several."""
+    pairs = Counter((name, one.better, one.than) for name, results in studies.items() for one in results.verdicts)
+    several = sum(count > 1 for count in pairs.values())
+    if not several:
+        return []
+    rows = disagreement_rows(studies)
+    if not rows:
+        return [f"**The figures agree** on which of {several} statements are decided, and how, after the correction."]
+    count = f"{len(rows) - 1} of {several} statements"
+    text = f"**The figures disagree on {count}** after the correction: one decides, the other does not, or otherwise."
+    return [text, as_markdown(rows)]
 
 
 def missing_lines(results: StudyResults) -> list[str]:
@@ -176,7 +210,8 @@ def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, st
         studies: result of `of_paper`.
         plots: path of each picture, relative to the document.
     """
-    paragraphs = [as_markdown(statement_rows(studies)), as_markdown(trained_rows(studies)), EXPLANATION]
+    tables = [as_markdown(rows) for rows in (statement_rows(studies), trained_rows(studies))]
+    paragraphs = [*disagreement_paragraphs(studies), *tables, EXPLANATION]
     for name, results in studies.items():
         claim = markdown(results.claim)
         setting, command = repeat_paragraphs(results)

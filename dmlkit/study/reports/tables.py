@@ -16,11 +16,11 @@ END_TEXTS: dict[End, str] = {
     "only, lowest": "the lowest tried, and the only one with the other chosen values",
     "only, highest": "the highest tried, and the only one with the other chosen values",
 }
-Statement = tuple[str, str, str]  # which variant is better, than which, by which figure
+Pair = tuple[str, str]  # which variant is better, and than which
 
 
 def verdict_rows(results: StudyResults) -> Rows:
-    """Return one row per statement of the claim."""
+    """Return one row per statement of the claim and figure."""
     rows = [["statement", "figure", "ours", "difference", "95 % interval", "p (Holm's)", "verdict"]]
     for judged in results.verdicts:
         metric = judged.metric
@@ -32,24 +32,48 @@ def verdict_rows(results: StudyResults) -> Rows:
 
 
 def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement and study; rows of one statement are adjacent, and only the first names it."""
-    found: dict[Statement, Rows] = {}
+    """Return one row per statement, study and figure; rows of one statement are adjacent, only the first names it."""
+    found: dict[Pair, Rows] = {}
     head: list[str] = []
     for name, results in studies.items():
         first, *rows = verdict_rows(results)
         head = [first[0], "study", *first[1:]]
         for judged, (_, *row) in zip(results.verdicts, rows, strict=True):
-            group = found.setdefault(_statement(judged), [])
+            group = found.setdefault(_pair(judged), [])
             group.append(["" if group else _phrase(judged), name, *row])
     return [head, *(row for rows in found.values() for row in rows)]
 
 
+def disagreement_rows(studies: Mapping[str, StudyResults]) -> Rows:
+    """Return one row per statement and study of which the figures lead to different decisions after the correction.
+
+    The decisions are "holds", "does not hold" and none; a statement by one figure has no row. A single study is not
+    named.
+    """
+    found: list[list[JudgedStatement]] = []
+    rows: Rows = []
+    for name, results in studies.items():
+        by_pair: dict[Pair, list[JudgedStatement]] = {}
+        for judged in results.verdicts:
+            by_pair.setdefault(_pair(judged), []).append(judged)
+        for group in by_pair.values():
+            decisions = {one.corrected_verdict if _is_decided(one) else None for one in group}
+            if len(decisions) > 1:
+                found.append(group)
+                rows.append([_phrase(group[0]), *([name] if len(studies) > 1 else [])])
+    figures = list(dict.fromkeys(one.metric for group in found for one in group))
+    for row, group in zip(rows, found, strict=True):
+        cells = {one.metric: f"{one.difference:+.4f}, {_word(one)}" for one in group}
+        row += [cells.get(figure, "") for figure in figures]
+    return [["statement", *(["study"] if len(studies) > 1 else []), *figures], *rows] if rows else []
+
+
 def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement that several studies judge, with one column per study."""
-    found: dict[Statement, dict[str, JudgedStatement]] = {}
+    """Return one row per statement and figure that several studies judge, with one column per study."""
+    found: dict[tuple[str, str, str], dict[str, JudgedStatement]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
-            found.setdefault(_statement(judged), {})[name] = judged
+            found.setdefault((*_pair(judged), judged.metric), {})[name] = judged
     shared = [judged for judged in found.values() if len(judged) > 1]
     if not shared:
         return []
@@ -155,8 +179,12 @@ def protocol_rows(results: ProtocolResults) -> Rows:
     return rows
 
 
-def _statement(judged: JudgedStatement) -> Statement:
-    return judged.better, judged.than, judged.metric
+def _pair(judged: JudgedStatement) -> Pair:
+    return judged.better, judged.than
+
+
+def _is_decided(judged: JudgedStatement) -> bool:
+    return judged.corrected_verdict in ("holds", "does not hold")
 
 
 def _phrase(judged: JudgedStatement) -> str:
