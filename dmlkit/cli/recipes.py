@@ -11,7 +11,7 @@ from dmlkit.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.recipe.reference import MemberReference
+    from dmlkit.recipe.reference import MemberReference, Reference
 
     Families = dict[str, tuple[MemberReference, ...]]
 
@@ -41,8 +41,6 @@ def list_members(
     """List the families of components, the members and keys of one family, or the recipes."""
     from rich.console import Console
 
-    from dmlkit.recipe.catalogue import find_reference
-
     if root is not None and family != "recipes":
         raise UserError(f"list: --root {root} applies only to recipes; use dmlkit list recipes --root {root}")
     if markdown:
@@ -50,13 +48,25 @@ def list_members(
             raise UserError(f"list: --markdown prints all families; remove {family}")
         from dmlkit.recipe.reference import as_markdown
 
-        typer.echo(as_markdown(find_reference(plugins or [])), nl=False)
+        typer.echo(as_markdown(find_reference(plugins)), nl=False)
     elif family == "recipes":
         print_recipes(root, Console())
     elif family is None:
-        print_families(find_reference(plugins or []).families, Console())
+        print_families(find_reference(plugins).families, Console())
     else:
-        print_family(family, find_reference(plugins or []).families, Console())
+        print_family(family, find_reference(plugins).families, Console())
+
+
+def find_reference(plugins: list[Path] | None) -> "Reference":
+    """Return the reference of recipes, stored or, with a spinner, made from the classes."""
+    from rich.console import Console
+
+    from dmlkit.recipe.catalogue import new_reference, stored_reference
+
+    if not plugins and (stored := stored_reference()):
+        return stored
+    with Console(stderr=True).status("Reading the components; without plug-ins the result is kept for the next time"):
+        return new_reference()
 
 
 def print_families(families: "Families", console: "Console") -> None:
@@ -159,6 +169,4 @@ def schema(plugins: Plugins = None, debug: Debug = False) -> None:
     """Print the JSON schema of recipes, for editors."""
     import json
 
-    from dmlkit.recipe.catalogue import find_reference
-
-    typer.echo(json.dumps(find_reference(plugins or []).schema, indent=2))
+    typer.echo(json.dumps(find_reference(plugins).schema, indent=2))

@@ -105,19 +105,20 @@ class NmiConfig(MetricConfig, frozen=True):
 
     def of_points(self, points: Points) -> dict[str, float]:
         clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
-        return {"nmi": normalized_information(Contingency.of(points.labels, clusters))}
+        return {"nmi": normalized_information(points.labels, clusters)}
 
 
-def normalized_information(table: Contingency) -> float:
-    """Compute mutual information / mean entropy; 1 if both partitions have a single part.
+def normalized_information(labels: Tensor, clusters: Tensor) -> float:
+    """Compute mutual information / mean entropy of two partitions (N,); 1 if both have a single part.
 
     Example:
         >>> import torch
-        >>> normalized_information(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0])))
+        >>> round(normalized_information(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0])), 6)
         1.0
     """
-    entropy = table.mean_entropy()
-    return table.mutual_information() / entropy if entropy > 0 else 1.0
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return float(normalized_mutual_info_score(labels.cpu().numpy(), clusters.cpu().numpy()))
 
 
 class AmiConfig(MetricConfig, frozen=True):
@@ -139,17 +140,20 @@ class AmiConfig(MetricConfig, frozen=True):
 
     def of_points(self, points: Points) -> dict[str, float]:
         clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
-        return {"ami": adjusted_information(Contingency.of(points.labels, clusters))}
+        return {"ami": adjusted_information(points.labels, clusters)}
 
 
-def adjusted_information(table: Contingency) -> float:
+def adjusted_information(labels: Tensor, clusters: Tensor) -> float:
     """Compute the mutual information above chance / the maximum above chance; 1 if that maximum is 0.
+
+    scikit-learn sums the expectation over all pairs of parts: more than 60 s for 60 502 points, 11 316 classes.
 
     Example:
         >>> import torch
-        >>> round(adjusted_information(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0]))), 6)
+        >>> round(adjusted_information(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0])), 6)
         1.0
     """
+    table = Contingency.of(labels, clusters)
     chance = table.expected_information()
     room = table.mean_entropy() - chance
     gain = table.mutual_information() - chance
@@ -176,24 +180,20 @@ class AriConfig(MetricConfig, frozen=True):
 
     def of_points(self, points: Points) -> dict[str, float]:
         clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
-        return {"ari": adjusted_rand(Contingency.of(points.labels, clusters))}
+        return {"ari": adjusted_rand(points.labels, clusters)}
 
 
-def adjusted_rand(table: Contingency) -> float:
+def adjusted_rand(labels: Tensor, clusters: Tensor) -> float:
     """Compute the agreement above chance / the maximum above chance; 1 if that maximum is 0.
 
     Example:
         >>> import torch
-        >>> round(adjusted_rand(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 2]))), 6)
+        >>> round(adjusted_rand(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 2])), 6)
         0.571429
     """
-    both, same_class, same_cluster = (
-        int((n * (n - 1) // 2).sum()) for n in (table.overlap, table.classes, table.clusters)
-    )
-    pairs = table.total * (table.total - 1) // 2
-    chance = same_class * same_cluster / pairs if pairs else 0.0
-    room = (same_class + same_cluster) / 2 - chance
-    return (both - chance) / room if room else 1.0
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(labels.cpu().numpy(), clusters.cpu().numpy()))
 
 
 class F1Config(MetricConfig, frozen=True):
@@ -215,17 +215,18 @@ class F1Config(MetricConfig, frozen=True):
 
     def of_points(self, points: Points) -> dict[str, float]:
         clusters = class_clusters(points, KMeansOptions(self.iterations, self.restarts, self.seed))
-        return {"f1": pairwise_f1(Contingency.of(points.labels, clusters))}
+        return {"f1": pairwise_f1(points.labels, clusters)}
 
 
-def pairwise_f1(table: Contingency) -> float:
+def pairwise_f1(labels: Tensor, clusters: Tensor) -> float:
     """Compute F1 over pairs; 1 if neither partition has a part of two points.
 
     Example:
         >>> import torch
-        >>> pairwise_f1(Contingency.of(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1])))
+        >>> pairwise_f1(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))
         0.4
     """
+    table = Contingency.of(labels, clusters)
     both, same_class, same_cluster = (
         int((n * (n - 1) // 2).sum()) for n in (table.overlap, table.classes, table.clusters)
     )

@@ -1,13 +1,15 @@
-"""Catalogue: the reference of dmlkit's recipes on disk, so that listing it need not import torch, which takes seconds.
+"""Catalogue: the reference of dmlkit's recipes in the user's cache folder, so that listing it need not import torch.
 
-Run ``python -m dmlkit.recipe.catalogue`` to update it after a change of a configuration class; a test checks this.
+It belongs to one installation of dmlkit and one state of its sources. Where it cannot be read or written, everything
+works and takes the seconds of importing torch.
 """
 
 import json
-import re
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +17,52 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.recipe.plugin import GROUP
 from dmlkit.recipe.reference import KeyReference, MemberReference, Reference
 
-CATALOGUE = Path(__file__).with_suffix(".json")
-CONFIGURATION = re.compile(r"^class (?:Recipe|\w+Config)\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+PACKAGE = Path(__file__).parent.parent
 
 
-def find_reference(plugin_files: Sequence[Path] = ()) -> Reference:
-    """Return the current reference, from disk if no class has changed and there is no plug-in.
+def stored_reference() -> Reference | None:
+    """Return the reference from the cache folder; None if there is none of these sources, or a plug-in is installed."""
+    if entry_points(group=GROUP):
+        return None
+    try:
+        found = json.loads(catalogue_file().read_text(encoding="utf-8"))
+        return from_plain(found["reference"]) if found["fingerprint"] == fingerprint(PACKAGE) else None
+    except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):  # none, no home, or damaged
+        return None
 
-    Args:
-        plugin_files: files loaded by ``--plugin``.
-    """
-    if not plugin_files and not entry_points(group=GROUP):
-        found = json.loads(CATALOGUE.read_text(encoding="utf-8"))
-        if found["fingerprint"] == fingerprint():
-            return from_plain(found["reference"])
+
+def new_reference() -> Reference:
+    """Return the reference made from the classes, and store it, unless other packages or files have members in it."""
+    sources = fingerprint(PACKAGE)  # before the import: a file that changes during it has another one
     from dmlkit.recipe.describe import describe
+    from dmlkit.recipe.schema import FAMILIES
 
-    return describe()
+    reference = describe()
+    members = (member for family in FAMILIES.values() for member in family.variants.values())
+    if all(member.__module__.startswith("dmlkit.") for member in members):
+        with suppress(OSError, RuntimeError):  # a full disk, a read-only home, or none
+            kept = json.dumps({"fingerprint": sources, "reference": reference._asdict()}, ensure_ascii=False)
+            catalogue_file().parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(catalogue_file()) as partial:
+                partial.write_text(kept, encoding="utf-8")
+    return reference
 
 
-def fingerprint() -> str:
-    """Compute a hash of the text of all configuration classes (125 classes in 20 ms)."""
-    digest = sha256()
-    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        for block in CONFIGURATION.findall(path.read_text(encoding="utf-8")):
-            digest.update(block.encode())
-    return digest.hexdigest()
+def catalogue_file() -> Path:
+    """Return the file of this installation in ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder, "dmlkit", f"catalogue-{sha256(os.fsencode(PACKAGE)).hexdigest()[:16]}.json")
 
 
-def write_catalogue(reference: Reference) -> None:
-    """Write a reference to disk for `find_reference`."""
-    kept = {"fingerprint": fingerprint(), "reference": reference._asdict()}
-    with atomic_write(CATALOGUE) as partial:
-        partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def fingerprint(package: Path) -> str:
+    """Hash the paths, sizes and times of all modules, and pydantic's version, which shapes the schema (4 ms)."""
+    states = ((path, path.stat()) for path in sorted(package.rglob("*.py")))
+    modules = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
+    return sha256(json.dumps([version("pydantic"), *modules]).encode()).hexdigest()
 
 
 def from_plain(data: Any) -> Reference:
@@ -61,9 +76,3 @@ def from_plain(data: Any) -> Reference:
 
 def _keys(rows: Iterable[Any]) -> tuple[KeyReference, ...]:
     return tuple(KeyReference(*row) for row in rows)
-
-
-if __name__ == "__main__":
-    from dmlkit.recipe.describe import describe
-
-    write_catalogue(describe())

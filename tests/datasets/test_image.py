@@ -1,6 +1,7 @@
 """Decoding: every kind of image becomes upright 8-bit RGB with the colours that it shows."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,16 +9,28 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from dmlkit.datasets.files import image
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import EXTENSIONS, frames, read_image
+
+
+@pytest.fixture(params=["torchcodec", "Pillow"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Color JPEGs by torchcodec, where it is, and by Pillow."""
+    if request.param == "torchcodec":
+        if image.jpeg_decoder() is None:
+            pytest.skip("needs torchcodec")
+    else:
+        monkeypatch.setattr(image, "jpeg_decoder", lambda: None)
+
 
 RED, WHITE = [255, 0, 0], [255, 255, 255]
 
 
 def pixel(path: Path, row: int = 0, column: int = 0) -> list[int]:
-    image = read_image(path)
-    assert image.dtype == torch.uint8 and image.shape[0] == 3
-    return image[:, row, column].tolist()
+    pixels = read_image(path)
+    assert pixels.dtype == torch.uint8 and pixels.shape[0] == 3
+    return pixels[:, row, column].tolist()
 
 
 def test_grey_and_16_bit_keep_their_brightness(tmp_path):
@@ -45,15 +58,16 @@ def test_cmyk(tmp_path):
     assert np.abs(np.array(pixel(tmp_path / "cmyk.jpg")) - RED).max() <= 3
 
 
+@pytest.mark.usefixtures("decoder")
 def test_exif_rotation_is_applied(tmp_path):
     pixels = np.zeros((16, 32, 3), np.uint8)
     pixels[:, :16] = RED  # the left half is red
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held upright: turn by 90 degrees clockwise to view
     Image.fromarray(pixels).save(tmp_path / "turned.jpg", exif=exif, quality=100)
-    image = read_image(tmp_path / "turned.jpg")
-    assert image.shape == (3, 32, 16)
-    assert image[0, 2].float().mean() > 200 > 50 > image[0, -2].float().mean()  # red is on top now
+    upright = read_image(tmp_path / "turned.jpg")
+    assert upright.shape == (3, 32, 16)
+    assert upright[0, 2].float().mean() > 200 > 50 > upright[0, -2].float().mean()  # red is on top now
 
 
 def test_the_first_frame_of_an_animation(tmp_path):
@@ -62,9 +76,10 @@ def test_the_first_frame_of_an_animation(tmp_path):
     assert pixel(tmp_path / "moving.gif") == RED
 
 
+@pytest.mark.usefixtures("decoder")
 def test_damaged_files_are_named(tmp_path, monkeypatch):
     good = tmp_path / "good.jpg"
-    Image.effect_noise((64, 64), 50).save(good)
+    Image.effect_noise((64, 64), 50).convert("RGB").save(good)
     for name, content in {
         "empty.jpg": b"",
         "text.jpg": b"not an image",
@@ -113,15 +128,49 @@ def test_a_broken_later_frame_is_told(tmp_path: Path):
         frames(tmp_path / "pages.tif")
 
 
+@pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("quality", [30, 75, 95])
-@pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("orientation", [1, 6, 7])
-def test_jpegs_have_pillows_pixels(tmp_path, quality: int, progressive: bool, orientation: int):
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"keep_rgb": True}, {"subsampling": "4:2:2"}], ids=str)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_jpegs_have_pillows_pixels(tmp_path, quality: int, options: dict[str, str | bool], orientation: int):
     noise = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     exif = Image.Exif()
     exif[0x0112] = orientation
     photo = Image.fromarray(noise).resize((131, 97), Image.Resampling.BICUBIC)
-    photo.save(tmp_path / "photo.jpg", quality=quality, progressive=progressive, exif=exif)
-    with Image.open(tmp_path / "photo.jpg") as image:
-        expected = np.asarray(ImageOps.exif_transpose(image))
+    photo.save(tmp_path / "photo.jpg", quality=quality, exif=exif, **options)
+    with Image.open(tmp_path / "photo.jpg") as opened:
+        expected = np.asarray(ImageOps.exif_transpose(opened))
     assert torch.equal(read_image(tmp_path / "photo.jpg"), torch.from_numpy(expected.copy()).permute(2, 0, 1))
+
+
+def test_torchcodec_decodes_whole_color_jpegs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Pillow has to decode the rest: of other kinds torchcodec gives other pixels, or none."""
+    marked = torch.full((3, 8, 8), 7, dtype=torch.uint8)
+    monkeypatch.setattr(image, "jpeg_decoder", lambda: lambda encoded: marked if encoded[0] == 0xFF else None)
+    for name, mode in {"color.jpg": "RGB", "gray.jpg": "L", "cmyk.jpg": "CMYK", "color.png": "RGB"}.items():
+        Image.new(mode, (8, 8)).save(tmp_path / name)
+        assert (read_image(tmp_path / name) is marked) == (name == "color.jpg")
+    assert image.decode_image("x.jpg", (tmp_path / "color.jpg").read_bytes(), None) is marked
+    assert read_image(tmp_path / "color.jpg", (0, 0, 4, 4)).shape == (3, 4, 4)
+    monkeypatch.setattr(image, "MAX_PIXELS", 63)
+    with pytest.raises(BadImageError, match="8 x 8 pixels"):
+        read_image(tmp_path / "color.jpg")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["raise ImportError", "raise OSError('libtorch_cuda.so: no such file')", "raise RuntimeError", "", None],
+)
+def test_a_torchcodec_that_does_not_load_leaves_pillow(module: str | None, tmp_path: Path, monkeypatch):
+    (tmp_path / "torchcodec").mkdir()
+    (tmp_path / "torchcodec" / "__init__.py").touch()
+    if module is not None:
+        (tmp_path / "torchcodec" / "decoders.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "torchcodec"}
+    try:
+        assert image.jpeg_decoder.__wrapped__() is None
+    finally:
+        for name in ("torchcodec", "torchcodec.decoders"):
+            sys.modules.pop(name, None)
+        sys.modules.update(kept)

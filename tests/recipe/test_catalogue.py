@@ -1,10 +1,13 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dmlkit.cli.recipes import find_reference
 from dmlkit.recipe import catalogue
 from dmlkit.recipe.reference import Reference
 
@@ -16,18 +19,55 @@ def in_new_process(code: str, directory: Path | None = None) -> str:
     return found.stdout.strip().splitlines()[-1]
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with a catalogue."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        subprocess.run([sys.executable, "-m", "dmlkit", "list"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def warm(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(filled))
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the catalogue in a cache folder that does not exist yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new" / "cache"))
+    return catalogue.catalogue_file()
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
+    """Descriptions that were made; each differs. Members that other tests have defined are left out."""
+    made: list[Reference] = []
+
+    def describe() -> Reference:
+        made.append(Reference((), (), {}, {"number": len(made)}))
+        return made[-1]
+
+    monkeypatch.setattr("dmlkit.recipe.describe.describe", describe)
+    monkeypatch.setattr("dmlkit.recipe.schema.FAMILIES", {})
+    return made
+
+
+@pytest.mark.usefixtures("warm")
 def test_the_catalogue_is_what_the_classes_say():
     code = (
-        "from dmlkit.recipe.catalogue import *; from dmlkit.recipe.describe import describe\n"
-        "kept = json.loads(CATALOGUE.read_text(encoding='utf-8'))\n"
-        "print(kept['fingerprint'] == fingerprint() and from_plain(kept['reference']) == describe())"
+        "from dmlkit.recipe.catalogue import stored_reference; from dmlkit.recipe.describe import describe\n"
+        "print(stored_reference() == describe())"
     )
-    assert in_new_process(code) == "True", "write it anew: python -m dmlkit.recipe.catalogue"
+    assert in_new_process(code) == "True"
 
 
 HEAVY = ("torch", "numpy", "geoopt")
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     "words",
     [
@@ -63,14 +103,73 @@ def test_completion_imports_no_torch(monkeypatch: pytest.MonkeyPatch):
     assert in_new_process(code) == "['schema'] []"
 
 
-def test_a_changed_class_is_described_anew(monkeypatch: pytest.MonkeyPatch):
-    described = Reference((), (), {}, {"changed": True})
-    monkeypatch.setattr("dmlkit.recipe.describe.describe", lambda: described)
-    assert catalogue.find_reference() != described
-    monkeypatch.setattr(catalogue, "fingerprint", lambda: "another")
-    assert catalogue.find_reference() == described
+def test_it_is_made_once_and_again_after_a_change(
+    cold: Path, described: list[Reference], monkeypatch: pytest.MonkeyPatch
+):
+    assert find_reference(None) == find_reference([]) == described[0]
+    assert len(described) == 1 and list(cold.parent.iterdir()) == [cold]
+    monkeypatch.setattr(catalogue, "fingerprint", lambda _: "another")
+    assert find_reference(None) == find_reference(None) == described[1]
+    assert len(described) == 2 and list(cold.parent.iterdir()) == [cold]
 
 
+def test_a_module_that_changes_comes_or_goes_changes_the_fingerprint(tmp_path: Path):
+    (tmp_path / "losses").mkdir()
+    module, other = tmp_path / "losses" / "a.py", tmp_path / "losses" / "b.py"
+    module.write_text("margin = 0.1\n")
+    found = [catalogue.fingerprint(tmp_path)]
+    assert catalogue.fingerprint(tmp_path) == found[0]
+    os.utime(module, ns=(1, 1))
+    found.append(catalogue.fingerprint(tmp_path))
+    module.write_text("margin = 0.25\n")
+    os.utime(module, ns=(1, 1))
+    found.append(catalogue.fingerprint(tmp_path))
+    module.rename(other)
+    found.append(catalogue.fingerprint(tmp_path))
+    other.unlink()
+    found.append(catalogue.fingerprint(tmp_path))
+    assert len(set(found)) == 5
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"1", b"\xff", b"[" * 100_000,
+        b'{"fingerprint": "F"}',
+        b'{"fingerprint": "F", "reference": 1}',
+        b'{"fingerprint": "F", "reference": {"families": [], "recipe": [], "training": [], "schema": {}}}',
+        b'{"fingerprint": "F", "reference": {"families": {}, "recipe": [[1]], "training": [], "schema": {}}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_catalogue_is_replaced(content: bytes, cold: Path, described: list[Reference], monkeypatch):
+    monkeypatch.setattr(catalogue, "fingerprint", lambda _: "F")
+    cold.parent.mkdir(parents=True)
+    cold.write_bytes(content)
+    assert find_reference(None) == find_reference(None) == described[0]
+    assert len(described) == 1
+
+
+def test_without_a_cache_folder_it_is_made_each_time(described: list[Reference], tmp_path: Path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert [find_reference(None), find_reference(None)] == described and len(described) == 2
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert [find_reference(None), find_reference(None)] == described[2:] and len(described) == 4
+
+
+def test_members_of_this_process_are_not_stored(cold: Path, described: list[Reference], monkeypatch):
+    family = SimpleNamespace(variants={"mine": SimpleNamespace(__module__="elsewhere")})
+    monkeypatch.setattr("dmlkit.recipe.schema.FAMILIES", {"losses": family})
+    assert [find_reference(None), find_reference(None)] == described and len(described) == 2
+    assert not cold.exists()
+
+
+@pytest.mark.usefixtures("warm")
 def test_plugins_are_described_from_their_classes(dmlkit, tmp_path: Path):
     (tmp_path / "mine.py").write_text(
         "from typing import Literal\nfrom dmlkit.schedules import ScheduleConfig\n"

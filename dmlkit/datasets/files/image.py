@@ -1,7 +1,10 @@
 """Decoding of image files to RGB, also of images inside tar files."""
 
-from collections.abc import Generator
+import os
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 
@@ -18,6 +21,9 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 """Formats that Pillow may open; it would otherwise pass a PostScript file named .png to Ghostscript."""
 MAX_PIXELS = 80_000_000  # just below the 89 M at which Pillow warns of a decompression bomb
+
+if "PILLOW_BLOCKS_MAX" not in os.environ:
+    Image.core.set_blocks_max(1)  # keeps the memory of the last image: 2.1 instead of 6.0 ms for 1024 x 768 pixels
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom in pixels of the upright image; right and bottom are exclusive."""
@@ -51,11 +57,26 @@ def decode_image(path: str | Path, content: bytes | None, box: Box | None) -> Te
             raise BadImageError(
                 f"{path}: the image has {image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}"
             )
-        if image.format == "JPEG" and image.mode == "RGB" and box is None:
-            return read_jpeg(path, content)
-        upright = ImageOps.exif_transpose(image)
-        pixels = np.asarray(to_rgb(upright if box is None else crop_box(upright, box, path)))
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+        if image.format == "JPEG" and image.mode == "RGB" and box is None and (decode_jpeg := jpeg_decoder()):
+            encoded = Path(path).read_bytes() if content is None else content
+            # a bytearray, because torch warns about read-only bytes
+            return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
+        ImageOps.exif_transpose(image, in_place=True)
+        pixels = np.array(to_rgb(image if box is None else crop_box(image, box, path)))
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+@cache
+def jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
+    """Return torchcodec's decoder of color JPEGs, or None where it is not installed or does not load.
+
+    Its pixels, its use of the EXIF rotation and the damage that it accepts are Pillow's. It takes 0.53 instead of
+    0.62 ms for 500 x 375 pixels and 1.6 instead of 2.1 ms for 1024 x 768 (one core).
+    """
+    try:
+        return import_module("torchcodec.decoders").decode_jpeg
+    except (ImportError, AttributeError, OSError, RuntimeError):  # also one before 0.16, or for another build of torch
+        return None
 
 
 def opened(path: str | Path, content: bytes | None) -> Image.Image:
@@ -87,17 +108,6 @@ def decoding(path: str | Path) -> Generator[None]:
         raise BadImageError(f"{path}: cannot read this image: {reason(path, error)}") from error
 
 
-def read_jpeg(path: str | Path, content: bytes | None) -> Tensor:
-    """Decode a color JPEG with torchvision, which returns Pillow's pixels in three quarters of the time."""
-    from torchvision.io import ImageReadMode, decode_jpeg, read_file
-
-    # a bytearray, because torch warns about read-only bytes
-    data = read_file(str(path)) if content is None else torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    decoded = decode_jpeg(data, ImageReadMode.RGB, apply_exif_orientation=True)
-    assert isinstance(decoded, Tensor)  # it returns a list only for a list of files
-    return decoded
-
-
 def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
     """Crop an image to a box, rounded to integer pixels.
 
@@ -123,7 +133,7 @@ def reason(path: str | Path, error: Exception) -> str:
             if Path(path).is_file() and Path(path).stat().st_size == 0
             else f"the file has no known image format ({', '.join(FORMATS)})"
         )
-    return str(error).rsplit(", ", 1)[-1]  # torchvision puts its source line before the reason
+    return str(error).rsplit(", ", 1)[-1]  # torchcodec puts its source line before the reason
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -133,7 +143,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def frames(path: str | Path) -> int:

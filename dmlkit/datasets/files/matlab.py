@@ -1,4 +1,8 @@
-"""Reader of MATLAB files, in a separate process because a single damaged byte can crash SciPy's reader."""
+"""Reader of MATLAB files, in a separate process because a single damaged byte can crash SciPy's reader.
+
+Of 3 000 copies of the annotations in `tests/datasets/trees.py`, each with one changed byte, 100 ended the process of
+SciPy 1.17.1 with a segmentation fault, which no ``try`` catches.
+"""
 
 import json
 import subprocess
