@@ -232,7 +232,10 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
         dmlkit("eval", run, "--dataset-root", tmp_path, "--set", "dataset.classes=12"),
         "--dataset-root replaces the dataset",
     )
-    refused(dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last"), "--checkpoint last: applies to a run")
+    refused(
+        dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last"),
+        "--checkpoint last: applies to a run",
+    )
     refused(dmlkit("curvature", tmp_path / "e", "--split", "test"), "--split test: applies to a run")
 
 
