@@ -22,6 +22,7 @@ def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     empty = tmp_path_factory.mktemp("empty")
     unset = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
     def run(program: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [str(installed / program), *words]
@@ -50,6 +51,13 @@ def test_every_command_shows_its_help(run: Callable[..., subprocess.CompletedPro
     assert {("study",), ("gallery", "create")} <= set(every)
     for words in every:
         assert "--help" in run("dmlkit", *words, "--help").stdout, words
+
+
+def test_components_are_listed_from_the_classes_and_then_from_the_catalogue(
+    run: Callable[..., subprocess.CompletedProcess[str]],
+):
+    first, second = (run("dmlkit", "list", "losses").stdout for _ in range(2))
+    assert "proxy_anchor" in first and first == second
 
 
 def test_a_study_runs_and_is_reported(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path):
