@@ -78,6 +78,18 @@ def test_looking_again_as_seeds_are_added_takes_more():
     assert (once.verdict, often.verdict) == ("holds", "not separable at this size")
 
 
+def test_no_number_of_seeds_is_estimated_that_has_already_not_decided():
+    better = [value + gain for value, gain in zip(BASE, (5e-3, 2e-2, 6e-3, 1e-2, 4e-3), strict=True)]
+    variants = {"base": variant(BASE), "method": variant(better)}
+    (judged,) = judge([statement()], variants, len(BASE), 8)
+    assert judged.verdict == "not separable at this size" and judged.runs_to_separate is not None
+    assert judged.runs_to_separate <= len(BASE) and verdict_text(judged, variants) == judged.verdict
+    close = {**variants, "method": variant([*BASE[:4], BASE[4] + 0.01])}
+    (judged,) = judge([statement()], close, len(BASE), 0)
+    assert judged.runs_to_separate is not None and judged.runs_to_separate > len(BASE)
+    assert verdict_text(judged, close).endswith(f"about {judged.runs_to_separate} seeds would decide")
+
+
 def test_the_correction_takes_back_what_one_of_many_statements_says():
     rng = np.random.default_rng(3)
     gains = (5e-3, 2e-2, 6e-3, 1e-2, 4e-3)

@@ -105,7 +105,9 @@ def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
 def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
     """Return a verdict with its caveats."""
     parts = [_word(judged)]
-    if judged.verdict == "not separable at this size" and judged.runs_to_separate:
+    pairs = len(variants[judged.better].runs.keys() & variants[judged.than].runs.keys())
+    # the estimate knows no correction for added seeds: it may be below the number of seeds that did not decide
+    if judged.verdict == "not separable at this size" and (judged.runs_to_separate or 0) > pairs:
         parts.append(f"about {judged.runs_to_separate} seeds would decide")
     if judged.not_trained:
         floors = (f"{name} ({_untrained(variants[name], judged.metric)})" for name in judged.not_trained)
