@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses import ProxyAnchor, ProxyISA, ProxyNCA, ProxyNCAConfig
-from dmlkit.losses.proxies.informative import ClassMemory, InformativeConfig, InformativeWeights
+from dmlkit.losses.proxies.informative import ClassMemory, InformativeConfig, InformativeWeights, warn_if_constant
 from dmlkit.manifolds import Sphere
 
 V, H, K, LAMBDA, TAU, ALPHA, DELTA = 20.0, 0.15, 0.9, 0.1, 1.5, 32.0, 0.1
@@ -242,9 +242,15 @@ def test_the_memory_is_a_queue(size: int):
 
 def test_volume_1_has_constant_weights_and_warns():
     """E = 1 for every n, so v, sigma and 1/E are those of the first sample for ever."""
-    options = InformativeConfig(volume=1).model_dump()
-    with pytest.warns(UserWarning, match="volume 1 keeps the weights of Proxy-ISA constant over time.*use a volume"):
+    warning = "loss.volume: 1 keeps the weights of Proxy-ISA constant over time.*use a value above 1"
+    warn_if_constant.cache_clear()
+    with pytest.warns(UserWarning, match=warning) as warned:
+        options = InformativeConfig(volume=1).model_dump()
         weights = InformativeWeights(3, 2, **options)
+    assert len(warned) == 1  # not again for the loss of a recipe
+    warn_if_constant.cache_clear()
+    with pytest.warns(UserWarning, match=warning):
+        InformativeWeights(3, 2, volume=1)
     seen = torch.tensor([1.0, 2.0, 100.0])
     assert weights.effective_number(seen).tolist() == [1, 1, 1]
     with warnings.catch_warnings(action="error"):

@@ -1,11 +1,12 @@
 """Proxy-ISA's weights and their state: how informative a sample is for a class, given what the class has learned."""
 
 import warnings
+from functools import cache
 from math import ceil, exp
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from dmlkit.distributed.class_shard import ClassShard
@@ -159,6 +160,25 @@ class InformativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     memory_per_class: NonNegativeFloat = 0.0
     """Embeddings in the memory per class, if that makes more than ``memory_size``."""
 
+    @model_validator(mode="after")
+    def _warn_if_constant(self) -> Self:
+        warn_if_constant(self.volume)
+        return self
+
+
+@cache
+def warn_if_constant(volume: float) -> None:
+    """Warn, once per process, that weights do not change with V = 1: E is 1 for any number of samples.
+
+    Runs with this value exist, so it is not an error. Both a recipe and its loss call this.
+    """
+    if volume == 1:
+        warnings.warn(
+            "loss.volume: 1 keeps the weights of Proxy-ISA constant over time, so this is not the paper's method; use "
+            "a value above 1, e.g. a twentieth of the samples of a class that the run sees (images x epochs)",
+            stacklevel=1,
+        )
+
 
 class InformativeWeights(nn.Module):
     r"""The weights w+ and w- of Li et al., MM Asia 2022, eq. 8-16, with the memory and thresholds they depend on.
@@ -214,12 +234,7 @@ class InformativeWeights(nn.Module):
         memory_per_class: float = 0.0,
     ) -> None:
         super().__init__()
-        if volume == 1:  # E is 1 for any number of samples; runs with this value exist, so it is not an error
-            warnings.warn(
-                "volume 1 keeps the weights of Proxy-ISA constant over time, so this is not the paper's method; use a "
-                "volume above 1, e.g. a twentieth of the samples of a class that the run sees (images x epochs)",
-                stacklevel=3,
-            )
+        warn_if_constant(volume)
         self.volume, self.hardness, self.sensitivity = volume, hardness, sensitivity
         self.search_margin, self.delay = search_margin, delay
         self.positive_penalty, self.negative_penalty = positive_penalty, negative_penalty
