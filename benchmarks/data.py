@@ -135,14 +135,15 @@ START = """
 import json, re, sys, time
 import torch, pyarrow.csv, pyarrow.parquet
 from dmlkit.datasets import TableConfig
-from dmlkit.samplers import ClassBalancedConfig, RandomConfig
+from dmlkit.samplers import ClassBalanced, Random
 def megabytes(of):  # getrusage would count the process that started this one
     return int(re.search(of + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 open("/proc/self/clear_refs", "w").write("5")  # the imports' own peak is over
 base = megabytes("VmRSS")
 started = time.perf_counter()
 dataset = TableConfig(file=sys.argv[1]).build("train")
-config = ClassBalancedConfig(classes_per_batch=32) if sys.argv[2] == "class_balanced" else RandomConfig(batch_size=128)
+balanced = sys.argv[2] == "class_balanced"
+config = ClassBalanced.Config(classes_per_batch=32) if balanced else Random.Config(batch_size=128)
 sampler = config.build(dataset.labels, 0)
 first = sampler.batches(0)[0]
 dataset.paths[first[0]]

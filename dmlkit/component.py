@@ -6,7 +6,7 @@ class that owns the options. A new member is one new file in the family's folder
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import isclass
@@ -50,7 +50,31 @@ class NameTakenError(MemberError):
         super().__init__(f"{member.__module__}: the name {name!r} is taken by {taken_by.__module__}")
 
 
-class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+class OptionsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Values of the options of a component, as a recipe gives them."""
+
+    component: ClassVar[type[Any] | None] = None
+    """The component that these options are of; None for a configuration that defines its own ``build``."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        """Return the conditions on other components of the recipe: those of the component, none by default."""
+        return () if self.component is None else self.with_options_only().requirements()
+
+    def with_options_only(self) -> Any:
+        """Return an object of the component that has its options and nothing else: no weights, no arguments."""
+        assert self.component is not None
+        bare: Any = object.__new__(_Blank)  # the component may be abstract
+        bare.__class__ = self.component
+        bare.__dict__.update(self.component.presets)
+        bare.__dict__.update({one.attribute: getattr(self, one.key) for one in self.component.options_by_key.values()})
+        return bare
+
+
+class _Blank:
+    pass
+
+
+class ComponentConfig(OptionsConfig, frozen=True):
     """Base of every family root. A direct subclass is a root; a subclass of a root is a member. A subclass defined
     with ``abstract=True`` is neither: it holds what several members share.
 
@@ -61,7 +85,7 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     Example:
         >>> from typing import Literal
         >>> class ShapeConfig(ComponentConfig, frozen=True): ...
-        >>> class CircleConfig(ShapeConfig, frozen=True):
+        >>> class Circle.Config(ShapeConfig, frozen=True):
         ...     name: Literal["circle"] = "circle"
         ...     radius: float = 1.0
         >>> ShapeConfig.variants["circle"]().radius
@@ -102,10 +126,6 @@ class ComponentConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         """Return the fields except ``name`` and ``others`` as keyword arguments for the constructor."""
         return {field: getattr(self, field) for field in type(self).model_fields if field not in ("name", *others)}
 
-    def requirements(self) -> Iterable[Requirement]:
-        """Return the conditions on other components of the recipe; none by default."""
-        return ()
-
 
 class FromWeights:
     """Marker for ``Annotated[int, from_weights]``: the recipe may omit the key, whose value comes with the weights."""
@@ -135,58 +155,6 @@ def _discriminator(value: Any) -> str | None:
     return tag(name) if isinstance(name, str) else None
 
 
-def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
-    """Yield every component in a value, including nested ones, with its key."""
-    if isinstance(value, ComponentConfig):
-        yield key, value
-    if isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from components_below((*key, name), getattr(value, name))
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from components_below((*key, index), item)
-
-
-def rebuild_unions() -> None:
-    """Rebuild every model that has a union of members: a union is fixed once built, but members were added later."""
-    known: dict[type[BaseModel], bool] = {}
-    holders = [model for model in _below(BaseModel) if _holds_union(model, known)]
-    for model in holders:  # otherwise a model would be rebuilt from another's old schema
-        if "__pydantic_core_schema__" in vars(model):
-            del model.__pydantic_core_schema__
-    for model in holders:
-        model.model_rebuild(force=True)
-
-
-def _below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for model in root.__subclasses__():
-        yield model
-        yield from _below(model)
-
-
-def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> bool:
-    """Return whether the model, or a model nested in it, has a union of members."""
-    if model not in known:
-        known[model] = False  # for now: models may refer to each other in a cycle
-        inside = [part for field in model.model_fields.values() for part in models_in(field.annotation)]
-        known[model] = any(ComponentConfig in part.__bases__ or _holds_union(part, known) for part in inside)
-    return known[model]
-
-
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the model classes inside an annotation.
-
-    Example:
-        >>> from typing import Annotated
-        >>> [model.__name__ for model in models_in(tuple[Annotated[ComponentConfig, one_of], ...])]
-        ['ComponentConfig']
-    """
-    if isclass(annotation) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from models_in(argument)
-
-
 def load_family(package: str) -> None:
     """Import every file of a family's folder, which registers its members; subfolders contain none.
 
@@ -203,6 +171,9 @@ def missing_attribute(package: str, name: str) -> AttributeError:
     from difflib import get_close_matches
 
     known = [key for key, value in vars(sys.modules[package]).items() if isclass(value)]
+    if name.endswith("Config") and name.removesuffix("Config") in known:
+        text = f"write {name.removesuffix('Config')}.Config"
+        return AttributeError(f"module {package!r} has no attribute {name!r}; {text}")
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known))}"
     return AttributeError(f"module {package!r} has no attribute {name!r}; {hint}")

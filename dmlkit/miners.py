@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import Field
@@ -12,18 +12,15 @@ from torch import Tensor
 from dmlkit.component import ComponentConfig, Requirement, missing_attribute
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
+from dmlkit.options import Component, option
 
 __all__ = [
     "All",
-    "AllConfig",
     "DistanceWeighted",
-    "DistanceWeightedConfig",
     "Hard",
-    "HardConfig",
     "Miner",
     "MinerConfig",
     "SemiHard",
-    "SemiHardConfig",
     "Triplets",
 ]
 
@@ -52,7 +49,7 @@ class Triplets:
     negative: Tensor | None
 
 
-class Miner(ABC):
+class Miner(Component, ABC, family=MinerConfig):
     """Selects triplets by their distances. The selection has no gradient."""
 
     @abstractmethod
@@ -66,17 +63,10 @@ class Miner(ABC):
         """
 
 
-class AllConfig(MinerConfig, frozen=True):
-    """Every triplet: each positive with each negative of its anchor."""
+class All(Miner, name="all"):
+    """Every triplet: each positive with each negative of its anchor.
 
-    name: Literal["all"] = "all"
-
-    def build(self, manifold: Manifold) -> "All":
-        return All()
-
-
-class All(Miner):
-    """Every triplet of the batch.
+    Every triplet of the batch.
 
     Example:
         >>> import torch
@@ -89,17 +79,10 @@ class All(Miner):
         return Triplets(positive, None)
 
 
-class HardConfig(MinerConfig, frozen=True):
-    """Batch-hard (Hermans et al. 2017): the farthest positive and the nearest negative of each anchor."""
+class Hard(Miner, name="hard"):
+    r"""Batch-hard (Hermans et al. 2017): the farthest positive and the nearest negative of each anchor.
 
-    name: Literal["hard"] = "hard"
-
-    def build(self, manifold: Manifold) -> "Hard":
-        return Hard()
-
-
-class Hard(Miner):
-    r"""Hermans et al., arXiv:1703.07737, eq. 5: one triplet for each anchor with a positive and a negative.
+    Hermans et al., arXiv:1703.07737, eq. 5: one triplet for each anchor with a positive and a negative.
 
     .. math:: p(a) = \arg\max_p d(a, p), \quad n(a) = \arg\min_n d(a, n)
 
@@ -121,17 +104,10 @@ class Hard(Miner):
         return Triplets(keep, nearest[:, None].expand_as(distance))
 
 
-class SemiHardConfig(MinerConfig, frozen=True):
-    """Semi-hard (Schroff et al. 2015): for each positive, the nearest negative that is farther than the positive."""
+class SemiHard(Miner, name="semi_hard"):
+    r"""Semi-hard (Schroff et al. 2015): for each positive, the nearest negative that is farther than the positive.
 
-    name: Literal["semi_hard"] = "semi_hard"
-
-    def build(self, manifold: Manifold) -> "SemiHard":
-        return SemiHard()
-
-
-class SemiHard(Miner):
-    r"""Schroff et al., CVPR 2015 (arXiv:1503.03832), section 3.2: all positives, each with a semi-hard negative.
+    Schroff et al., CVPR 2015 (arXiv:1503.03832), section 3.2: all positives, each with a semi-hard negative.
 
     .. math:: n(a, p) = \arg\min_n \{ d(a, n) : d(a, n) > d(a, p) \}
 
@@ -159,35 +135,16 @@ REASON = "it weights a negative by the density of chords between random points o
 Chord = Annotated[float, Field(gt=0, lt=2)]
 
 
-class DistanceWeightedConfig(MinerConfig, frozen=True):
-    """Distance-weighted (Wu et al. 2017): a random negative for each positive, uniform over the distances."""
+class DistanceWeighted(Miner, name="distance_weighted"):
+    r"""Distance-weighted (Wu et al. 2017): a random negative for each positive, uniform over the distances.
 
-    name: Literal["distance_weighted"] = "distance_weighted"
-    cutoff: Chord = 0.5
-    """Nearer negatives are weighted as if at this distance: the paper's clipping."""
-    max_distance: Chord = 1.4
-    """Farther negatives are drawn only if there are no others: they have no loss if beta + alpha is 1.4."""
-
-    def build(self, manifold: Manifold) -> "DistanceWeighted":
-        return DistanceWeighted(manifold, cutoff=self.cutoff, max_distance=self.max_distance)
-
-    def requirements(self) -> Iterable[Requirement]:
-        return (Requirement("manifold.name", ("sphere",), REASON),)
-
-
-class DistanceWeighted(Miner):
-    r"""Wu et al., ICCV 2017 (arXiv:1706.07567), eq. 4: one negative for each positive, drawn by its chord d.
+    Wu et al., ICCV 2017 (arXiv:1706.07567), eq. 4: one negative for each positive, drawn by its chord d.
 
     .. math:: P(n \mid a) \propto q(d(a,n))^{-1}, \quad q(d) = d^{D-2} (1 - d^2/4)^{(D-3)/2}
 
     q is the density of d between random points of the unit sphere in D dimensions. d is clipped at ``cutoff``,
     which bounds the weights as the paper's lambda does. An anchor whose negatives are all beyond ``max_distance`` draws
     uniformly among them, so that its positives are used. Draws come from the global generator.
-
-    Args:
-        manifold: a `Sphere`; with the metric ``arc``, arcs are converted to chords.
-        cutoff: > 0, a chord; nearer negatives are weighted as if at this one.
-        max_distance: in (0, 2), a chord; farther negatives are not drawn, except as described above.
 
     Raises:
         ValueError: the manifold is not a sphere, or ``max_distance`` is 2 or more, where q is zero.
@@ -200,13 +157,21 @@ class DistanceWeighted(Miner):
         2
     """
 
-    def __init__(self, manifold: Manifold, *, cutoff: float = 0.5, max_distance: float = 1.4) -> None:
-        if not isinstance(manifold, Sphere):
-            raise ValueError(f"DistanceWeighted: expected Sphere, because {REASON}; got {type(manifold).__name__}")
-        if max_distance >= 2:
-            raise ValueError(f"DistanceWeighted: expected max_distance below 2, got {max_distance:g}")
-        self.dim, self.is_arc = manifold.dim, manifold.metric == "arc"
-        self.cutoff, self.max_distance = cutoff, max_distance
+    manifold: Manifold = option(kw_only=False)
+    """A sphere; with the metric ``arc``, arcs are converted to chords."""
+    cutoff: Chord = 0.5
+    """Nearer negatives are weighted as if at this distance: the paper's clipping."""
+    max_distance: Chord = 1.4
+    """Farther negatives are drawn only if there are no others: they have no loss if beta + alpha is 1.4."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (Requirement("manifold.name", ("sphere",), REASON),)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Sphere):
+            found = type(self.manifold).__name__
+            raise ValueError(f"DistanceWeighted: expected Sphere, because {REASON}; got {found}")
+        self.dim, self.is_arc = self.manifold.dim, self.manifold.metric == "arc"
 
     @torch.no_grad()
     def __call__(self, distance: Tensor, positive: Tensor, negative: Tensor) -> Triplets:

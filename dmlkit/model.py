@@ -137,7 +137,7 @@ def backbone_alone(model: EmbeddingModel, manifold: Manifold) -> EmbeddingModel:
         model: the model whose normalization and backbone are used.
         manifold: the manifold of the points, of F dimensions.
     """
-    return EmbeddingModel(model.normalization, model.backbone, NoHead(manifold))
+    return EmbeddingModel(model.normalization, model.backbone, NoHead(manifold.dim, manifold))
 
 
 def fingerprint(tensors: Mapping[str, Any]) -> str:

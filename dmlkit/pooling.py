@@ -2,25 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from dmlkit.component import ComponentConfig, Requirement, missing_attribute
+from dmlkit.options import Component, option
 
 __all__ = [
     "Avg",
-    "AvgConfig",
     "AvgMax",
-    "AvgMaxConfig",
     "Cls",
-    "ClsConfig",
     "GeM",
-    "GeMConfig",
     "Max",
-    "MaxConfig",
     "Pooling",
     "PoolingConfig",
 ]
@@ -34,7 +30,7 @@ class PoolingConfig(ComponentConfig, frozen=True):
         """Return the pooling layer."""
 
 
-class Pooling(nn.Module, ABC):
+class Pooling(Component, nn.Module, ABC, family=PoolingConfig):
     """A layer from feature maps (B, C, H, W) to vectors (B, C)."""
 
     @abstractmethod
@@ -42,17 +38,10 @@ class Pooling(nn.Module, ABC):
         """Pool maps (B, C, H, W) to vectors (B, C); a transformer also passes its class token (B, C)."""
 
 
-class AvgConfig(PoolingConfig, frozen=True):
-    """The mean over all positions."""
+class Avg(Pooling, name="avg"):
+    """The mean over all positions.
 
-    name: Literal["avg"] = "avg"
-
-    def build(self) -> "Avg":
-        return Avg()
-
-
-class Avg(Pooling):
-    """Global average pooling.
+    Global average pooling.
 
     Example:
         >>> import torch
@@ -64,17 +53,10 @@ class Avg(Pooling):
         return maps.mean((2, 3))
 
 
-class MaxConfig(PoolingConfig, frozen=True):
-    """The maximum over all positions."""
+class Max(Pooling, name="max"):
+    """The maximum over all positions.
 
-    name: Literal["max"] = "max"
-
-    def build(self) -> "Max":
-        return Max()
-
-
-class Max(Pooling):
-    """Global maximum pooling.
+    Global maximum pooling.
 
     Example:
         >>> import torch
@@ -86,17 +68,10 @@ class Max(Pooling):
         return maps.amax((2, 3))
 
 
-class AvgMaxConfig(PoolingConfig, frozen=True):
-    """Mean plus maximum, used for the published Proxy-Anchor results; adds about 1 % to R@1 on CUB and Cars."""
+class AvgMax(Pooling, name="avg_max"):
+    """Mean plus maximum, used for the published Proxy-Anchor results; adds about 1 % to R@1 on CUB and Cars.
 
-    name: Literal["avg_max"] = "avg_max"
-
-    def build(self) -> "AvgMax":
-        return AvgMax()
-
-
-class AvgMax(Pooling):
-    """The sum of global average pooling and global maximum pooling.
+    The sum of global average pooling and global maximum pooling.
 
     Example:
         >>> import torch
@@ -111,11 +86,19 @@ class AvgMax(Pooling):
 SMALLEST = 1e-6  # features are clamped to it: a root has infinite slope at 0
 
 
-class GeMConfig(PoolingConfig, frozen=True):
-    """Generalized mean: p = 1 is the average, a large p approaches the maximum, p = 3 is MPA's cubic GeM."""
+class GeM(Pooling, name="gem"):
+    r"""Generalized mean: p = 1 is the average, a large p approaches the maximum, p = 3 is MPA's cubic GeM.
 
-    name: Literal["gem"] = "gem"
-    p: PositiveFloat = 3.0
+    Radenović, Tolias & Chum, TPAMI 2019 (arXiv:1711.02512), eq. 3, with one p for all channels.
+
+    .. math:: f = \Big(\frac{1}{HW} \sum_{x} \max(x, 10^{-6})^p\Big)^{1/p}
+
+    Example:
+        >>> GeM(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))
+        tensor([[5.]])
+    """
+
+    initial_p: PositiveFloat = option(default=3.0, alias="p")
     """Exponent, one for all channels; 1 is the mean, infinity the maximum."""
     learn: bool = False
     """Train p with the backbone."""
@@ -125,32 +108,13 @@ class GeMConfig(PoolingConfig, frozen=True):
             tunings = ("full", "last_blocks", "lora")
             yield Requirement("backbone.tuning.name", tunings, "p is a weight of the backbone and learn is true")
 
-    def build(self) -> "GeM":
-        return GeM(p=self.p, learn=self.learn)
+    p: Tensor = option(init=False)
 
-
-class GeM(Pooling):
-    r"""Radenović, Tolias & Chum, TPAMI 2019 (arXiv:1711.02512), eq. 3, with one p for all channels.
-
-    .. math:: f = \Big(\frac{1}{HW} \sum_{x} \max(x, 10^{-6})^p\Big)^{1/p}
-
-    Args:
-        p: the exponent; its initial value if it is learned.
-        learn: whether to train p.
-
-    Example:
-        >>> GeM(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))
-        tensor([[5.]])
-    """
-
-    p: Tensor
-
-    def __init__(self, *, p: float = 3.0, learn: bool = False) -> None:
-        super().__init__()
-        if learn:
-            self.p = nn.Parameter(torch.tensor(p))
+    def __post_init__(self) -> None:
+        if self.learn:
+            self.p = nn.Parameter(torch.tensor(self.initial_p))
         else:
-            self.register_buffer("p", torch.tensor(p), persistent=False)
+            self.register_buffer("p", torch.tensor(self.initial_p), persistent=False)
 
     def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
         with torch.autocast(maps.device.type, enabled=False):  # 41^3 overflows float16
@@ -158,20 +122,10 @@ class GeM(Pooling):
             return powers.mean((2, 3)).pow(1 / self.p)
 
 
-class ClsConfig(PoolingConfig, frozen=True):
-    """The class token; vision transformers only."""
+class Cls(Pooling, name="cls"):
+    """The class token; vision transformers only.
 
-    name: Literal["cls"] = "cls"
-
-    def build(self) -> "Cls":
-        return Cls()
-
-    def requirements(self) -> Iterable[Requirement]:
-        yield Requirement("backbone.name", ("vit", "timm"), "only vision transformers have a class token")
-
-
-class Cls(Pooling):
-    """The class token, which attends to all positions.
+    The class token, which attends to all positions.
 
     Raises:
         ValueError: the backbone has no class token.
@@ -181,6 +135,9 @@ class Cls(Pooling):
         >>> Cls()(torch.zeros(1, 2, 1, 1), torch.tensor([[5.0, 6.0]]))
         tensor([[5., 6.]])
     """
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("backbone.name", ("vit", "timm"), "only vision transformers have a class token")
 
     def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
         if token is None:

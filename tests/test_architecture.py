@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from dmlkit.losses.proxies.transport_weights import TransportWeightsConfig
+from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.recipe.key_meanings import meanings_of
 from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
 from dmlkit.study.definition.config import Expectation, StudyConfig, VariantConfig
@@ -153,7 +153,7 @@ def test_a_family_exports_its_members_alone(family: str):
 
 def configs() -> Iterator[type[BaseModel]]:
     """Every class that a recipe's or a study's keys belong to."""
-    roots = [Recipe, TrainingConfig, StudyConfig, VariantConfig, Expectation, TransportWeightsConfig]
+    roots = [Recipe, TrainingConfig, StudyConfig, VariantConfig, Expectation, TransportWeights.Config]
     yield from roots
     for family in FAMILIES.values():
         yield from family.variants.values()

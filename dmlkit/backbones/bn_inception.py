@@ -12,7 +12,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.pretrained.weights import CAFFE, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
 from dmlkit.errors import UserError
-from dmlkit.pooling import Avg, AvgConfig, Pooling, PoolingConfig
+from dmlkit.pooling import Avg, Pooling, PoolingConfig
 
 URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 
@@ -26,7 +26,7 @@ class BNInceptionConfig(BackboneConfig, frozen=True):
     name: Literal["bn_inception"] = "bn_inception"
     weights: str | None = None
     """Path of a weights file; null trains from scratch."""
-    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    pooling: Annotated[PoolingConfig, one_of] = Avg.Config()
     """Pooling of the last feature map to one vector."""
     batchnorm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Weight of a new batch in the running statistics; Proxy-Anchor's code has 0.9, ProxyGML's and SoftTriple's 0.1."""

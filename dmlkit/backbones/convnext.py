@@ -13,7 +13,7 @@ from dmlkit.backbones.pretrained.weights import (
     torchvision_requirements,
 )
 from dmlkit.component import Requirement, one_of
-from dmlkit.pooling import Avg, AvgConfig, Pooling, PoolingConfig
+from dmlkit.pooling import Avg, Pooling, PoolingConfig
 
 Size = Literal["tiny", "small", "base", "large"]
 
@@ -26,7 +26,7 @@ class ConvNeXtConfig(BackboneConfig, frozen=True):
     """Width and depth of the network."""
     weights: str | None = None
     """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
-    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    pooling: Annotated[PoolingConfig, one_of] = Avg.Config()
     """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ConvNeXt":

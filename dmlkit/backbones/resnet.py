@@ -13,7 +13,7 @@ from dmlkit.backbones.pretrained.weights import (
     torchvision_requirements,
 )
 from dmlkit.component import Requirement, one_of
-from dmlkit.pooling import Avg, AvgConfig, Pooling, PoolingConfig
+from dmlkit.pooling import Avg, Pooling, PoolingConfig
 
 
 class ResNet18Config(BackboneConfig, frozen=True):
@@ -22,7 +22,7 @@ class ResNet18Config(BackboneConfig, frozen=True):
     name: Literal["resnet18"] = "resnet18"
     weights: str | None = None
     """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
-    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    pooling: Annotated[PoolingConfig, one_of] = Avg.Config()
     """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ResNet":
@@ -41,7 +41,7 @@ class ResNet50Config(BackboneConfig, frozen=True):
     name: Literal["resnet50"] = "resnet50"
     weights: str | None = None
     """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
-    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    pooling: Annotated[PoolingConfig, one_of] = Avg.Config()
     """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ResNet":
@@ -60,7 +60,7 @@ class ResNet101Config(BackboneConfig, frozen=True):
     name: Literal["resnet101"] = "resnet101"
     weights: str | None = None
     """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
-    pooling: Annotated[PoolingConfig, one_of] = AvgConfig()
+    pooling: Annotated[PoolingConfig, one_of] = Avg.Config()
     """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ResNet":

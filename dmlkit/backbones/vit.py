@@ -15,7 +15,7 @@ from dmlkit.backbones.pretrained.weights import (
     torchvision_requirements,
 )
 from dmlkit.component import Requirement, one_of
-from dmlkit.pooling import Cls, ClsConfig, Pooling, PoolingConfig
+from dmlkit.pooling import Cls, Pooling, PoolingConfig
 
 ViTVariant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
 
@@ -30,7 +30,7 @@ class ViTConfig(BackboneConfig, frozen=True):
     """Side of the images in pixels, which sets the position embeddings; must equal the transform's size."""
     weights: str | None = None
     """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
-    pooling: Annotated[PoolingConfig, one_of] = ClsConfig()
+    pooling: Annotated[PoolingConfig, one_of] = Cls.Config()
     """Pooling of the last feature map to one vector."""
 
     def create(self) -> "ViT":

@@ -24,7 +24,7 @@ from dmlkit.files.arrays import read_array
 from dmlkit.files.document import Document, differences
 from dmlkit.loading.cache import sha256, stamp
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
-from dmlkit.manifolds.euclidean import EuclideanConfig
+from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
@@ -184,9 +184,9 @@ def cached_features(
         UserError: the folder holds something else, or features of other weights, images or transforms; or an image
             cannot be read.
     """
-    features = backbone_alone(model, EuclideanConfig().build(model.backbone.num_features)).to(fabric.device).eval()
+    features = backbone_alone(model, Euclidean.Config().build(model.backbone.num_features)).to(fabric.device).eval()
     trained = TrainedModel(
-        recipe.model_copy(update={"manifold": EuclideanConfig(), "embedding_dim": features.backbone.num_features}),
+        recipe.model_copy(update={"manifold": Euclidean.Config(), "embedding_dim": features.backbone.num_features}),
         features,
         "last",
         0,

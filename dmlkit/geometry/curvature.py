@@ -115,7 +115,7 @@ class BackboneFeatures(Head):
     """
 
     def __init__(self, num_features: int) -> None:
-        super().__init__(Euclidean(num_features))
+        super().__init__(num_features, Euclidean(num_features))
 
     def project(self, features: Tensor) -> Tensor:
         return features

@@ -4,19 +4,16 @@ from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
 from dmlkit.heads.base import Head, HeadConfig
-from dmlkit.heads.linear import Linear, LinearConfig
-from dmlkit.heads.lorentz_linear import LorentzLinear, LorentzLinearConfig
-from dmlkit.heads.mobius_linear import MobiusLinear, MobiusLinearConfig
+from dmlkit.heads.linear import Linear
+from dmlkit.heads.lorentz_linear import LorentzLinear
+from dmlkit.heads.mobius_linear import MobiusLinear
 
 __all__ = [
     "Head",
     "HeadConfig",
     "Linear",
-    "LinearConfig",
     "LorentzLinear",
-    "LorentzLinearConfig",
     "MobiusLinear",
-    "MobiusLinearConfig",
 ]
 
 load_family(__name__)

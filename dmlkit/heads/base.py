@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
+from dmlkit.options import Component, option
 
 
 class HeadConfig(ComponentConfig, frozen=True):
@@ -17,16 +18,17 @@ class HeadConfig(ComponentConfig, frozen=True):
         """Build the head that maps ``num_features`` features to points on ``manifold``."""
 
 
-class Head(nn.Module, ABC):
+class Head(Component, nn.Module, ABC, family=HeadConfig):
     """Base class of heads, which map features (B, F) to points (B, D) on the manifold.
 
     A head has two steps: `project` may run in half precision, and `to_points` always runs in at least float32,
     because a unit vector in bfloat16 is off by 4e-3.
     """
 
-    def __init__(self, manifold: Manifold) -> None:
-        super().__init__()
-        self.manifold = manifold
+    num_features: int = option(kw_only=False)
+    """F, width of the backbone's features h."""
+    manifold: Manifold = option(kw_only=False)
+    """The manifold of the points; its ``dim`` is the number of outputs."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features (B, F) to points (B, D)."""

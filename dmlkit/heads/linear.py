@@ -1,31 +1,14 @@
 """Linear head: one affine map, followed by the manifold's own map from features to points."""
 
-from typing import Literal
-
 from torch import Tensor, nn
 
-from dmlkit.heads.base import Head, HeadConfig
-from dmlkit.manifolds.base import Manifold
+from dmlkit.heads.base import Head
 
 
-class LinearConfig(HeadConfig, frozen=True):
-    """One fully connected layer."""
+class Linear(Head, name="linear"):
+    """One fully connected layer.
 
-    name: Literal["linear"] = "linear"
-    bias: bool = True
-    """Add a learnable bias."""
-
-    def build(self, num_features: int, manifold: Manifold) -> "Linear":
-        return Linear(num_features, manifold, bias=self.bias)
-
-
-class Linear(Head):
-    """Linear layer W h + b of the features h, followed by the manifold's map.
-
-    Args:
-        num_features: F, width of the backbone's features.
-        manifold: the manifold of the points; its ``dim`` is the number of outputs.
-        bias: whether to add b.
+    Linear layer W h + b of the features h, followed by the manifold's map.
 
     Example:
         >>> import torch
@@ -35,12 +18,14 @@ class Linear(Head):
         True
     """
 
-    def __init__(self, num_features: int, manifold: Manifold, *, bias: bool = True) -> None:
-        super().__init__(manifold)
-        self.linear = nn.Linear(num_features, manifold.dim, bias=bias)
+    bias: bool = True
+    """Add a learnable bias."""
+
+    def __post_init__(self) -> None:
+        self.linear = nn.Linear(self.num_features, self.manifold.dim, bias=self.bias)
         # Kaiming keeps the features' variance (torch's default: a third of it); Proxy-Anchor's code starts the same way
         nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
-        if bias:
+        if self.bias:
             nn.init.zeros_(self.linear.bias)
 
     def project(self, features: Tensor) -> Tensor:

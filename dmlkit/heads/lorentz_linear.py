@@ -1,44 +1,27 @@
 """Lorentz-linear head: a linear layer on the hyperboloid, with a bias that translates its points."""
 
 from collections.abc import Iterable
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from dmlkit.component import Requirement
-from dmlkit.heads.base import Head, HeadConfig
-from dmlkit.manifolds.base import Manifold
+from dmlkit.heads.base import Head
 from dmlkit.manifolds.lorentz import Lorentz
+from dmlkit.options import option
 
 
-class LorentzLinearConfig(HeadConfig, frozen=True):
-    """Hyperboloid layer (HGCN, Chami et al. 2019): a linear map of tangent vectors and a parallel-transported bias."""
+class LorentzLinear(Head, name="lorentz_linear"):
+    r"""Hyperboloid layer (HGCN, Chami et al. 2019): a linear map of tangent vectors and a parallel-transported bias.
 
-    name: Literal["lorentz_linear"] = "lorentz_linear"
-    bias: bool = True
-    """Add a learnable bias."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        yield Requirement("manifold.name", ("lorentz",), "its bias is transported along geodesics of the hyperboloid")
-
-    def build(self, num_features: int, manifold: Manifold) -> "LorentzLinear":
-        return LorentzLinear(num_features, manifold, bias=self.bias)
-
-
-class LorentzLinear(Head):
-    r"""Linear layer on the hyperboloid: HypLinear in the code of Chami et al., NeurIPS 2019, section 4.2.
+    Linear layer on the hyperboloid: HypLinear in the code of Chami et al., NeurIPS 2019, section 4.2.
 
     .. math:: y = \exp_{z}(PT_{o \to z}(b)), \quad z = \exp_o(W h)
 
     The Grouplet paper compares it (Table 3, "Hyperboloid") with `MobiusLinear`, the same layer on the ball: with the
     same parameters both compute the same points. W h is clipped by the manifold, h is not. Without the bias the layer
     is a linear layer followed by an exponential map.
-
-    Args:
-        num_features: F, width of the backbone's features h, taken as tangent vectors at the origin o.
-        manifold: the hyperboloid; its ``dim`` is the number of outputs.
-        bias: whether to add b, a tangent vector at the origin, which starts at 0.
 
     Raises:
         ValueError: the manifold is not the hyperboloid.
@@ -48,13 +31,19 @@ class LorentzLinear(Head):
         torch.Size([2, 17])
     """
 
-    def __init__(self, num_features: int, manifold: Manifold, *, bias: bool = True) -> None:
-        if not isinstance(manifold, Lorentz):
-            raise ValueError(f"LorentzLinear: expected the hyperboloid, got {type(manifold).__name__}")
-        super().__init__(manifold)
-        self.linear = nn.Linear(num_features, manifold.dim, bias=False)
+    has_bias: bool = option(default=True, alias="bias")
+    """Add a learnable bias."""
+    bias: nn.Parameter | None = option(init=False)  # a tangent vector at the origin, which starts at 0
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("manifold.name", ("lorentz",), "its bias is transported along geodesics of the hyperboloid")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Lorentz):
+            raise ValueError(f"LorentzLinear: expected the hyperboloid, got {type(self.manifold).__name__}")
+        self.linear = nn.Linear(self.num_features, self.manifold.dim, bias=False)
         nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as in the linear head
-        self.bias = nn.Parameter(torch.zeros(manifold.dim)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(self.manifold.dim)) if self.has_bias else None
 
     def project(self, features: Tensor) -> Tensor:
         return self.linear(features)

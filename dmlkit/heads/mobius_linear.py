@@ -1,33 +1,21 @@
 """Möbius-linear head: a linear layer in the Poincaré ball."""
 
 from collections.abc import Iterable
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from dmlkit.component import Requirement
-from dmlkit.heads.base import Head, HeadConfig
-from dmlkit.manifolds.base import Manifold
+from dmlkit.heads.base import Head
 from dmlkit.manifolds.poincare import Poincare
+from dmlkit.options import option
 
 
-class MobiusLinearConfig(HeadConfig, frozen=True):
-    """Hyperbolic layer (Ganea et al. 2018) of the Grouplet paper: Möbius matrix-vector product and bias."""
+class MobiusLinear(Head, name="mobius_linear"):
+    r"""Hyperbolic layer (Ganea et al. 2018) of the Grouplet paper: Möbius matrix-vector product and bias.
 
-    name: Literal["mobius_linear"] = "mobius_linear"
-    bias: bool = True
-    """Add a learnable bias."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        yield Requirement("manifold.name", ("poincare",), "Möbius operations are those of the ball")
-
-    def build(self, num_features: int, manifold: Manifold) -> "MobiusLinear":
-        return MobiusLinear(num_features, manifold, bias=self.bias)
-
-
-class MobiusLinear(Head):
-    r"""Linear layer of Ganea et al. (NeurIPS 2018, section 3.2) after an exponential map (Zhang et al., CVPR 2022).
+    Linear layer of Ganea et al. (NeurIPS 2018, section 3.2) after an exponential map (Zhang et al., CVPR 2022).
 
     .. math:: y = (W \otimes \exp_0(h)) \oplus \exp_0(b), \quad W \otimes \exp_0(h) = \exp_0(W h)
 
@@ -36,11 +24,6 @@ class MobiusLinear(Head):
     was clipped too, which moved points that need no clipping). b and the sum are kept inside the ball. With the same
     parameters `LorentzLinear` computes points with the same log maps. By the same identity the layer without the bias
     is a linear layer followed by an exponential map: see docs/geometry.md.
-
-    Args:
-        num_features: F, width of the backbone's features h.
-        manifold: the Poincaré ball; its ``dim`` is the number of outputs.
-        bias: whether to add b, a tangent vector at the origin, which starts at 0.
 
     Raises:
         ValueError: the manifold is not the ball.
@@ -51,13 +34,19 @@ class MobiusLinear(Head):
         (torch.Size([2, 16]), True)
     """
 
-    def __init__(self, num_features: int, manifold: Manifold, *, bias: bool = True) -> None:
-        if not isinstance(manifold, Poincare):
-            raise ValueError(f"MobiusLinear: expected the Poincaré ball, got {type(manifold).__name__}")
-        super().__init__(manifold)
-        self.linear = nn.Linear(num_features, manifold.dim, bias=False)
+    has_bias: bool = option(default=True, alias="bias")
+    """Add a learnable bias."""
+    bias: nn.Parameter | None = option(init=False)  # a tangent vector at the origin, which starts at 0
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("manifold.name", ("poincare",), "Möbius operations are those of the ball")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Poincare):
+            raise ValueError(f"MobiusLinear: expected the Poincaré ball, got {type(self.manifold).__name__}")
+        self.linear = nn.Linear(self.num_features, self.manifold.dim, bias=False)
         nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as in the linear head
-        self.bias = nn.Parameter(torch.zeros(manifold.dim)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(self.manifold.dim)) if self.has_bias else None
 
     def project(self, features: Tensor) -> Tensor:
         return self.linear(features)

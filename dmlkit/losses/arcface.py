@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from math import cos, pi, sin
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field, PositiveFloat
@@ -10,45 +10,22 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import require_similarity
-from dmlkit.losses.proxies.proxy_loss import ProxyLossConfig, SoftmaxLoss
+from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
-from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine")
 REASON = "its margin is an angle"
 
 
-class ArcFaceConfig(ProxyLossConfig, frozen=True):
-    """ArcFace (Deng et al. 2019): cross-entropy of cosines, with an angular margin on the own class."""
+class ArcFace(SoftmaxLoss, name="arcface"):
+    r"""ArcFace (Deng et al. 2019): cross-entropy of cosines, with an angular margin on the own class.
 
-    name: Literal["arcface"] = "arcface"
-    margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5
-    """m, in radians."""
-    scale: PositiveFloat = 64.0
-    """s, inverse temperature."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
-
-    def build(self, manifold: Manifold, num_classes: int) -> "ArcFace":
-        return ArcFace(manifold, num_classes, **self.options())
-
-
-class ArcFace(SoftmaxLoss):
-    r"""Deng et al., CVPR 2019 (arXiv:1801.07698), eq. 3.
+    Deng et al., CVPR 2019 (arXiv:1801.07698), eq. 3.
 
     .. math:: \frac{1}{B} \sum_i -\log
         \frac{e^{s \cos(\theta_{y_i} + m)}}{e^{s \cos(\theta_{y_i} + m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
 
     Where theta + m exceeds pi, cos(theta + m) would rise again; cos(theta) - m sin(m) replaces it there.
-
-    Args:
-        manifold: the geometry of embeddings and proxies; its similarity must be a cosine.
-        num_classes: C; each class has one proxy.
-        margin: m in [0, pi), in radians.
-        scale: s > 0, inverse temperature.
-        chunk_size: see `ProxyLoss`.
-        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
@@ -61,25 +38,18 @@ class ArcFace(SoftmaxLoss):
         0.6931
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        num_classes: int,
-        *,
-        margin: float = 0.5,
-        scale: float = 64.0,
-        chunk_size: int | None = None,
-        negative_fraction: float = 1.0,
-    ) -> None:
-        super().__init__(
-            manifold,
-            num_classes,
-            logit_scale=scale,
-            chunk_size=chunk_size,
-            negative_fraction=negative_fraction,
-        )
-        require_similarity("ArcFace", manifold, SIMILARITIES, REASON)
-        self.margin, self.scale = margin, scale
+    margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5
+    """m, in radians."""
+    scale: PositiveFloat = 64.0
+    """s, inverse temperature."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_similarity("ArcFace", self.manifold, SIMILARITIES, REASON)
+        self.logit_scale = self.scale
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
         turned, slope = turn(own / self.scale, self.margin)

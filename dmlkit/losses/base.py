@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from math import isfinite, trunc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from dmlkit.distributed.class_shard import ShardedParameter
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.numerics.hyperbolic import strongest_curvature
+from dmlkit.options import Component, option
 
 
 class LossConfig(ComponentConfig, frozen=True):
@@ -25,19 +26,18 @@ class LossConfig(ComponentConfig, frozen=True):
         """Return the loss for ``num_classes`` training classes and embeddings on ``manifold``."""
 
 
-class Loss(nn.Module, ABC):
-    """A metric-learning objective. It owns its proxies and memories, which ``state_dict`` contains.
+class Loss(Component, nn.Module, ABC, family=LossConfig):
+    """A metric-learning objective. It owns its proxies and memories, which ``state_dict`` contains."""
 
-    Args:
-        manifold: the geometry of the embeddings.
-        num_classes: C, the number of training classes, or None for losses that own nothing per class.
-    """
+    shares_classes: ClassVar[bool] = False
+    manifold: Manifold = option(kw_only=False)
+    """Geometry of the embeddings."""
+    num_classes: Any = option(default=None, init=False)
+    """C, the number of training classes; None for losses that own nothing per class."""
 
-    def __init__(self, manifold: Manifold, num_classes: int | None = None) -> None:
-        super().__init__()
-        if num_classes is not None and num_classes < 1:
-            raise ValueError(f"{type(self).__name__}: num_classes must be at least 1, got {num_classes}")
-        self.manifold, self.num_classes = manifold, num_classes
+    def __post_init__(self) -> None:
+        if self.num_classes is not None and self.num_classes < 1:
+            raise ValueError(f"{type(self).__name__}: num_classes must be at least 1, got {self.num_classes}")
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of a batch, a scalar.

@@ -1,7 +1,6 @@
 """Binomial deviance: logistic regression on the similarity of pairs."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
@@ -9,14 +8,29 @@ from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
-from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
-from dmlkit.manifolds.base import Manifold
+from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_mean
 
 
-class BinomialDevianceConfig(PairLossConfig, frozen=True):
-    """Binomial deviance (Yi et al. 2014): a logistic loss on the similarity of each pair; negatives weigh more."""
+class BinomialDeviance(PairLoss, name="binomial_deviance"):
+    r"""Binomial deviance (Yi et al. 2014): a logistic loss on the similarity of each pair; negatives weigh more.
 
-    name: Literal["binomial_deviance"] = "binomial_deviance"
+    Yi et al., ICPR 2014 (arXiv:1407.4979), in the form of Chen et al., AAAI 2021 (CGML), eq. 7; s = relative
+    similarity.
+
+    .. math:: \frac{1}{|P|} \sum_{P} \log(1 + e^{-\alpha (s_{ij} - \beta) \eta_+})
+            + \frac{1}{|N|} \sum_{N} \log(1 + e^{\alpha (s_{ij} - \beta) \eta_-})
+
+    Positive pairs P and negative pairs N are averaged separately, as in Yi et al.; CGML prints one sum. A batch
+    of 13 classes x 10 images has 13 times more negatives than positives.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> round(BinomialDeviance(Sphere(2))(points, torch.tensor([0, 0])).item(), 4)  # log(1 + e^-1)
+        0.3133
+    """
+
     scale: PositiveFloat = 2.0
     """alpha, inverse temperature."""
     threshold: float = 0.5
@@ -29,54 +43,9 @@ class BinomialDevianceConfig(PairLossConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         return (*super().requirements(), NEEDS_BOUNDED)
 
-    def build(self, manifold: Manifold, num_classes: int) -> "BinomialDeviance":
-        return BinomialDeviance(
-            manifold,
-            scale=self.scale,
-            threshold=self.threshold,
-            positive_cost=self.positive_cost,
-            negative_cost=self.negative_cost,
-        )
-
-
-class BinomialDeviance(PairLoss):
-    r"""Yi et al., ICPR 2014 (arXiv:1407.4979), in the form of Chen et al., AAAI 2021 (CGML), eq. 7; s = relative
-    similarity.
-
-    .. math:: \frac{1}{|P|} \sum_{P} \log(1 + e^{-\alpha (s_{ij} - \beta) \eta_+})
-            + \frac{1}{|N|} \sum_{N} \log(1 + e^{\alpha (s_{ij} - \beta) \eta_-})
-
-    Positive pairs P and negative pairs N are averaged separately, as in Yi et al.; CGML prints one sum. A batch
-    of 13 classes x 10 images has 13 times more negatives than positives.
-
-    Args:
-        manifold: the geometry whose similarity is used; the papers use the cosine.
-        scale: alpha > 0.
-        threshold: beta, in similarity units.
-        positive_cost: eta+ > 0.
-        negative_cost: eta- > 0.
-
-    Example:
-        >>> import torch
-        >>> from dmlkit.manifolds import Sphere
-        >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-        >>> round(BinomialDeviance(Sphere(2))(points, torch.tensor([0, 0])).item(), 4)  # log(1 + e^-1)
-        0.3133
-    """
-
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        scale: float = 2.0,
-        threshold: float = 0.5,
-        positive_cost: float = 1.0,
-        negative_cost: float = 25.0,
-    ) -> None:
-        super().__init__(manifold)
-        require_bounded("BinomialDeviance", manifold)
-        self.scale, self.threshold = scale, threshold
-        self.positive_cost, self.negative_cost = positive_cost, negative_cost
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_bounded("BinomialDeviance", self.manifold)
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         logit = self.scale * (self.manifold.relative_similarity(pairs.rows, pairs.columns) - self.threshold)  # (B, M)

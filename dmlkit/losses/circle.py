@@ -1,37 +1,22 @@
 """Circle loss: each similarity is weighted by its distance from its optimum."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
-from dmlkit.manifolds.base import Manifold
+from dmlkit.losses.base import require_similarity
+from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_logsumexp, masked_mean
 
 REASON = "its optima 1 + m and -m assume a similarity that is at most 1, and 0 between unrelated points"
 
 
-class CircleConfig(PairLossConfig, frozen=True):
-    """Circle (Sun et al. 2020): each pair is weighted by its distance from the optimal similarity."""
+class Circle(PairLoss, name="circle"):
+    r"""Circle (Sun et al. 2020): each pair is weighted by its distance from the optimal similarity.
 
-    name: Literal["circle"] = "circle"
-    margin: PositiveFloat = 0.4
-    """m, the relaxation, in cosine units."""
-    scale: PositiveFloat = 80.0
-    """gamma, the inverse temperature."""
-
-    def build(self, manifold: Manifold, num_classes: int) -> "Circle":
-        return Circle(manifold, margin=self.margin, scale=self.scale)
-
-    def requirements(self) -> Iterable[Requirement]:
-        return (*super().requirements(), Requirement("manifold.similarity", ("cosine",), REASON))
-
-
-class Circle(PairLoss):
-    r"""Sun et al., CVPR 2020 (arXiv:2002.10857), eq. 6, with the weights of eq. 5 and the optima of eq. 8; s = cosine.
+    Sun et al., CVPR 2020 (arXiv:2002.10857), eq. 6, with the weights of eq. 5 and the optima of eq. 8; s = cosine.
 
     .. math:: \log\Big(1 + \sum_{n} e^{\gamma [s_n + m]_+ (s_n - m)}
             \sum_{p} e^{-\gamma [1 + m - s_p]_+ (s_p - 1 + m)}\Big)
@@ -39,10 +24,7 @@ class Circle(PairLoss):
     The weights in brackets count as constants in the gradient. The mean is over the anchors that have a positive and
     a negative.
 
-    Args:
-        manifold: a manifold whose similarity is the cosine.
-        margin: m > 0, in cosine units: 0.25 for faces and persons, 0.4 for fine-grained retrieval.
-        scale: gamma > 0: 256 for faces, 128 for persons, 80 for fine-grained retrieval.
+    The paper uses m = 0.25 and gamma = 256 for faces, 0.25 and 128 for persons, 0.4 and 80 for fine-grained retrieval.
 
     Raises:
         ValueError: the manifold's similarity is not the cosine.
@@ -55,14 +37,17 @@ class Circle(PairLoss):
         0.5459
     """
 
-    def __init__(self, manifold: Manifold, *, margin: float = 0.4, scale: float = 80.0) -> None:
-        super().__init__(manifold)
-        if manifold.similarity_name != "cosine":
-            raise ValueError(
-                f"Circle: expected a manifold with similarity 'cosine', because {REASON}; "
-                f"got {manifold.similarity_name!r}"
-            )
-        self.margin, self.scale = margin, scale
+    margin: PositiveFloat = 0.4
+    """m, the relaxation, in cosine units."""
+    scale: PositiveFloat = 80.0
+    """gamma, the inverse temperature."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (*super().requirements(), Requirement("manifold.similarity", ("cosine",), REASON))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_similarity("Circle", self.manifold, ("cosine",), REASON)
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)

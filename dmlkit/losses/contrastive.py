@@ -1,48 +1,21 @@
 """Contrastive loss: pulls positives within one margin and pushes negatives beyond another."""
 
-from typing import Literal
-
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs
-from dmlkit.manifolds.base import Manifold
+from dmlkit.losses.pair_loss import PairLoss, Pairs
 
 
-class ContrastiveConfig(PairLossConfig, frozen=True):
-    """Contrastive (Hadsell et al. 2006): pulls positives together and pushes negatives beyond a margin."""
+class Contrastive(PairLoss, name="contrastive"):
+    r"""Contrastive (Hadsell et al. 2006): pulls positives together and pushes negatives beyond a margin.
 
-    name: Literal["contrastive"] = "contrastive"
-    positive_margin: NonNegativeFloat = 0.0
-    """m+, the distance below which a positive pair has no loss."""
-    negative_margin: PositiveFloat = 1.0
-    """m-, the distance above which a negative pair has no loss."""
-    squared: bool = True
-    """Square each violation, as in the paper."""
-
-    def build(self, manifold: Manifold, num_classes: int) -> "Contrastive":
-        return Contrastive(
-            manifold,
-            positive_margin=self.positive_margin,
-            negative_margin=self.negative_margin,
-            squared=self.squared,
-        )
-
-
-class Contrastive(PairLoss):
-    r"""Hadsell et al., CVPR 2006, eq. 4; d = manifold distance; q = 2, or 1 without ``squared``.
+    Hadsell et al., CVPR 2006, eq. 4; d = manifold distance; q = 2, or 1 without ``squared``.
 
     .. math:: \frac{1}{|P_+|} \sum_{P} [d_{ij} - m_+]_+^q + \frac{1}{|N_+|} \sum_{N} [m_- - d_{ij}]_+^q
 
     The paper's factors 1/2 are omitted, and its sum over pairs is replaced by averages over P+ and N+, the positive and
     the negative pairs with a positive term: most negatives have no loss and would outweigh the others in a mean.
-
-    Args:
-        manifold: the geometry whose distance is used.
-        positive_margin: m+ >= 0, a distance; 0 in the paper.
-        negative_margin: m- > 0, a distance.
-        squared: whether to square each violation.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -51,16 +24,12 @@ class Contrastive(PairLoss):
         4.25
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        positive_margin: float = 0.0,
-        negative_margin: float = 1.0,
-        squared: bool = True,
-    ) -> None:
-        super().__init__(manifold)
-        self.positive_margin, self.negative_margin, self.squared = positive_margin, negative_margin, squared
+    positive_margin: NonNegativeFloat = 0.0
+    """m+, the distance below which a positive pair has no loss."""
+    negative_margin: PositiveFloat = 1.0
+    """m-, the distance above which a negative pair has no loss."""
+    squared: bool = True
+    """Square each violation, as in the paper."""
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         distance = self.manifold.distance(pairs.rows, pairs.columns)  # (B, M)

@@ -1,62 +1,52 @@
 """Cross-batch memory: a pair loss that also compares the batch with the embeddings of earlier batches."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, NonNegativeInt, PositiveInt, field_validator
+from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from dmlkit.component import one_of
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.losses.contrastive import Contrastive, ContrastiveConfig
-from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, make_pairs
-from dmlkit.manifolds.base import Manifold
+from dmlkit.losses.contrastive import Contrastive
+from dmlkit.losses.pair_loss import PairLoss, make_pairs
+from dmlkit.options import option
 
 
-class CrossBatchMemoryConfig(LossConfig, frozen=True):
-    """Cross-batch memory (Wang et al. 2020): a pair loss over the batch and a queue of past embeddings."""
+def compares_pairs(loss: LossConfig) -> LossConfig:
+    """Return the configuration of a pair loss.
 
-    # The union of losses is complete only after all of them are imported, so the schema is built on first use.
-    model_config = ConfigDict(defer_build=True)
-
-    name: Literal["cross_batch_memory"] = "cross_batch_memory"
-    loss: Annotated[LossConfig, one_of] = ContrastiveConfig()
-    """The pair loss to compute over the batch and the memory."""
-    size: PositiveInt = 1024
-    """Number of embeddings in the memory."""
-    start_epoch: NonNegativeInt = 0
-    """Number of epochs without the memory, until embeddings drift slowly."""
-
-    @field_validator("loss")
-    @classmethod
-    def _compares_pairs(cls, loss: LossConfig) -> LossConfig:
-        if not isinstance(loss, PairLossConfig):
-            raise ValueError(refusal(loss.name))
-        return loss
-
-    def build(self, manifold: Manifold, num_classes: int) -> "CrossBatchMemory":
-        loss = self.loss.build(manifold, num_classes)
-        return CrossBatchMemory(manifold, loss=loss, size=self.size, start_epoch=self.start_epoch)
+    Raises:
+        ValueError: it is of another loss, which cannot use a memory of embeddings.
+    """
+    if not is_pair_loss(loss):
+        raise ValueError(refusal(loss.name))
+    return loss
 
 
-class CrossBatchMemory(Loss):
-    r"""Wang et al., CVPR 2020 (arXiv:1912.06798), eq. 4: the batch against itself and the last ``size`` embeddings.
+def is_pair_loss(config: LossConfig | type[LossConfig]) -> bool:
+    """Return whether a configuration is that of a `PairLoss`."""
+    return config.component is not None and issubclass(config.component, PairLoss)
+
+
+def refusal(name: str) -> str:
+    """Return the message for a loss that cannot use a memory of embeddings."""
+    able = sorted(key for key, variant in LossConfig.variants.items() if is_pair_loss(variant))
+    return f"{name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(able)}"
+
+
+class CrossBatchMemory(Loss, name="cross_batch_memory"):
+    r"""Cross-batch memory (Wang et al. 2020): a pair loss over the batch and a queue of past embeddings.
+
+    Wang et al., CVPR 2020 (arXiv:1912.06798), eq. 4: the batch against itself and the last ``size`` embeddings.
 
     .. math:: L = \mathrm{loss}(\text{rows} = X, \text{columns} = [X, M])
 
     M holds embeddings of earlier batches, without gradient. After its loss is computed, the batch is added to the
-    memory and replaces the oldest embeddings. The value equals that of the paper's Algorithm 1, which adds the batch
-    first; here the batch's own columns keep their gradient, so an empty memory gives exactly the plain loss. In
-    evaluation mode and before ``start_epoch`` the memory is neither read nor filled, and the plain loss is computed.
-    The queue and its position are buffers, which ``state_dict`` restores.
-
-    Args:
-        manifold: the geometry of the embeddings.
-        loss: a `PairLoss`: binomial_deviance, circle, contrastive, margin, multi_similarity, n_pair,
-            pairwise_cross_entropy or triplet; the default is contrastive, the best one in the paper.
-        size: number of embeddings in the memory.
-        start_epoch: the first epoch that uses the memory (counted from 0, see `Loss.set_epoch`). The paper waits
-            until embeddings drift slowly.
+    memory and replaces the oldest embeddings. The value equals that of the paper's Algorithm 1, which adds the
+    batch first; here the batch's own columns keep their gradient, so an empty memory gives exactly the plain loss.
+    In evaluation mode and before ``start_epoch`` the memory is neither read nor filled, and the plain loss is
+    computed. The queue and its position are buffers, which ``state_dict`` restores. The default loss, contrastive,
+    is the best one in the paper.
 
     Raises:
         ValueError: the loss does not compare pairs, e.g. a proxy loss.
@@ -71,21 +61,24 @@ class CrossBatchMemory(Loss):
         9.0
     """
 
-    memory: Tensor  # (size, D)
-    memory_labels: Tensor  # (size,), -1 for an empty slot
-    position: Tensor  # scalar, the next slot to write
+    loss: Annotated[PairLoss, AfterValidator(compares_pairs)] = Contrastive.Config()
+    """The pair loss to compute over the batch and the memory."""
+    size: PositiveInt = 1024
+    """Number of embeddings in the memory."""
+    start_epoch: NonNegativeInt = 0
+    """Number of epochs without the memory, until embeddings drift slowly."""
 
-    def __init__(self, manifold: Manifold, *, loss: Loss | None = None, size: int = 1024, start_epoch: int = 0) -> None:
-        loss = loss or Contrastive(manifold)
-        super().__init__(manifold, loss.num_classes)
-        if not isinstance(loss, PairLoss):
-            raise ValueError(f"CrossBatchMemory: {refusal(type(loss).__name__)}")
-        self.loss = loss
-        self.size, self.start_epoch, self.epoch = size, start_epoch, 0
+    memory: Tensor = option(init=False)  # (size, D)
+    memory_labels: Tensor = option(init=False)  # (size,), -1 for an empty slot
+    position: Tensor = option(init=False)  # scalar, the next slot to write
+
+    def __post_init__(self) -> None:
+        self.num_classes, self.epoch = self.loss.num_classes, 0
+        super().__post_init__()
         # Empty slots hold a point of the manifold, so that distances and their masked gradients are finite.
-        origin = manifold.from_features(torch.zeros(size, manifold.dim)).detach()
+        origin = self.manifold.from_features(torch.zeros(self.size, self.manifold.dim)).detach()
         self.register_buffer("memory", origin)
-        self.register_buffer("memory_labels", torch.full((size,), -1))
+        self.register_buffer("memory_labels", torch.full((self.size,), -1))
         self.register_buffer("position", torch.tensor(0))
 
     def set_epoch(self, epoch: int) -> None:
@@ -106,9 +99,3 @@ class CrossBatchMemory(Loss):
         self.memory.index_copy_(0, slots, embeddings.to(self.memory.dtype))
         self.memory_labels.index_copy_(0, slots, labels)
         self.position.copy_((self.position + len(labels)) % self.size)
-
-
-def refusal(name: str) -> str:
-    """Return the message for a loss that cannot use a memory of embeddings."""
-    over_pairs = sorted(key for key, variant in LossConfig.variants.items() if issubclass(variant, PairLossConfig))
-    return f"{name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(over_pairs)}"

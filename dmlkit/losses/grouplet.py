@@ -1,66 +1,29 @@
 """Grouplet loss: Proxy-Anchor on small random groups, weighted by the optimal transport of images to proxies."""
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from dmlkit.component import Requirement, one_of
-from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.component import Requirement
+from dmlkit.losses.base import NEEDS_BOUNDED
+from dmlkit.losses.proxies.anchor_loss import AnchorLoss
 from dmlkit.losses.proxies.classes import Block, Classes, ClosedForm, Terms, sum_over_classes
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
-from dmlkit.losses.proxies.transport_weights import (
-    ALL_CLASSES,
-    EXACT,
-    Grouplets,
-    TransportWeights,
-    gain,
-    pairs,
-)
-from dmlkit.losses.proxy_anchor import ProxyAnchor
-from dmlkit.manifolds.base import Manifold
-from dmlkit.transport.base import TransportConfig, TransportSolver
-from dmlkit.transport.exact import ExactConfig
+from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, Grouplets, TransportWeights, gain, pairs
+from dmlkit.options import option
+from dmlkit.transport.base import TransportSolver
+from dmlkit.transport.exact import Exact
 
 Scope = Literal["grouplet", "batch"]
 
 
-class GroupletConfig(ProxyLossConfig, frozen=True):
-    """Grouplet (Zhang et al. 2022): Proxy-Anchor on random groups, weighted by their optimal transport plans."""
+class Grouplet(AnchorLoss, name="grouplet"):
+    r"""Grouplet (Zhang et al. 2022): Proxy-Anchor on random groups, weighted by their optimal transport plans.
 
-    shares_classes: ClassVar[bool] = False
-    name: Literal["grouplet"] = "grouplet"
-    group_size: PositiveInt = 4
-    """k, number of images in a grouplet."""
-    scope: Scope = "grouplet"
-    """Which images share a term; the paper does not say. ``grouplet``: the images of a grouplet; ``batch``: the whole
-    batch, as in ``proxy_anchor`` with ``transport``."""
-    solver: Annotated[TransportConfig, one_of] = ExactConfig()
-    """Solver for the plans x; the paper uses quadratic."""
-    margin: NonNegativeFloat = 0.1
-    """delta, in similarity units (cosine on the sphere)."""
-    scale: PositiveFloat = 32.0
-    """alpha, inverse temperature."""
-    seed: NonNegativeInt = 0
-    """Seed of the random grouping."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        return (NEEDS_BOUNDED, *ALL_CLASSES)
-
-    def build(self, manifold: Manifold, num_classes: int) -> "Grouplet | ProxyAnchor":
-        if self.scope == "grouplet":
-            options = self.options("scope", "solver")
-            return Grouplet(manifold, num_classes, solver=self.solver.build(), **options)
-        transport = TransportWeights(self.solver.build(), group_size=self.group_size, seed=self.seed)
-        options = self.options("scope", "solver", "group_size", "seed")
-        return ProxyAnchor(manifold, num_classes, transport=transport, **options)
-
-
-class Grouplet(ProxyLoss):
-    r"""Zhang et al., CVPR 2022, eq. 1 and 2; s = relative similarity, t_i = label, x = plan of the grouplet of i.
+    Zhang et al., CVPR 2022, eq. 1 and 2; s = relative similarity, t_i = label, x = plan of the grouplet of i.
 
     .. math:: \frac{1}{|P^+|} \sum_{j \in P^+} \log(1 + \sum_{t_i = j} (1 + x_{ij}) e^{-\alpha (s_{ij} - \delta)})
             + \frac{1}{C} \sum_j \log(1 + \sum_{t_i \ne j} (1 + x_{ij}) e^{\alpha (s_{ij} + \delta)})
@@ -71,25 +34,12 @@ class Grouplet(ProxyLoss):
 
     The paper does not say over which images i a term runs. D: here over the images of one grouplet, where P+ are its
     classes, and the loss is the mean over grouplets; a smaller last grouplet counts as much as the others. In the other
-    reading, the terms of Proxy-Anchor run over the whole batch with the plans inserted:
-    ``ProxyAnchor(transport=...)``; in a recipe, ``scope`` selects it.
+    reading, ``scope="batch"``, the terms of Proxy-Anchor run over the whole batch with the plans inserted, as with
+    ``ProxyAnchor(transport=...)``.
 
-    Args:
-        manifold: the geometry of embeddings and proxies.
-        num_classes: C; each class has one proxy.
-        group_size: k >= 1.
-        solver: computes the plans. `Exact` has no gradient through x. The paper's quadratic program with eps = 1e-4
-            gives the same plan and zero gradient unless costs tie within 1e-4 per unit; then the gradient has slope
-            1 / (2 eps). Ties harm training without ``clip_grad_norm`` (map@r 0.431 instead of 0.577 on the glyphs).
-            `NoTransport` uses plain groups, as a control.
-        margin: delta >= 0, in similarity units.
-        scale: alpha > 0, inverse temperature.
-        seed: seed of the grouping.
-        chunk_size: see `ProxyLoss`.
-        negative_fraction: must be 1.
-
-    Raises:
-        ValueError: group_size is below 1; see also `Loss.forward`.
+    `Exact` has no gradient through x. The paper's quadratic program with eps = 1e-4 gives the same plan and zero
+    gradient unless costs tie within 1e-4 per unit; then the gradient has slope 1 / (2 eps). Ties harm training without
+    ``clip_grad_norm`` (map@r 0.431 instead of 0.577 on the glyphs). `NoTransport` uses plain groups, as a control.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -99,30 +49,28 @@ class Grouplet(ProxyLoss):
         torch.Size([])
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        num_classes: int,
-        *,
-        group_size: int = 4,
-        solver: TransportSolver = EXACT,
-        margin: float = 0.1,
-        scale: float = 32.0,
-        seed: int = 0,
-        chunk_size: int | None = None,
-        negative_fraction: float = 1.0,
-    ) -> None:
-        super().__init__(
-            manifold,
-            num_classes,
-            chunk_size=chunk_size,
-            negative_fraction=negative_fraction,
-        )
-        require_bounded("Grouplet", manifold)
-        self.margin, self.scale = margin, scale
-        self.transport = TransportWeights(solver, group_size=group_size, seed=seed)
+    shares_classes: ClassVar[bool] = False
+    group_size: PositiveInt = 4
+    """k, number of images in a grouplet."""
+    scope: Scope = "grouplet"
+    """Which images share a term; the paper does not say. ``grouplet``: the images of a grouplet; ``batch``: the whole
+    batch, as in ``proxy_anchor`` with ``transport``."""
+    solver: TransportSolver = Exact.Config()
+    """Solver for the plans x; the paper uses quadratic."""
+    seed: NonNegativeInt = 0
+    """Seed of the random grouping."""
+    transport: Any = option(init=False)  # `TransportWeights`, as in `AnchorLoss`
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (NEEDS_BOUNDED, *ALL_CLASSES)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.transport = TransportWeights(solver=self.solver, group_size=self.group_size, seed=self.seed)
 
     def over(self, classes: Classes) -> Tensor:
+        if self.scope == "batch":
+            return super().over(classes)
         labels, grouping = classes.labels, self.transport.regroup(classes.labels)
         factor = 1 / sum(len(images) for images in grouping)
 

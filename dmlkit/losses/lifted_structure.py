@@ -1,34 +1,20 @@
 """Lifted-structure loss: compares each positive pair with all negatives of both its points."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.base import Loss
 from dmlkit.losses.pair_loss import NEEDS_PAIRS, make_pairs, masked_logsumexp
-from dmlkit.manifolds.base import Manifold
 
 
-class LiftedStructureConfig(LossConfig, frozen=True):
-    """Lifted structure (Song et al. 2016): compares each positive pair with all negatives of both its points."""
+class LiftedStructure(Loss, name="lifted_structure"):
+    r"""Lifted structure (Song et al. 2016): compares each positive pair with all negatives of both its points.
 
-    name: Literal["lifted_structure"] = "lifted_structure"
-    margin: NonNegativeFloat = 1.0
-    """alpha, a distance."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        return (NEEDS_PAIRS,)
-
-    def build(self, manifold: Manifold, num_classes: int) -> "LiftedStructure":
-        return LiftedStructure(manifold, margin=self.margin)
-
-
-class LiftedStructure(Loss):
-    r"""Song et al., CVPR 2016 (arXiv:1511.06452), eq. 4, the smooth bound; D = manifold distance.
+    Song et al., CVPR 2016 (arXiv:1511.06452), eq. 4, the smooth bound; D = manifold distance.
 
     .. math:: \tilde J_{ij} &= D_{ij} + \log\Big(\sum_{(i,k) \in N} e^{\alpha - D_{ik}}
                                + \sum_{(j,l) \in N} e^{\alpha - D_{jl}}\Big) \\
@@ -37,10 +23,6 @@ class LiftedStructure(Loss):
     The loss needs the negatives of both points of a pair; an embedding in a memory has none. Therefore
     `CrossBatchMemory` does not accept this loss.
 
-    Args:
-        manifold: the geometry whose distance is used.
-        margin: alpha >= 0, a distance.
-
     Example:
         >>> from dmlkit.manifolds import Euclidean
         >>> points = torch.tensor([[0.0], [0.0], [1.0]])
@@ -48,9 +30,11 @@ class LiftedStructure(Loss):
         0.2402
     """
 
-    def __init__(self, manifold: Manifold, *, margin: float = 1.0) -> None:
-        super().__init__(manifold)
-        self.margin = margin
+    margin: NonNegativeFloat = 1.0
+    """alpha, a distance."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (NEEDS_PAIRS,)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         pairs = make_pairs(embeddings, labels, embeddings, labels)

@@ -1,7 +1,6 @@
 """Multi-similarity loss: selects hard pairs by comparing positives with negatives, then weights them softly."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -10,14 +9,29 @@ from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
 from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
-from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp
-from dmlkit.manifolds.base import Manifold
+from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_logsumexp
 
 
-class MultiSimilarityConfig(PairLossConfig, frozen=True):
-    """Multi-similarity (Wang et al. 2019): selects the pairs near the class boundary and weights them softly."""
+class MultiSimilarity(PairLoss, name="multi_similarity"):
+    r"""Multi-similarity (Wang et al. 2019): selects the pairs near the class boundary and weights them softly.
 
-    name: Literal["multi_similarity"] = "multi_similarity"
+    Wang et al., CVPR 2019 (arXiv:1904.06627), eq. 15; S = relative similarity.
+
+    .. math:: \frac{1}{B} \sum_i \frac{1}{\alpha} \log(1 + \sum_{k \in P_i} e^{-\alpha (S_{ik} - \lambda)})
+            + \frac{1}{\beta} \log(1 + \sum_{k \in N_i} e^{\beta (S_{ik} - \lambda)})
+
+    Mining (eq. 11, 12) keeps in N_i the negatives with S above the smallest S of a positive minus epsilon, and in P_i
+    the positives with S below the largest S of a negative plus epsilon. It is part of the loss, not a miner, because
+    it selects pairs, not triplets. The threshold lambda is 1 in the paper's text and 0.5 in the authors' code.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+        >>> loss = MultiSimilarity(Sphere(2), positive_scale=1, negative_scale=1, threshold=1)
+        >>> round(loss(points, torch.tensor([0, 0, 1])).item(), 4)  # (2 (log 2 + log 2) + log 3) / 3
+        0.9242
+    """
+
     positive_scale: PositiveFloat = 2.0
     """alpha, inverse temperature of positives."""
     negative_scale: PositiveFloat = 50.0
@@ -30,54 +44,9 @@ class MultiSimilarityConfig(PairLossConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         return (*super().requirements(), NEEDS_BOUNDED)
 
-    def build(self, manifold: Manifold, num_classes: int) -> "MultiSimilarity":
-        return MultiSimilarity(
-            manifold,
-            positive_scale=self.positive_scale,
-            negative_scale=self.negative_scale,
-            threshold=self.threshold,
-            mining_margin=self.mining_margin,
-        )
-
-
-class MultiSimilarity(PairLoss):
-    r"""Wang et al., CVPR 2019 (arXiv:1904.06627), eq. 15; S = relative similarity.
-
-    .. math:: \frac{1}{B} \sum_i \frac{1}{\alpha} \log(1 + \sum_{k \in P_i} e^{-\alpha (S_{ik} - \lambda)})
-            + \frac{1}{\beta} \log(1 + \sum_{k \in N_i} e^{\beta (S_{ik} - \lambda)})
-
-    Mining (eq. 11, 12) keeps in N_i the negatives with S above the smallest S of a positive minus epsilon, and in P_i
-    the positives with S below the largest S of a negative plus epsilon. It is part of the loss, not a miner, because
-    it selects pairs, not triplets.
-
-    Args:
-        manifold: the geometry whose similarity is used; the paper uses the cosine.
-        positive_scale: alpha > 0.
-        negative_scale: beta > 0.
-        threshold: lambda, in similarity units; 1 in the paper's text, 0.5 in the authors' code.
-        mining_margin: epsilon >= 0, in similarity units, or None to keep all pairs.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-        >>> loss = MultiSimilarity(Sphere(2), positive_scale=1, negative_scale=1, threshold=1)
-        >>> round(loss(points, torch.tensor([0, 0, 1])).item(), 4)  # (2 (log 2 + log 2) + log 3) / 3
-        0.9242
-    """
-
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        positive_scale: float = 2.0,
-        negative_scale: float = 50.0,
-        threshold: float = 0.5,
-        mining_margin: float | None = 0.1,
-    ) -> None:
-        super().__init__(manifold)
-        require_bounded("MultiSimilarity", manifold)
-        self.positive_scale, self.negative_scale = positive_scale, negative_scale
-        self.threshold, self.mining_margin = threshold, mining_margin
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_bounded("MultiSimilarity", self.manifold)
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)

@@ -1,28 +1,16 @@
 """N-pair loss: a softmax of each positive against all negatives of its anchor."""
 
-from typing import Literal
-
 from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
-from dmlkit.manifolds.base import Manifold
+from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_logsumexp, masked_mean
 
 
-class NPairConfig(PairLossConfig, frozen=True):
-    """N-pair (Sohn 2016): a softmax of each positive against all the negatives of its anchor."""
+class NPair(PairLoss, name="n_pair"):
+    r"""N-pair (Sohn 2016): a softmax of each positive against all the negatives of its anchor.
 
-    name: Literal["n_pair"] = "n_pair"
-    scale: PositiveFloat = 1.0
-    """Inverse temperature; 1 in the paper, which does not normalize embeddings."""
-
-    def build(self, manifold: Manifold, num_classes: int) -> "NPair":
-        return NPair(manifold, scale=self.scale)
-
-
-class NPair(PairLoss):
-    r"""Sohn, NIPS 2016, eq. 7, over a whole batch as in Chen et al., AAAI 2021 (CGML), eq. 6; s = relative
+    Sohn, NIPS 2016, eq. 7, over a whole batch as in Chen et al., AAAI 2021 (CGML), eq. 6; s = relative
     similarity.
 
     .. math:: \frac{1}{|P|} \sum_{(i, p) \in P} \log(1 + \sum_{y_j \ne y_i} e^{\alpha (s_{ij} - s_{ip})})
@@ -30,10 +18,6 @@ class NPair(PairLoss):
     P are all positive pairs. With two images per class this is the papers' one positive per anchor; here the loss is
     the mean over anchors, where CGML takes the sum. Use ``Euclidean(d, similarity="dot")`` for embeddings that are not
     normalized, as in both papers. On the sphere, a scale of about 10 lets the softmax reach small losses.
-
-    Args:
-        manifold: the geometry whose similarity is used.
-        scale: alpha > 0, inverse temperature.
 
     Example:
         >>> import torch
@@ -43,9 +27,8 @@ class NPair(PairLoss):
         0.3133
     """
 
-    def __init__(self, manifold: Manifold, *, scale: float = 1.0) -> None:
-        super().__init__(manifold)
-        self.scale = scale
+    scale: PositiveFloat = 1.0
+    """Inverse temperature; 1 in the paper, which does not normalize embeddings."""
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.base import Loss
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,14 @@ NEEDS_PAIRS = Requirement(
 )
 
 
-class PairLossConfig(LossConfig, frozen=True, abstract=True):
-    """Configuration of a `PairLoss`, which may also be used with a memory of embeddings."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        return (NEEDS_PAIRS,)
-
-
 class PairLoss(Loss):
     """A loss that compares rows, the batch, with columns: the batch, or the batch and a memory.
 
     A subclass only implements `compute_pairs`.
     """
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (NEEDS_PAIRS,)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         return self.compute_pairs(make_pairs(embeddings, labels, embeddings, labels))

@@ -1,28 +1,16 @@
 """Pairwise cross-entropy: each image identifies another image of its class within the batch, by distance."""
 
-from typing import Literal
-
 from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_logsumexp, masked_mean
-from dmlkit.manifolds.base import Manifold
+from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_logsumexp, masked_mean
 
 
-class PairwiseCrossEntropyConfig(PairLossConfig, frozen=True):
-    """Pairwise cross-entropy (Ermolov et al. 2022, Hyp-ViT): a softmax over minus distances finds the partner."""
+class PairwiseCrossEntropy(PairLoss, name="pairwise_cross_entropy"):
+    r"""Pairwise cross-entropy (Ermolov et al. 2022, Hyp-ViT): a softmax over minus distances finds the partner.
 
-    name: Literal["pairwise_cross_entropy"] = "pairwise_cross_entropy"
-    temperature: PositiveFloat = 0.2
-    """tau, in units of the manifold's similarity: a distance; 0.1 in the paper for the cosine on the sphere."""
-
-    def build(self, manifold: Manifold, num_classes: int) -> "PairwiseCrossEntropy":
-        return PairwiseCrossEntropy(manifold, temperature=self.temperature)
-
-
-class PairwiseCrossEntropy(PairLoss):
-    r"""Ermolov et al., CVPR 2022 (arXiv:2203.10833), eq. 6; s = the manifold's similarity, in the paper -d.
+    Ermolov et al., CVPR 2022 (arXiv:2203.10833), eq. 6; s = the manifold's similarity, in the paper -d.
 
     .. math:: \frac{1}{|P|} \sum_{(i, j) \in P} -\log
             \frac{e^{s_{ij} / \tau}}{e^{s_{ij} / \tau} + \sum_{y_k \ne y_i} e^{s_{ik} / \tau}}
@@ -35,11 +23,6 @@ class PairwiseCrossEntropy(PairLoss):
     The loss equals `NPair` with scale 1 / tau, except that it uses the similarity itself instead of the relative
     similarity, so tau is in the paper's units.
 
-    Args:
-        manifold: the geometry whose similarity is used: in the paper the ball with -d (K = -0.1), compared with the
-            sphere with the cosine.
-        temperature: tau > 0.
-
     Example:
         >>> import torch
         >>> from dmlkit.manifolds import Euclidean
@@ -49,9 +32,8 @@ class PairwiseCrossEntropy(PairLoss):
         0.3133
     """
 
-    def __init__(self, manifold: Manifold, *, temperature: float = 0.2) -> None:
-        super().__init__(manifold)
-        self.temperature = temperature
+    temperature: PositiveFloat = 0.2
+    """tau, in units of the manifold's similarity: a distance; 0.1 in the paper for the cosine on the sphere."""
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         logits = self.manifold.similarity(pairs.rows, pairs.columns) / self.temperature  # (B, M)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable
 from math import ceil
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -13,21 +13,45 @@ from dmlkit.component import Requirement
 from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses.base import require_similarity
 from dmlkit.losses.proxies.classes import Block, Classes, computed_once, sum_over_classes
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, ProxyLossConfig, require_all
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
 from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd, largest
 from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy, mean_softmax_loss
-from dmlkit.manifolds.base import Manifold
 
 SIMILARITIES = ("cosine", "origin_cosine", "dot")
 REASON = "it adds similarities, so those of proxies near a point must be positive, unlike negative distances"
 ALL_CLASSES_REASON = "the k most similar proxies are chosen among all classes"
 
 
-class ProxyGMLConfig(ProxyLossConfig, frozen=True):
-    """ProxyGML (Zhu et al. 2020): a graph links each point to its few nearest proxies, which classify it together."""
+class ProxyGML(ProxyLoss, name="proxy_gml"):
+    r"""ProxyGML (Zhu et al. 2020): a graph links each point to its few nearest proxies, which classify it together.
+
+    Zhu et al., NeurIPS 2020 (arXiv:2010.13636), eq. 2-12, where s is a cosine or the inner product.
+
+    .. math:: Z_{ic} &= \sum_{p \in P_c \cap I_i} s(x_i, p), \quad M_{ic} = [P_c \cap I_i \ne \emptyset] \\
+        L &= \frac{1}{B} \sum_i -\log \frac{M_{iy_i} e^{\sigma Z_{iy_i}}}{\sum_c M_{ic} e^{\sigma Z_{ic}}}
+            + \frac{\lambda}{C N} \sum_p -\log \frac{e^{Z^p_{y_p}}}{\sum_c e^{Z^p_c}},
+            \quad Z^p_c = \sum_{q \in P_c} s(p, q)
+
+    I_i are the k = ceil(r C N) proxies most similar to x_i. Z^p needs no (CN)^2 matrix: a sum of inner products is the
+    inner product with a sum, so one product with the C sums of proxies suffices.
+
+    D: ``positive_mask`` keeps all proxies of the own class, as do the paper's text and the authors' code; the printed
+    formula, which adds 1 to their similarities, does not always keep them. If k < N, k is set to N with a warning. D: M
+    is 1 for a class with a linked proxy, whatever the sum Z is. D: proxies that tie with the k-th are linked too.
+    D: without ``positive_mask``, a point whose class has no linked proxy adds 0 to the mean of a masked softmax.
+
+    Raises:
+        ValueError: the manifold has another similarity, or r C N < 1; see also `Loss.forward`.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> sphere = Sphere(8)
+        >>> loss = ProxyGML(sphere, num_classes=5, proxies_per_class=4, ratio=0.5)
+        >>> loss(sphere.from_features(torch.randn(4, 8)), torch.arange(4)).shape
+        torch.Size([])
+    """
 
     shares_classes: ClassVar[bool] = False
-    name: Literal["proxy_gml"] = "proxy_gml"
     proxies_per_class: PositiveInt = 12
     """N, proxies per class; 1 on SOP."""
     ratio: Annotated[float, Field(gt=0, le=1)] = 0.05
@@ -47,74 +71,10 @@ class ProxyGMLConfig(ProxyLossConfig, frozen=True):
             Requirement("loss.negative_fraction", (1.0,), ALL_CLASSES_REASON),
         )
 
-    def build(self, manifold: Manifold, num_classes: int) -> "ProxyGML":
-        return ProxyGML(manifold, num_classes, **self.options())
-
-
-class ProxyGML(ProxyLoss):
-    r"""Zhu et al., NeurIPS 2020 (arXiv:2010.13636), eq. 2-12, where s is a cosine or the inner product.
-
-    .. math:: Z_{ic} &= \sum_{p \in P_c \cap I_i} s(x_i, p), \quad M_{ic} = [P_c \cap I_i \ne \emptyset] \\
-        L &= \frac{1}{B} \sum_i -\log \frac{M_{iy_i} e^{\sigma Z_{iy_i}}}{\sum_c M_{ic} e^{\sigma Z_{ic}}}
-            + \frac{\lambda}{C N} \sum_p -\log \frac{e^{Z^p_{y_p}}}{\sum_c e^{Z^p_c}},
-            \quad Z^p_c = \sum_{q \in P_c} s(p, q)
-
-    I_i are the k = ceil(r C N) proxies most similar to x_i. Z^p needs no (CN)^2 matrix: a sum of inner products is the
-    inner product with a sum, so one product with the C sums of proxies suffices.
-
-    D: ``positive_mask`` keeps all proxies of the own class, as do the paper's text and the authors' code; the printed
-    formula, which adds 1 to their similarities, does not always keep them. If k < N, k is set to N with a warning. D: M
-    is 1 for a class with a linked proxy, whatever the sum Z is. D: proxies that tie with the k-th are linked too.
-    D: without ``positive_mask``, a point whose class has no linked proxy adds 0 to the mean of a masked softmax.
-
-    Args:
-        manifold: the geometry of embeddings and proxies; its similarity must be a cosine or the inner product.
-        num_classes: C.
-        proxies_per_class: N.
-        ratio: r in (0, 1].
-        scale: sigma > 0, an inverse temperature for Z (not for Z^p).
-        regularizer_weight: lambda >= 0.
-        positive_mask: whether a point is always linked to all proxies of its class (S^pos of Table 1).
-        mask_softmax: exclude classes without a linked proxy from the softmax (M of Table 1), instead of using Z = 0.
-        chunk_size: see `ProxyLoss`.
-        negative_fraction: must be 1.
-
-    Raises:
-        ValueError: the manifold has another similarity, or r C N < 1; see also `Loss.forward`.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> sphere = Sphere(8)
-        >>> loss = ProxyGML(sphere, num_classes=5, proxies_per_class=4, ratio=0.5)
-        >>> loss(sphere.from_features(torch.randn(4, 8)), torch.arange(4)).shape
-        torch.Size([])
-    """
-
-    def __init__(
-        self,
-        manifold: Manifold,
-        num_classes: int,
-        *,
-        proxies_per_class: int = 12,
-        ratio: float = 0.05,
-        scale: float = 1.0,
-        regularizer_weight: float = 0.3,
-        positive_mask: bool = True,
-        mask_softmax: bool = True,
-        chunk_size: int | None = None,
-        negative_fraction: float = 1.0,
-    ) -> None:
-        super().__init__(
-            manifold,
-            num_classes,
-            proxies_per_class=proxies_per_class,
-            chunk_size=chunk_size,
-            negative_fraction=negative_fraction,
-        )
-        require_similarity("ProxyGML", manifold, SIMILARITIES, REASON)
-        self.linked = _linked_proxies(num_classes, proxies_per_class, ratio, positive_mask)
-        self.scale, self.regularizer_weight = scale, regularizer_weight
-        self.positive_mask, self.mask_softmax = positive_mask, mask_softmax
+    def __post_init__(self) -> None:
+        super().__post_init__(self.proxies_per_class)
+        require_similarity("ProxyGML", self.manifold, SIMILARITIES, REASON)
+        self.linked = _linked_proxies(self.num_classes, self.proxies_per_class, self.ratio, self.positive_mask)
 
     def over(self, classes: Classes) -> Tensor:
         require_all(classes, ALL_CLASSES_REASON)

@@ -1,7 +1,6 @@
 """ProxyNCA loss: neighborhood components analysis with one learnable proxy per class."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from pydantic import PositiveFloat
@@ -10,34 +9,15 @@ from torch import Tensor
 from dmlkit.component import Requirement
 from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block
-from dmlkit.losses.proxies.informative import InformativeConfig, InformativeWeights
-from dmlkit.losses.proxies.proxy_loss import ProxyLossConfig, SoftmaxLoss
+from dmlkit.losses.proxies.informative import InformativeOptions, InformativeWeights
+from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
-from dmlkit.manifolds.base import Manifold
 
 
-class ProxyNCAConfig(ProxyLossConfig, frozen=True):
-    """ProxyNCA (Movshovitz-Attias et al. 2017): a point prefers the proxy of its class to all others."""
+class ProxyNCA(SoftmaxLoss, name="proxy_nca"):
+    r"""ProxyNCA (Movshovitz-Attias et al. 2017): a point prefers the proxy of its class to all others.
 
-    name: Literal["proxy_nca"] = "proxy_nca"
-    scale: PositiveFloat = 18.0
-    """Inverse temperature, in 1 / similarity."""
-    positive_in_denominator: bool = True
-    """Include the own class in the denominator; false uses negatives only, as printed in the paper."""
-    informative: InformativeConfig | None = None
-    """Weights of Proxy-ISA (its Figure 11b); null for none."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        return () if self.informative is None else (NEEDS_BOUNDED,)
-
-    def build(self, manifold: Manifold, num_classes: int) -> "ProxyNCA":
-        options = None if self.informative is None else dict(self.informative)
-        informative = None if options is None else InformativeWeights(manifold.point_dim, num_classes, **options)
-        return ProxyNCA(manifold, num_classes, informative=informative, **self.options("informative"))
-
-
-class ProxyNCA(SoftmaxLoss):
-    r"""Movshovitz-Attias et al., ICCV 2017 (arXiv:1703.07464), eq. 4, with a scale and any similarity s.
+    Movshovitz-Attias et al., ICCV 2017 (arXiv:1703.07464), eq. 4, with a scale and any similarity s.
 
     .. math:: \frac{1}{B} \sum_i -\log \frac{e^{\sigma s(x_i, p_{y_i})}}{\sum_{c \in Z_i} e^{\sigma s(x_i, p_c)}}
 
@@ -48,15 +28,6 @@ class ProxyNCA(SoftmaxLoss):
 
     With ``informative``, the similarity of a point to its own proxy is multiplied by w+ in the exponents, and to others
     by w-: the weights of Proxy-ISA "directly on Proxy-NCA" (Li et al. 2022, Figure 11b). D: the paper says no more.
-
-    Args:
-        manifold: the geometry of embeddings and proxies.
-        num_classes: C; each class has one proxy.
-        scale: sigma > 0, inverse temperature.
-        positive_in_denominator: whether Z_i includes the class of x_i.
-        informative: weights of samples, as in `ProxyISA`; None for none.
-        chunk_size: see `ProxyLoss`.
-        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: there is a single class and positive_in_denominator is False; see also `Loss.forward`.
@@ -70,46 +41,42 @@ class ProxyNCA(SoftmaxLoss):
         0.3133
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        num_classes: int,
-        *,
-        scale: float = 18.0,
-        positive_in_denominator: bool = True,
-        informative: InformativeWeights | None = None,
-        chunk_size: int | None = None,
-        negative_fraction: float = 1.0,
-    ) -> None:
-        super().__init__(
-            manifold,
-            num_classes,
-            logit_scale=scale,
-            chunk_size=chunk_size,
-            negative_fraction=negative_fraction,
-        )
-        if num_classes == 1 and not positive_in_denominator:
+    scale: PositiveFloat = 18.0
+    """Inverse temperature, in 1 / similarity."""
+    positive_in_denominator: bool = True
+    """Include the own class in the denominator; false uses negatives only, as printed in the paper."""
+    informative: InformativeOptions | None = None
+    """Weights of Proxy-ISA (its Figure 11b); null for none."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return () if self.informative is None else (NEEDS_BOUNDED,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.logit_scale = self.scale
+        if self.num_classes == 1 and not self.positive_in_denominator:
             raise ValueError("ProxyNCA: positive_in_denominator=False needs at least 2 classes, got 1")
-        if informative is not None:
-            require_bounded("ProxyNCA", manifold)
-        self.positive_in_denominator, self.informative = positive_in_denominator, informative
+        if self.informative is not None:
+            require_bounded("ProxyNCA", self.manifold)
+            self.informative = self.informative.weights(self.manifold.point_dim, self.num_classes)
 
     def set_epoch(self, epoch: int) -> None:
-        if self.informative is not None:
+        if isinstance(self.informative, InformativeWeights):
             self.informative.set_epoch(epoch)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        if self.informative is None or not self.informative.is_open:
+        informative = self.informative
+        if not isinstance(informative, InformativeWeights) or not informative.is_open:
             return super().compute(embeddings, labels)
         classes = self.classes(embeddings, labels)
-        weights = self.informative.weigh(classes)
+        weights = informative.weigh(classes)
 
         def logits(block: Block) -> Tensor:
             return block.similarity * torch.where(block.own, weights.own[:, None], weights.of_others(block))
 
         loss = mean_softmax_loss(classes, self.row_losses, logits, self.logit_scale)
         if self.training:
-            self.informative.remember(embeddings, labels, weights.clean, self.manifold, self.proxies, self.shard)
+            informative.remember(embeddings, labels, weights.clean, self.manifold, self.proxies, self.shard)
         return loss
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:

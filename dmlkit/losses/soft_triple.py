@@ -1,38 +1,18 @@
 """SoftTriple loss: a softmax over classes that have several centers each."""
 
-from typing import Literal
-
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.losses.proxies.centers import mean_center_distance, pool_centers
 from dmlkit.losses.proxies.classes import Classes
-from dmlkit.losses.proxies.proxy_loss import ProxyLossConfig, SoftmaxLoss
+from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
-from dmlkit.manifolds.base import Manifold
 
 
-class SoftTripleConfig(ProxyLossConfig, frozen=True):
-    """SoftTriple (Qian et al. 2019): cross-entropy over classes with several centers each."""
+class SoftTriple(SoftmaxLoss, name="soft_triple"):
+    r"""SoftTriple (Qian et al. 2019): cross-entropy over classes with several centers each.
 
-    name: Literal["soft_triple"] = "soft_triple"
-    centers_per_class: PositiveInt = 10
-    """K, centers per class."""
-    scale: PositiveFloat = 20.0
-    """lambda, inverse temperature of the softmax."""
-    gamma: PositiveFloat = 0.1
-    """Temperature of the softmax over the centers of a class, in similarity units."""
-    margin: NonNegativeFloat = 0.01
-    """delta, in similarity units."""
-    regularizer_weight: NonNegativeFloat = 0.2
-    """tau, weight of the distances between the centers of a class."""
-
-    def build(self, manifold: Manifold, num_classes: int) -> "SoftTriple":
-        return SoftTriple(manifold, num_classes, **self.options())
-
-
-class SoftTriple(SoftmaxLoss):
-    r"""Qian et al., ICCV 2019 (arXiv:1909.05235), eq. 7-10, with any similarity s and distance d.
+    Qian et al., ICCV 2019 (arXiv:1909.05235), eq. 7-10, with any similarity s and distance d.
 
     .. math:: S_{ic} &= \sum_k \frac{e^{s(x_i, w_{ck}) / \gamma}}{\sum_l e^{s(x_i, w_{cl}) / \gamma}} s(x_i, w_{ck}) \\
         L &= \frac{1}{B} \sum_i -\log \frac{e^{\lambda (S_{iy_i} - \delta)}}
@@ -40,17 +20,6 @@ class SoftTriple(SoftmaxLoss):
             + \frac{\tau}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
 
     On the sphere d is sqrt(2 - 2 <w, w'>), here with a finite gradient at w = w'.
-
-    Args:
-        manifold: the geometry of embeddings and centers.
-        num_classes: C.
-        centers_per_class: K >= 1; K = 1 has no regularizer.
-        scale: lambda > 0, inverse temperature.
-        gamma: > 0, temperature of the softmax over the centers of a class, in similarity units.
-        margin: delta >= 0, in similarity units.
-        regularizer_weight: tau >= 0, weight of the distances between the centers of a class.
-        chunk_size: see `ProxyLoss`.
-        negative_fraction: the fraction of the classes that a training step computes, in (0, 1].
 
     Raises:
         ValueError: see `Loss.forward`.
@@ -64,30 +33,20 @@ class SoftTriple(SoftmaxLoss):
         torch.Size([])
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        num_classes: int,
-        *,
-        centers_per_class: int = 10,
-        scale: float = 20.0,
-        gamma: float = 0.1,
-        margin: float = 0.01,
-        regularizer_weight: float = 0.2,
-        chunk_size: int | None = None,
-        negative_fraction: float = 1.0,
-    ) -> None:
-        super().__init__(
-            manifold,
-            num_classes,
-            proxies_per_class=centers_per_class,
-            pool=pool_centers("softmax", gamma),
-            logit_scale=scale,
-            chunk_size=chunk_size,
-            negative_fraction=negative_fraction,
-        )
-        self.scale, self.margin = scale, margin
-        self.regularizer_weight = regularizer_weight
+    centers_per_class: PositiveInt = 10
+    """K, centers per class."""
+    scale: PositiveFloat = 20.0
+    """lambda, inverse temperature of the softmax."""
+    gamma: PositiveFloat = 0.1
+    """Temperature of the softmax over the centers of a class, in similarity units."""
+    margin: NonNegativeFloat = 0.01
+    """delta, in similarity units."""
+    regularizer_weight: NonNegativeFloat = 0.2
+    """tau, weight of the distances between the centers of a class."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__(self.centers_per_class, pool_centers("softmax", self.gamma))
+        self.logit_scale = self.scale
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
         return super().row_losses(others, own - self.scale * self.margin)

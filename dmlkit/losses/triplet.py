@@ -1,46 +1,21 @@
 """Triplet loss: an anchor must be closer to its own class than to any other, by a margin."""
 
-from typing import Annotated, Literal
-
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
-from dmlkit.component import one_of
-from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, masked_mean
-from dmlkit.manifolds.base import Manifold
-from dmlkit.miners import All, AllConfig, Miner, MinerConfig, Triplets
+from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_mean
+from dmlkit.miners import All, Miner, Triplets
 
 CHUNK = 2**21  # triplets that the smooth form computes at once: 8 MB per float32 matrix
 
 
-class TripletConfig(PairLossConfig, frozen=True):
-    """Triplet (Weinberger & Saul 2009, Schroff et al. 2015): mean over the triplets that violate the margin."""
+class Triplet(PairLoss, name="triplet"):
+    r"""Triplet (Weinberger & Saul 2009, Schroff et al. 2015): mean over the triplets that violate the margin.
 
-    name: Literal["triplet"] = "triplet"
-    margin: NonNegativeFloat = 0.1
-    """alpha, in units of the squared distance, or of the distance without ``squared``."""
-    squared: bool = True
-    """Compare squared distances."""
-    smooth: bool = False
-    """Use log(1 + e^x) instead of max(0, x)."""
-    miner: Annotated[MinerConfig, one_of] = AllConfig()
-    """Selects the triplets."""
-
-    def build(self, manifold: Manifold, num_classes: int) -> "Triplet":
-        return Triplet(
-            manifold,
-            margin=self.margin,
-            squared=self.squared,
-            smooth=self.smooth,
-            miner=self.miner.build(manifold),
-        )
-
-
-class Triplet(PairLoss):
-    r"""Schroff et al., CVPR 2015 (arXiv:1503.03832), eq. 3, over the mined triplets (a, p, n).
+    Schroff et al., CVPR 2015 (arXiv:1503.03832), eq. 3, over the mined triplets (a, p, n).
 
     .. math:: \frac{1}{|T_+|} \sum_{(a, p, n)} [d(a,p)^2 - d(a,n)^2 + \alpha]_+
 
@@ -52,13 +27,6 @@ class Triplet(PairLoss):
     sorting each row gives the slopes in time B^2 log B and memory B^2 instead of B^3, with the same value. The smooth
     form processes the triplets in chunks.
 
-    Args:
-        manifold: the geometry whose distance d is used.
-        margin: alpha >= 0, in units of d^2, or of d without ``squared``.
-        squared: whether to compare squared distances.
-        smooth: whether to use softplus instead of the hinge.
-        miner: selects the triplets; all of them by default.
-
     Example:
         >>> from dmlkit.manifolds import Euclidean
         >>> line = Euclidean(1)
@@ -66,18 +34,14 @@ class Triplet(PairLoss):
         1.0
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        margin: float = 0.1,
-        squared: bool = True,
-        smooth: bool = False,
-        miner: Miner | None = None,
-    ) -> None:
-        super().__init__(manifold)
-        self.margin, self.squared, self.smooth = margin, squared, smooth
-        self.miner = miner or All()
+    margin: NonNegativeFloat = 0.1
+    """alpha, in units of the squared distance, or of the distance without ``squared``."""
+    squared: bool = True
+    """Compare squared distances."""
+    smooth: bool = False
+    """Use log(1 + e^x) instead of max(0, x)."""
+    miner: Miner = All.Config()
+    """Selects the triplets."""
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         distance = self.manifold.distance(pairs.rows, pairs.columns)  # (B, M)

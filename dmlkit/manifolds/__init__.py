@@ -4,22 +4,18 @@ from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
-from dmlkit.manifolds.euclidean import Euclidean, EuclideanConfig
-from dmlkit.manifolds.lorentz import Lorentz, LorentzConfig
-from dmlkit.manifolds.poincare import Poincare, PoincareConfig
-from dmlkit.manifolds.sphere import Sphere, SphereConfig
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.manifolds.lorentz import Lorentz
+from dmlkit.manifolds.poincare import Poincare
+from dmlkit.manifolds.sphere import Sphere
 
 __all__ = [
     "Euclidean",
-    "EuclideanConfig",
     "Lorentz",
-    "LorentzConfig",
     "Manifold",
     "ManifoldConfig",
     "Poincare",
-    "PoincareConfig",
     "Sphere",
-    "SphereConfig",
 ]
 
 load_family(__name__)

@@ -9,6 +9,7 @@ from torch.linalg import vecdot
 
 from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.products import inner_products
+from dmlkit.options import Component, option
 
 Side = Literal["query", "gallery"]
 # Distance from the origin. Glyphs, 5 epochs, Proxy-Anchor's defaults on the hyperboloid, mean of 3 seeds on validation:
@@ -28,39 +29,29 @@ class ManifoldConfig(ComponentConfig, frozen=True):
         """Return the manifold for embeddings with ``dim`` features."""
 
 
-class Manifold(nn.Module, ABC):
+class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
     """A geometry for embeddings: points, their similarity and distance, and exact search by inner products.
-
-    Args:
-        dim: d, the number of features that ``from_features`` takes.
-        similarity: name of the similarity that losses, evaluation and search use.
-        proxies: see `ManifoldConfig.proxies`.
-
-    Attributes:
-        point_dim: D, the number of coordinates of a point (d, or d + 1 on the hyperboloid).
-        geometry: the geoopt manifold, for Riemannian optimizers.
 
     Raises:
         ValueError: ``dim`` is not positive, or the manifold does not have this similarity.
     """
 
-    similarities: ClassVar[tuple[str, ...]]
     takes_stacks: ClassVar[bool] = False
     """Whether ``distance(x, x)`` accepts stacks of points (..., N, D)."""
-    geometry: Any
+    dim: int = option(kw_only=False)
+    """d, the number of features that ``from_features`` takes."""
+    similarity_name: Any = option(init=False)
+    """Name of the similarity that losses, evaluation and search use: the key ``similarity`` of the manifold."""
+    proxies: Literal["features", "points"] = "features"
+    point_dim: int = option(init=False)
+    """D, the number of coordinates of a point (d, or d + 1 on the hyperboloid)."""
+    geometry: Any = option(init=False)
+    """The geoopt manifold, for Riemannian optimizers."""
 
-    def __init__(self, dim: int, *, similarity: str, proxies: Literal["features", "points"]) -> None:
-        super().__init__()
-        if dim < 1:
-            raise ValueError(f"{type(self).__name__}: dim must be at least 1, got {dim}")
-        if similarity not in self.similarities:
-            raise ValueError(
-                f"{type(self).__name__}: similarity {similarity!r} is unknown; expected one of {self.similarities}"
-            )
-        self.dim = dim
-        self.point_dim = dim
-        self.similarity_name = similarity
-        self.proxies = proxies
+    def __post_init__(self) -> None:
+        if self.dim < 1:
+            raise ValueError(f"{type(self).__name__}: dim must be at least 1, got {self.dim}")
+        self.point_dim = self.dim
 
     @abstractmethod
     def from_features(self, features: Tensor) -> Tensor:

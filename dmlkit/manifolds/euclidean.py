@@ -9,37 +9,20 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.linalg import vecdot
 
-from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.base import Manifold, Side
 from dmlkit.manifolds.numerics.hyperbolic import check_clip_distance, clip_features
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import safe_sqrt, squared_distances, unit_vectors
+from dmlkit.options import option
 
 
-class EuclideanConfig(ManifoldConfig, frozen=True):
-    """Flat space; embeddings are not normalized."""
+class Euclidean(Manifold, name="euclidean"):
+    """Flat space; embeddings are not normalized.
 
-    name: Literal["euclidean"] = "euclidean"
-    clip_distance: PositiveFloat | None = None
-    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
-    similarity: Literal["negative_distance", "negative_squared_distance", "dot", "cosine"] = "negative_distance"
-    """Similarity that orders neighbors and that losses use."""
-
-    def build(self, dim: int) -> "Euclidean":
-        return Euclidean(dim, clip_distance=self.clip_distance, similarity=self.similarity, proxies=self.proxies)
-
-
-class Euclidean(Manifold):
-    """R^d with the straight-line distance. Points are the features themselves, or the clipped features.
+    R^d with the straight-line distance. Points are the features themselves, or the clipped features.
 
     Similarities: ``negative_distance`` -|x - y|, ``negative_squared_distance`` -|x - y|^2, ``dot`` <x, y>,
     ``cosine`` <x, y> / (|x| |y|).
-
-    Args:
-        dim: d.
-        clip_distance: longer features are shortened to this length, as in `Poincare` and `Lorentz`, whose limit for
-            curvature 0 this space then is; None for no clipping.
-        similarity: see above.
-        proxies: see `ManifoldConfig.proxies`.
 
     Example:
         >>> plane = Euclidean(2)
@@ -47,20 +30,18 @@ class Euclidean(Manifold):
         [[5.0, 0.0]]
     """
 
-    similarities = ("negative_distance", "negative_squared_distance", "dot", "cosine")
+    clip_distance: PositiveFloat | None = None
+    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
+    similarity_name: Literal["negative_distance", "negative_squared_distance", "dot", "cosine"] = option(
+        default="negative_distance", alias="similarity"
+    )
+    """Similarity that orders neighbors and that losses use."""
+
     takes_stacks = True
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        clip_distance: float | None = None,
-        similarity: str = "negative_distance",
-        proxies: Literal["features", "points"] = "features",
-    ) -> None:
-        super().__init__(dim, similarity=similarity, proxies=proxies)
-        check_clip_distance("Euclidean", clip_distance)
-        self.clip_distance = clip_distance
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_clip_distance("Euclidean", self.clip_distance)
 
     @cached_property
     def geometry(self) -> Any:

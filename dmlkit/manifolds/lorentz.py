@@ -1,14 +1,14 @@
 """The hyperboloid (Lorentz model): hyperbolic space as a sheet in Minkowski space."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
-from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     PointRows,
@@ -24,34 +24,13 @@ from dmlkit.manifolds.numerics.hyperbolic import (
 )
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import unit_vectors
+from dmlkit.options import option
 
 
-class LorentzConfig(ManifoldConfig, frozen=True):
-    """Hyperbolic space as a hyperboloid; the same geometry as the ball, with one more coordinate."""
+class Lorentz(Manifold, name="lorentz"):
+    r"""Hyperbolic space as a hyperboloid; the same geometry as the ball, with one more coordinate.
 
-    name: Literal["lorentz"] = "lorentz"
-    curvature: NegativeFloat = -1.0
-    """K < 0, the sectional curvature."""
-    learnable_curvature: bool = False
-    """Train K with the head."""
-    clip_distance: PositiveFloat | None = 2.3
-    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
-    similarity: HyperbolicSimilarity = "negative_distance"
-    """Similarity that orders neighbors and that losses use."""
-
-    def build(self, dim: int) -> "Lorentz":
-        return Lorentz(
-            dim,
-            curvature=self.curvature,
-            learnable_curvature=self.learnable_curvature,
-            clip_distance=self.clip_distance,
-            similarity=self.similarity,
-            proxies=self.proxies,
-        )
-
-
-class Lorentz(Manifold):
-    r"""The sheet :math:`-x_0^2 + |\bar x|^2 = 1/K`, x_0 > 0, in R^{d+1}, with constant sectional curvature K < 0.
+    The sheet :math:`-x_0^2 + |\bar x|^2 = 1/K`, x_0 > 0, in R^{d+1}, with constant sectional curvature K < 0.
 
     .. math:: \cosh(\sqrt{-K}\, d(x, y)) = K \langle x, y \rangle_L = -K (x_0 y_0 - \bar x \cdot \bar y)
 
@@ -65,14 +44,6 @@ class Lorentz(Manifold):
     Similarities: ``negative_distance`` -d, ``negative_squared_distance`` -d^2, ``origin_cosine`` the cosine of
     the log maps at the origin (Zhang et al., CVPR 2022, section 3.3).
 
-    Args:
-        dim: d; points have D = d + 1 coordinates, x_0 first.
-        curvature: K < 0.
-        learnable_curvature: whether to learn K as -e^t, starting at ``curvature``.
-        clip_distance: longer features are shortened to this length; None for no clipping.
-        similarity: see above.
-        proxies: see `ManifoldConfig.proxies`.
-
     Example:
         >>> sheet = Lorentz(2, curvature=-1.0)
         >>> points = sheet.from_features(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
@@ -82,27 +53,24 @@ class Lorentz(Manifold):
         1.0
     """
 
-    similarities = ("negative_distance", "negative_squared_distance", "origin_cosine")
+    initial_curvature: NegativeFloat = option(default=-1.0, alias="curvature")
+    """K < 0, the sectional curvature."""
+    learnable_curvature: bool = False
+    """Train K with the head."""
+    clip_distance: PositiveFloat | None = 2.3
+    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
+    similarity_name: HyperbolicSimilarity = option(default="negative_distance", alias="similarity")
+    """Similarity that orders neighbors and that losses use."""
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        curvature: float = -1.0,
-        learnable_curvature: bool = False,
-        clip_distance: float | None = 2.3,
-        similarity: str = "negative_distance",
-        proxies: Literal["features", "points"] = "features",
-    ) -> None:
-        super().__init__(dim, similarity=similarity, proxies=proxies)
-        check_hyperbolic("Lorentz", curvature, clip_distance)
-        self.point_dim = dim + 1
-        self.clip_distance = clip_distance
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_hyperbolic("Lorentz", self.initial_curvature, self.clip_distance)
+        self.point_dim = self.dim + 1
         load_geoopt()  # Sheet derives from its hyperboloid
         from dmlkit.manifolds.numerics.sheet import Sheet
 
-        self.geometry = Sheet(k=-1 / curvature)
-        if learnable_curvature:
+        self.geometry = Sheet(k=-1 / self.initial_curvature)
+        if self.learnable_curvature:
             make_learnable(self.geometry, sign=1)
 
     @property

@@ -1,14 +1,14 @@
 """The Poincaré ball: hyperbolic space as the inside of a ball."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
-from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     PointRows,
@@ -24,56 +24,27 @@ from dmlkit.manifolds.numerics.hyperbolic import (
 )
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import unit_vectors
+from dmlkit.options import option
 
 
-class PoincareConfig(ManifoldConfig, frozen=True):
-    """Hyperbolic space as a ball; volume grows exponentially towards its boundary, as in a tree."""
+class Poincare(Manifold, name="poincare"):
+    r"""Hyperbolic space as a ball; volume grows exponentially towards its boundary, as in a tree.
 
-    name: Literal["poincare"] = "poincare"
-    curvature: NegativeFloat = -1.0
-    """K < 0, the sectional curvature; the ball has radius 1 / sqrt(-K)."""
-    learnable_curvature: bool = False
-    """Train K with the head."""
-    clip_distance: PositiveFloat | None = 2.3
-    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
-    similarity: HyperbolicSimilarity = "negative_distance"
-    """Similarity that orders neighbors and that losses use."""
-
-    def build(self, dim: int) -> "Poincare":
-        return Poincare(
-            dim,
-            curvature=self.curvature,
-            learnable_curvature=self.learnable_curvature,
-            clip_distance=self.clip_distance,
-            similarity=self.similarity,
-            proxies=self.proxies,
-        )
-
-
-class Poincare(Manifold):
-    r"""The ball :math:`-K|x|^2 < 1` in R^d with constant sectional curvature K < 0.
+    The ball :math:`-K|x|^2 < 1` in R^d with constant sectional curvature K < 0.
 
     .. math:: d(x, y) = \frac{2}{\sqrt{-K}} \operatorname{asinh}
             \sqrt{\frac{-K |x - y|^2}{(1 + K|x|^2)(1 + K|y|^2)}}
 
     Features are tangent vectors at the origin, :math:`\exp_0(v) = \tanh(\sqrt{-K}|v|/2)\, v / (\sqrt{-K}|v|)`. A
     feature of length r lands at distance r, as on the hyperboloid: the same features give the same points in both.
-    Ganea et al. (NeurIPS 2018, lemma 2), geoopt and Ermolov et al. write the tangent vector in coordinates of the ball,
-    whose metric at the origin is 4 times the Euclidean one: their v is half of this v and lands at distance 2|v|.
+    Ganea et al. (NeurIPS 2018, lemma 2), geoopt and Ermolov et al. write the tangent vector in coordinates of the
+    ball, whose metric at the origin is 4 times the Euclidean one: their v is half of this v and lands at distance
+    2|v|, and the radius 2.3 at which Ermolov et al. (CVPR 2022) clip is 4.6 here. Clipping (Guo et al., CVPR 2022)
+    keeps points off the boundary, where gradients vanish.
 
     Similarities: ``negative_distance`` -d, ``negative_squared_distance`` -d^2, ``origin_cosine`` the cosine of
     the log maps at the origin (Zhang et al., CVPR 2022, section 3.3). A log map at the origin keeps the
     direction, so this is also the cosine of the coordinates. A dot product of coordinates has no geometric meaning.
-
-    Args:
-        dim: d.
-        curvature: K < 0.
-        learnable_curvature: whether to learn K as -e^t, starting at ``curvature``.
-        clip_distance: longer features are shortened to this length (Guo et al., CVPR 2022), which keeps points off
-            the boundary, where gradients vanish; None for no clipping. The radius 2.3 of Ermolov et al., CVPR 2022,
-            is 4.6 here.
-        similarity: see above.
-        proxies: see `ManifoldConfig.proxies`.
 
     Example:
         >>> ball = Poincare(2, curvature=-1.0)
@@ -83,24 +54,21 @@ class Poincare(Manifold):
                 [1., 0.]])
     """
 
-    similarities = ("negative_distance", "negative_squared_distance", "origin_cosine")
+    initial_curvature: NegativeFloat = option(default=-1.0, alias="curvature")
+    """K < 0, the sectional curvature; the ball has radius 1 / sqrt(-K)."""
+    learnable_curvature: bool = False
+    """Train K with the head."""
+    clip_distance: PositiveFloat | None = 2.3
+    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
+    similarity_name: HyperbolicSimilarity = option(default="negative_distance", alias="similarity")
+    """Similarity that orders neighbors and that losses use."""
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        curvature: float = -1.0,
-        learnable_curvature: bool = False,
-        clip_distance: float | None = 2.3,
-        similarity: str = "negative_distance",
-        proxies: Literal["features", "points"] = "features",
-    ) -> None:
-        super().__init__(dim, similarity=similarity, proxies=proxies)
-        check_hyperbolic("Poincare", curvature, clip_distance)
-        self.clip_distance = clip_distance
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_hyperbolic("Poincare", self.initial_curvature, self.clip_distance)
         # Stereographic stores K itself; PoincareBall stores log(e^c - 1), which is -inf for c < 6e-8 in float32.
-        self.geometry = load_geoopt().Stereographic(k=curvature)
-        if learnable_curvature:
+        self.geometry = load_geoopt().Stereographic(k=self.initial_curvature)
+        if self.learnable_curvature:
             make_learnable(self.geometry, sign=-1)
 
     @property

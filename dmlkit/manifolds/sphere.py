@@ -9,26 +9,16 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
-from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.manifolds.base import Manifold, Side
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import inner_products, rounding_error, safe_sqrt, unit_vectors
+from dmlkit.options import option
 
 
-class SphereConfig(ManifoldConfig, frozen=True):
-    """Unit vectors; the usual choice for proxy losses."""
+class Sphere(Manifold, name="sphere"):
+    """Unit vectors; the usual choice for proxy losses.
 
-    name: Literal["sphere"] = "sphere"
-    similarity: Literal["cosine", "negative_distance", "negative_squared_distance"] = "cosine"
-    """Similarity that orders neighbors and that losses use."""
-    metric: Literal["chord", "arc"] = "chord"
-    """``chord`` is |x - y|, the usual distance of unit vectors in metric learning; ``arc`` is the angle."""
-
-    def build(self, dim: int) -> "Sphere":
-        return Sphere(dim, similarity=self.similarity, metric=self.metric, proxies=self.proxies)
-
-
-class Sphere(Manifold):
-    """The unit sphere in R^d.
+    The unit sphere in R^d.
 
     Similarities: ``cosine`` <x, y>, ``negative_distance``, ``negative_squared_distance``.
     Distances: ``chord`` |x - y| = sqrt(2 - 2 <x, y>) or ``arc`` 2 asin(|x - y| / 2), the geodesic one.
@@ -42,19 +32,14 @@ class Sphere(Manifold):
         1.5708
     """
 
-    similarities = ("cosine", "negative_distance", "negative_squared_distance")
-    takes_stacks = True
+    similarity_name: Literal["cosine", "negative_distance", "negative_squared_distance"] = option(
+        default="cosine", alias="similarity"
+    )
+    """Similarity that orders neighbors and that losses use."""
+    metric: Literal["chord", "arc"] = "chord"
+    """``chord`` is |x - y|, the usual distance of unit vectors in metric learning; ``arc`` is the angle."""
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        similarity: str = "cosine",
-        metric: Literal["chord", "arc"] = "chord",
-        proxies: Literal["features", "points"] = "features",
-    ) -> None:
-        super().__init__(dim, similarity=similarity, proxies=proxies)
-        self.metric = metric
+    takes_stacks = True
 
     @cached_property
     def geometry(self) -> Any:

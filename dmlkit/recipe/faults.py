@@ -1,12 +1,12 @@
 """Error messages of files: pydantic's errors as lines with file, line and key."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
+from inspect import isclass
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from dmlkit.component import models_in
 from dmlkit.files.escape import EXCERPT, excerpt
 from dmlkit.recipe.yaml_tree import Key, Tree
 
@@ -103,3 +103,18 @@ def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:
         elif isinstance(step, str):
             model = next(models_in(model.model_fields[step].annotation))
     return model
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the model classes inside an annotation.
+
+    Example:
+        >>> from typing import Annotated
+        >>> from dmlkit.component import ComponentConfig, one_of
+        >>> [model.__name__ for model in models_in(tuple[Annotated[ComponentConfig, one_of], ...])]
+        ['ComponentConfig']
+    """
+    if isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from models_in(argument)

@@ -11,7 +11,7 @@ Recipes, runs and models never name code to load: only installed packages and fi
 import hashlib
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -21,10 +21,13 @@ from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
 
-from dmlkit.component import ComponentConfig, MemberError, NameTakenError, rebuild_unions
+from pydantic import BaseModel
+
+from dmlkit.component import ComponentConfig, MemberError, NameTakenError
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
+from dmlkit.recipe.faults import models_in
 
 GROUP = "dmlkit"  # group of entry points
 
@@ -206,3 +209,29 @@ def _all_or_nothing() -> Generator[None]:
                 if root.variants[name].__module__.partition(".")[0] != "dmlkit":
                     del root.variants[name]
         raise
+
+
+def rebuild_unions() -> None:
+    """Rebuild every model that has a union of members: a union is fixed once built, but members were added later."""
+    known: dict[type[BaseModel], bool] = {}
+    holders = [model for model in _below(BaseModel) if _holds_union(model, known)]
+    for model in holders:  # otherwise a model would be rebuilt from another's old schema
+        if "__pydantic_core_schema__" in vars(model):
+            del model.__pydantic_core_schema__
+    for model in holders:
+        model.model_rebuild(force=True)
+
+
+def _below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for model in root.__subclasses__():
+        yield model
+        yield from _below(model)
+
+
+def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> bool:
+    """Return whether the model, or a model nested in it, has a union of members."""
+    if model not in known:
+        known[model] = False  # for now: models may refer to each other in a cycle
+        inside = [part for field in model.model_fields.values() for part in models_in(field.annotation)]
+        known[model] = any(ComponentConfig in part.__bases__ or _holds_union(part, known) for part in inside)
+    return known[model]

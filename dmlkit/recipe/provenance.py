@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from dmlkit.component import components_below
 from dmlkit.errors import UserError
 from dmlkit.recipe.plugin import loaded_plugins, plugin_of
-from dmlkit.recipe.schema import Recipe
+from dmlkit.recipe.schema import Recipe, components_below
 
 
 class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,19 +18,19 @@ from pydantic_core import PydanticCustomError
 
 from dmlkit.backbones import BackboneConfig, SmallCNNConfig
 from dmlkit.backbones.tuning import TuningConfig
-from dmlkit.component import ComponentConfig, components_below, one_of
+from dmlkit.component import ComponentConfig, one_of
 from dmlkit.datasets import DatasetConfig
-from dmlkit.heads import HeadConfig, LinearConfig
+from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
 from dmlkit.losses.base import NEEDS_BOUNDED, too_curved
-from dmlkit.manifolds import LorentzConfig, ManifoldConfig, PoincareConfig, SphereConfig
+from dmlkit.manifolds import Lorentz, ManifoldConfig, Poincare, Sphere
 from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
 from dmlkit.miners import MinerConfig
 from dmlkit.optimizers import AdamWConfig, OptimizerConfig
 from dmlkit.pooling import PoolingConfig
 from dmlkit.recipe.plugin import load_installed
 from dmlkit.regularizers import RegularizerConfig
-from dmlkit.samplers import RandomConfig, SamplerConfig
+from dmlkit.samplers import Random, SamplerConfig
 from dmlkit.schedules import ConstantConfig, ScheduleConfig
 from dmlkit.transforms import PlainConfig, TransformConfig
 from dmlkit.transport import TransportConfig
@@ -85,8 +85,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
 
     Example:
         >>> from dmlkit.datasets import GlyphsConfig
-        >>> from dmlkit.losses import ProxyAnchorConfig
-        >>> Recipe(dataset=GlyphsConfig(), loss=ProxyAnchorConfig(margin=0.2)).manifold.name
+        >>> from dmlkit.losses import ProxyAnchor
+        >>> Recipe(dataset=GlyphsConfig(), loss=ProxyAnchor.Config(margin=0.2)).manifold.name
         'sphere'
     """
 
@@ -98,17 +98,17 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     """Conversion of images to the backbone's input, in training and in evaluation; null for vectors."""
     backbone: Annotated[BackboneConfig, one_of] = SmallCNNConfig()
     """Network from pixels or vectors to features."""
-    head: Annotated[HeadConfig, one_of] = LinearConfig()
+    head: Annotated[HeadConfig, one_of] = Linear.Config()
     """Network from features to the embedding."""
     embedding_dim: PositiveInt = 128
     """Number of dimensions of an embedding, as a tangent vector."""
-    manifold: Annotated[ManifoldConfig, one_of] = SphereConfig()
+    manifold: Annotated[ManifoldConfig, one_of] = Sphere.Config()
     """Space of the embeddings, and their similarity."""
     loss: Annotated[LossConfig, one_of]
     """Loss that training minimizes."""
     regularizers: tuple[Annotated[RegularizerConfig, one_of], ...] = ()
     """Terms added to the loss, each with a weight."""
-    sampler: Annotated[SamplerConfig, one_of] = RandomConfig()
+    sampler: Annotated[SamplerConfig, one_of] = Random.Config()
     """Choice of the images of each batch."""
     optimizer: Annotated[OptimizerConfig, one_of] = AdamWConfig()
     """Method that updates the weights from their gradients."""
@@ -185,8 +185,9 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     def _unrelated_points_out_of_reach(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         manifold, losses = self.manifold, [component for _, component in components_below(("loss",), self.loss)]
         bounded = [loss.name for loss in losses if NEEDS_BOUNDED in loss.requirements()]
-        if isinstance(manifold, PoincareConfig | LorentzConfig) and bounded:
-            fault = too_curved(bounded[0], manifold.curvature, manifold.similarity)
+        if bounded and isinstance(manifold, (Poincare.Config, Lorentz.Config)):
+            options: Any = manifold
+            fault = too_curved(bounded[0], options.curvature, options.similarity)
             if fault:
                 yield ("manifold", "curvature"), fault
 
@@ -225,6 +226,18 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
         if self.training.precision == "fp16":
             yield (key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16")
+
+
+def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
+    """Yield every component in a value, including nested ones, with its key."""
+    if isinstance(value, ComponentConfig):
+        yield key, value
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from components_below((*key, name), getattr(value, name))
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from components_below((*key, index), item)
 
 
 FAMILIES: dict[str, type[ComponentConfig]] = {

@@ -4,25 +4,20 @@ from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
 from dmlkit.samplers.base import Sampler, SamplerConfig
-from dmlkit.samplers.class_balanced import ClassBalanced, ClassBalancedConfig
-from dmlkit.samplers.hierarchical import Hierarchical, HierarchicalConfig
-from dmlkit.samplers.paired import Paired, PairedConfig
-from dmlkit.samplers.random import Random, RandomConfig
-from dmlkit.samplers.weighted import Weighted, WeightedConfig
+from dmlkit.samplers.class_balanced import ClassBalanced
+from dmlkit.samplers.hierarchical import Hierarchical
+from dmlkit.samplers.paired import Paired
+from dmlkit.samplers.random import Random
+from dmlkit.samplers.weighted import Weighted
 
 __all__ = [
     "ClassBalanced",
-    "ClassBalancedConfig",
     "Hierarchical",
-    "HierarchicalConfig",
     "Paired",
-    "PairedConfig",
     "Random",
-    "RandomConfig",
     "Sampler",
     "SamplerConfig",
     "Weighted",
-    "WeightedConfig",
 ]
 
 load_family(__name__)

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
+from dmlkit.options import Component, option
 
 ALL_PAIRS = "of the same class and of different classes"
 
@@ -44,20 +45,27 @@ class SamplerConfig(ComponentConfig, frozen=True):
         """
 
 
-class Sampler(ABC):
-    """Batches of indices. Each rank takes a contiguous share of a batch, so the batches do not depend on their number.
+class Sampler(Component, ABC, family=SamplerConfig):
+    """Batches of indices.
 
-    Args:
-        seed: with the epoch, it determines the batches.
-
-    Attributes:
-        batch_size: number of images in every batch.
+    Each rank takes a contiguous share of a batch, so the batches do not depend on the number of ranks.
     """
 
-    batch_size: int
+    labels: Tensor = option(kw_only=False)
+    """(N,) int64, the labels of the training images."""
+    seed: int = option(kw_only=False)
+    """With the epoch, it determines the batches."""
+    super_classes: Tensor | None = option(default=None, kw_only=False)
+    """(C,) int64, the super-class of each class, for datasets that have them."""
+    groups: Tensor | None = option(default=None, kw_only=False)
+    """(N,) int64, for datasets that have them; see `Dataset`."""
+    batch_size: int = option(init=False)
+    """Number of images in every batch."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    @property
+    def pairs(self) -> str:
+        """The pairs that a batch may contain; see `pairs_among`. It depends on the options only."""
+        return ALL_PAIRS
 
     @abstractmethod
     def __len__(self) -> int:

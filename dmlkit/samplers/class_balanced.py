@@ -5,16 +5,30 @@ from typing import Literal
 
 import numpy as np
 from pydantic import PositiveInt
-from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.samplers.base import Sampler, SamplerConfig, pairs_among
+from dmlkit.samplers.base import Sampler, pairs_among
 
 
-class ClassBalancedConfig(SamplerConfig, frozen=True):
-    """m classes x n images in every batch, as pair losses need."""
+class ClassBalanced(Sampler, name="class_balanced"):
+    """m classes x n images in every batch, as pair losses need.
 
-    name: Literal["class_balanced"] = "class_balanced"
+    Batches of m distinct classes with n images each.
+
+    Over an epoch, all pairs of classes are drawn equally often, give or take one, and so are all pairs of images of a
+    class: classes and images are dealt from shuffled decks that are reshuffled when they run out. Only a class
+    with fewer than n images repeats one within a batch. An epoch deals about as many images as there are.
+
+    Raises:
+        UserError: there are fewer than m classes, or a class has fewer than n groups.
+
+    Example:
+        >>> import torch
+        >>> sampler = ClassBalanced(torch.tensor([0, 0, 1, 1, 2, 2]), 0, classes_per_batch=3, images_per_class=2)
+        >>> sorted(sampler.batches(epoch=0)[0])
+        [0, 1, 2, 3, 4, 5]
+    """
+
     classes_per_batch: PositiveInt = 8
     """m, number of classes in a batch."""
     images_per_class: PositiveInt = 4
@@ -27,64 +41,18 @@ class ClassBalancedConfig(SamplerConfig, frozen=True):
     def pairs(self) -> str:
         return pairs_among(self.classes_per_batch, self.images_per_class)
 
-    def build(
-        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
-    ) -> "ClassBalanced":
-        if self.apart and groups is None:
+    def __post_init__(self) -> None:
+        if self.apart and self.groups is None:
             raise UserError("sampler.apart: the dataset has no groups; use a table with a column group, or null")
-        return ClassBalanced(
-            labels,
-            seed,
-            classes_per_batch=self.classes_per_batch,
-            images_per_class=self.images_per_class,
-            groups=groups if self.apart else None,
-        )
-
-
-class ClassBalanced(Sampler):
-    """Batches of m distinct classes with n images each.
-
-    Over an epoch, all pairs of classes are drawn equally often, give or take one, and so are all pairs of images of a
-    class: classes and images are dealt from shuffled decks that are reshuffled when they run out. Only a class
-    with fewer than n images repeats one within a batch. An epoch deals about as many images as there are.
-
-    Args:
-        labels: (N,) int64.
-        seed: see `Sampler`.
-        classes_per_batch: m.
-        images_per_class: n.
-        groups: (N,) int64; the n images of a class come from n groups, dealt from separate decks. None ignores groups.
-
-    Raises:
-        UserError: there are fewer than m classes, or a class has fewer than n groups.
-
-    Example:
-        >>> import torch
-        >>> sampler = ClassBalanced(torch.tensor([0, 0, 1, 1, 2, 2]), 0, classes_per_batch=3, images_per_class=2)
-        >>> sorted(sampler.batches(epoch=0)[0])
-        [0, 1, 2, 3, 4, 5]
-    """
-
-    def __init__(
-        self,
-        labels: Tensor,
-        seed: int,
-        *,
-        classes_per_batch: int = 8,
-        images_per_class: int = 4,
-        groups: Tensor | None = None,
-    ) -> None:
-        super().__init__(seed)
-        self.images = group_by(labels.numpy())  # the images of each class
-        if len(self.images) < classes_per_batch:
+        self.images = group_by(self.labels.numpy())  # the images of each class
+        if len(self.images) < self.classes_per_batch:
             raise UserError(
                 f"sampler.classes_per_batch: expected at most the "
-                f"{len(self.images)} training classes, got {classes_per_batch}; reduce it or add classes"
+                f"{len(self.images)} training classes, got {self.classes_per_batch}; reduce it or add classes"
             )
-        self.classes_per_batch, self.images_per_class = classes_per_batch, images_per_class
-        self.batch_size = classes_per_batch * images_per_class
-        self.num_images = len(labels)
-        self.piles = None if groups is None else self._piles(groups.numpy())
+        self.batch_size = self.classes_per_batch * self.images_per_class
+        self.num_images = len(self.labels)
+        self.piles = self._piles(self.groups.numpy()) if self.apart and self.groups is not None else None
 
     def __len__(self) -> int:
         return max(1, self.num_images // self.batch_size)

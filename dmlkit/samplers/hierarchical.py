@@ -1,60 +1,23 @@
 """Hierarchical batches: classes from few super-classes, which are hard to distinguish."""
 
-from typing import Literal
+from math import prod
 
 import numpy as np
 from pydantic import PositiveInt
-from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.samplers.base import Sampler, SamplerConfig, pairs_among
+from dmlkit.samplers.base import Sampler, pairs_among
 from dmlkit.samplers.class_balanced import Deck, group_by
 
 
-class HierarchicalConfig(SamplerConfig, frozen=True):
-    """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table)."""
+class Hierarchical(Sampler, name="hierarchical"):
+    """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table).
 
-    name: Literal["hierarchical"] = "hierarchical"
-    super_classes_per_batch: PositiveInt = 2
-    """s, super-classes in a batch."""
-    classes_per_super_class: PositiveInt = 8
-    """m, classes per super-class in a batch."""
-    images_per_class: PositiveInt = 4
-    """n, images per class in a batch."""
-
-    @property
-    def pairs(self) -> str:
-        return pairs_among(self.super_classes_per_batch * self.classes_per_super_class, self.images_per_class)
-
-    def build(
-        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
-    ) -> "Hierarchical":
-        if super_classes is None:
-            raise UserError("sampler: hierarchical needs a dataset with super-classes; use sop, inshop or a table")
-        return Hierarchical(
-            labels,
-            seed,
-            super_classes,
-            super_classes_per_batch=self.super_classes_per_batch,
-            classes_per_super_class=self.classes_per_super_class,
-            images_per_class=self.images_per_class,
-        )
-
-
-class Hierarchical(Sampler):
-    """Batches of s super-classes, m distinct classes of each and n images of each class.
+    Batches of s super-classes, m distinct classes of each and n images of each class.
 
     Super-classes, the classes of a super-class and the images of a class are dealt from shuffled decks, so any two of
     them are drawn equally often over an epoch, give or take one hand. Classes of a small super-class are drawn more
     often than those of a large one. An epoch deals about as many images as there are.
-
-    Args:
-        labels: (N,) int64 in 0..C-1.
-        seed: see `Sampler`.
-        super_classes: (C,) int64, the super-class of each class.
-        super_classes_per_batch: s.
-        classes_per_super_class: m.
-        images_per_class: n.
 
     Raises:
         UserError: there are fewer than s super-classes, or one of them has fewer than m classes.
@@ -68,33 +31,36 @@ class Hierarchical(Sampler):
         True
     """
 
-    def __init__(
-        self,
-        labels: Tensor,
-        seed: int,
-        super_classes: Tensor,
-        *,
-        super_classes_per_batch: int = 2,
-        classes_per_super_class: int = 8,
-        images_per_class: int = 4,
-    ) -> None:
-        super().__init__(seed)
-        self.images = group_by(labels.numpy())
-        self.classes = group_by(super_classes.numpy())
-        if len(self.classes) < super_classes_per_batch:
+    super_classes_per_batch: PositiveInt = 2
+    """s, super-classes in a batch."""
+    classes_per_super_class: PositiveInt = 8
+    """m, classes per super-class in a batch."""
+    images_per_class: PositiveInt = 4
+    """n, images per class in a batch."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(self.super_classes_per_batch * self.classes_per_super_class, self.images_per_class)
+
+    def __post_init__(self) -> None:
+        if self.super_classes is None:
+            raise UserError("sampler: hierarchical needs a dataset with super-classes; use sop, inshop or a table")
+        self.images = group_by(self.labels.numpy())
+        self.classes = group_by(self.super_classes.numpy())
+        if len(self.classes) < self.super_classes_per_batch:
             raise UserError(
                 f"sampler.super_classes_per_batch: expected at most the "
-                f"{len(self.classes)} super-classes of the dataset, got {super_classes_per_batch}; reduce it"
+                f"{len(self.classes)} super-classes of the dataset, got {self.super_classes_per_batch}; reduce it"
             )
         smallest = min(len(classes) for classes in self.classes)
-        if smallest < classes_per_super_class:
+        if smallest < self.classes_per_super_class:
             raise UserError(
                 f"sampler.classes_per_super_class: expected at most the {smallest} classes "
-                f"of the smallest super-class, got {classes_per_super_class}; reduce it"
+                f"of the smallest super-class, got {self.classes_per_super_class}; reduce it"
             )
-        self.counts = super_classes_per_batch, classes_per_super_class, images_per_class
-        self.batch_size = super_classes_per_batch * classes_per_super_class * images_per_class
-        self.num_images = len(labels)
+        self.counts = self.super_classes_per_batch, self.classes_per_super_class, self.images_per_class
+        self.batch_size = prod(self.counts)
+        self.num_images = len(self.labels)
 
     def __len__(self) -> int:
         return max(1, self.num_images // self.batch_size)

@@ -1,38 +1,15 @@
 """Random batches: every image at most once per epoch."""
 
-from typing import Literal
-
 from pydantic import PositiveInt
-from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.samplers.base import ALL_PAIRS, Sampler, SamplerConfig, pairs_among
+from dmlkit.samplers.base import ALL_PAIRS, Sampler, pairs_among
 
 
-class RandomConfig(SamplerConfig, frozen=True):
-    """Shuffled images; the usual choice for proxy losses. Each epoch drops the images that do not fill a batch."""
+class Random(Sampler, name="random"):
+    """Shuffled images; the usual choice for proxy losses. Each epoch drops the images that do not fill a batch.
 
-    name: Literal["random"] = "random"
-    batch_size: PositiveInt = 32
-    """Number of images in a batch, over all ranks."""
-
-    @property
-    def pairs(self) -> str:
-        return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
-
-    def build(
-        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
-    ) -> "Random":
-        return Random(labels, seed, batch_size=self.batch_size)
-
-
-class Random(Sampler):
-    """A new permutation every epoch, cut into full batches.
-
-    Args:
-        labels: (N,); only the length is used.
-        seed: see `Sampler`.
-        batch_size: number of images in a batch.
+    A new permutation every epoch, cut into full batches.
 
     Raises:
         UserError: there are fewer images than the batch size.
@@ -44,15 +21,20 @@ class Random(Sampler):
         [3, 3]
     """
 
-    def __init__(self, labels: Tensor, seed: int, *, batch_size: int = 32) -> None:
-        super().__init__(seed)
-        if len(labels) < batch_size:
+    batch_size: PositiveInt = 32
+    """Number of images in a batch, over all ranks."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
+
+    def __post_init__(self) -> None:
+        if len(self.labels) < self.batch_size:
             raise UserError(
-                f"sampler.batch_size: expected at most the {len(labels)} training images, got {batch_size}; "
+                f"sampler.batch_size: expected at most the {len(self.labels)} training images, got {self.batch_size}; "
                 "reduce it or add images"
             )
-        self.batch_size = batch_size
-        self.num_images = len(labels)
+        self.num_images = len(self.labels)
 
     def __len__(self) -> int:
         return self.num_images // self.batch_size

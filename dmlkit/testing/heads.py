@@ -18,8 +18,8 @@ def check_head(config: HeadConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.heads import LinearConfig
-        >>> check_head(LinearConfig())
+        >>> from dmlkit.heads import Linear
+        >>> check_head(Linear.Config())
     """
     for manifold in {one.name: one for one in fitting_manifolds(config)}.values():
         hold(HEAD, f"{config.name} on {manifold.name}", config, manifold)

@@ -37,8 +37,8 @@ def check_loss(config: LossConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.losses import ContrastiveConfig
-        >>> check_loss(ContrastiveConfig())
+        >>> from dmlkit.losses import Contrastive
+        >>> check_loss(Contrastive.Config())
     """
     manifolds = fitting_manifolds(config)
     for manifold in manifolds:

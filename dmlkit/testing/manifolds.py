@@ -21,8 +21,8 @@ def check_manifold(config: ManifoldConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.manifolds import SphereConfig
-        >>> check_manifold(SphereConfig(similarity="cosine"))
+        >>> from dmlkit.manifolds import Sphere
+        >>> check_manifold(Sphere.Config(similarity="cosine"))
     """
     hold(MANIFOLD, title(config), config)
 

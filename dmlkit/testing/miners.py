@@ -18,8 +18,8 @@ def check_miner(config: MinerConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.miners import HardConfig
-        >>> check_miner(HardConfig())
+        >>> from dmlkit.miners import Hard
+        >>> check_miner(Hard.Config())
     """
     hold(MINER, config.name, config)
 

@@ -14,8 +14,8 @@ def check_pooling(config: PoolingConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.pooling import GeMConfig
-        >>> check_pooling(GeMConfig(learn=True))
+        >>> from dmlkit.pooling import GeM
+        >>> check_pooling(GeM.Config(learn=True))
     """
     hold(POOLING, config.name, config)
 

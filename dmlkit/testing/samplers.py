@@ -17,8 +17,8 @@ def check_sampler(config: SamplerConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.samplers import RandomConfig
-        >>> check_sampler(RandomConfig())
+        >>> from dmlkit.samplers import Random
+        >>> check_sampler(Random.Config())
     """
     hold(SAMPLER, config.name, config)
 

@@ -20,8 +20,8 @@ def check_transport(config: TransportConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.transport import ExactConfig
-        >>> check_transport(ExactConfig())
+        >>> from dmlkit.transport import Exact
+        >>> check_transport(Exact.Config())
     """
     hold(TRANSPORT if config.moves else UNMOVED, config.name, config)
 

@@ -17,7 +17,7 @@ from dmlkit.distributed.class_shard import ShardedParameter
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.losses.base import Loss
-from dmlkit.manifolds.sphere import SphereConfig
+from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers import Regularizer
@@ -165,7 +165,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         if len(train.class_names) < 2:
             raise UserError("dataset: got 1 training class, expected at least 2")
         for dataset in (train, validation):
-            if dataset is not None and dataset.num_features is not None and isinstance(recipe.manifold, SphereConfig):
+            if dataset is not None and dataset.num_features is not None and isinstance(recipe.manifold, Sphere.Config):
                 refuse_zero_vectors(dataset)
     with recipe_errors(recipe, "sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes, train.groups)

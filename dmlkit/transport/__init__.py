@@ -3,26 +3,20 @@
 from typing import TYPE_CHECKING
 
 from dmlkit.component import load_family, missing_attribute
-from dmlkit.transport.base import NoTransport, NoTransportConfig, TransportConfig, TransportSolver
-from dmlkit.transport.cvxpy import Cvxpy, CvxpyConfig
-from dmlkit.transport.emd import Emd, EmdConfig
-from dmlkit.transport.exact import Exact, ExactConfig
-from dmlkit.transport.quadratic import Quadratic, QuadraticConfig
-from dmlkit.transport.sinkhorn import Sinkhorn, SinkhornConfig
+from dmlkit.transport.base import NoTransport, TransportConfig, TransportSolver
+from dmlkit.transport.cvxpy import Cvxpy
+from dmlkit.transport.emd import Emd
+from dmlkit.transport.exact import Exact
+from dmlkit.transport.quadratic import Quadratic
+from dmlkit.transport.sinkhorn import Sinkhorn
 
 __all__ = [
     "Cvxpy",
-    "CvxpyConfig",
     "Emd",
-    "EmdConfig",
     "Exact",
-    "ExactConfig",
     "NoTransport",
-    "NoTransportConfig",
     "Quadratic",
-    "QuadraticConfig",
     "Sinkhorn",
-    "SinkhornConfig",
     "TransportConfig",
     "TransportSolver",
 ]

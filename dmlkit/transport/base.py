@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from math import isfinite
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
+from dmlkit.options import Component
 
 
 class TransportConfig(ComponentConfig, frozen=True):
@@ -34,7 +35,7 @@ def check_installed(module: str, package: str, solver: str) -> None:
         )
 
 
-class TransportSolver(ABC):
+class TransportSolver(Component, ABC, family=TransportConfig):
     r"""Optimal transport, batched over G independent problems; keeps the dtype and device of the cost.
 
     .. math:: \min_{x \ge 0} \langle c, x \rangle + R(x) \quad \text{s.t.} \quad
@@ -164,24 +165,18 @@ def _raise_error(name: str, cost: Tensor, rows: Tensor, cols: Tensor, excess: Te
         )
 
 
-class NoTransportConfig(TransportConfig, frozen=True):
-    """Plans of zeros: the same groups without transport, as a control for the other solvers."""
+class NoTransport(TransportSolver, name="none"):
+    """Plans of zeros: the same groups without transport, as a control for the other solvers.
 
-    moves: ClassVar[bool] = False
-    name: Literal["none"] = "none"
-
-    def build(self) -> "NoTransport":
-        return NoTransport()
-
-
-class NoTransport(TransportSolver):
-    """x = 0, which does not satisfy the sums of rows and columns. With it, Grouplet's weights 1 + x are 1.
+    x = 0, which does not satisfy the sums of rows and columns. With it, Grouplet's weights 1 + x are 1.
 
     Example:
         >>> NoTransport().plan(torch.rand(1, 2, 2), torch.ones(1, 2), torch.ones(1, 2))
         tensor([[[0., 0.],
                  [0., 0.]]])
     """
+
+    moves: ClassVar[bool] = False
 
     def assignment(self, cost: Tensor, cols: Tensor) -> Tensor:
         return torch.zeros_like(cost)

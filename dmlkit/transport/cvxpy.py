@@ -1,52 +1,39 @@
 """Optimal transport by cvxpylayers: an independent reference for the native solvers."""
 
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
+from dmlkit.transport.base import TransportSolver, check_installed
 
 
-class CvxpyConfig(TransportConfig, frozen=True):
+class Cvxpy(TransportSolver, name="cvxpy"):
     """cvxpylayers (Agrawal et al. 2019): the quadratic or linear program by a general solver, for reference.
 
     Needs pip install 'dmlkit[transport]'.
+
+        min <c, x> + eps |x|^2 by a general conic solver (SCS through diffcp), one problem at a time on the CPU.
+
+        **Gradient: implicit, for cost and marginals**, as differentiated by cvxpylayers.
+
+        Raises:
+            ValueError: the regularization is negative, or cvxpylayers is not installed.
+
+        Example:
+            >>> import torch
+            >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]])
+            >>> Cvxpy(regularization=0.5).plan(cost, torch.ones(1, 2), torch.ones(1, 2))
+            tensor([[[0.6000, 0.4000],
+                     [0.4000, 0.6000]]])
     """
 
-    name: Literal["cvxpy"] = "cvxpy"
     regularization: NonNegativeFloat = 1e-4
     """eps, in cost units per unit of mass; 0 is the linear program."""
 
-    def build(self) -> "Cvxpy":
-        return Cvxpy(regularization=self.regularization)
-
-
-class Cvxpy(TransportSolver):
-    """min <c, x> + eps |x|^2 by a general conic solver (SCS through diffcp), one problem at a time on the CPU.
-
-    **Gradient: implicit, for cost and marginals**, as differentiated by cvxpylayers.
-
-    Args:
-        regularization: eps >= 0.
-
-    Raises:
-        ValueError: the regularization is negative, or cvxpylayers is not installed.
-
-    Example:
-        >>> import torch
-        >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]])
-        >>> Cvxpy(regularization=0.5).plan(cost, torch.ones(1, 2), torch.ones(1, 2))
-        tensor([[[0.6000, 0.4000],
-                 [0.4000, 0.6000]]])
-    """
-
-    def __init__(self, *, regularization: float = 1e-4) -> None:
-        if not regularization >= 0:
-            raise ValueError(f"Cvxpy: regularization must not be negative, got {regularization}")
+    def __post_init__(self) -> None:
         check_installed("cvxpylayers", "cvxpylayers", "cvxpy")
-        self.regularization = regularization
 
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         layer = _layer(cost.shape[1], cost.shape[2], self.regularization)

@@ -1,41 +1,33 @@
 """Exact optimal transport by POT's network simplex."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
+from dmlkit.transport.base import TransportSolver, check_installed
 
 
-class EmdConfig(TransportConfig, frozen=True):
+class Emd(TransportSolver, name="emd"):
     """Earth mover's distance plan by POT's network simplex (Bonneel et al. 2011), for large single problems.
 
     Needs pip install 'dmlkit[transport]'.
+
+        The linear program by `ot.emd`, one problem at a time on the CPU.
+
+        **Gradient: zero, and the plan is returned without one**, as for `Exact`.
+
+        Raises:
+            ValueError: POT is not installed.
+
+        Example:
+            >>> Emd().plan(torch.tensor([[[0.0, 1.0], [0.1, 9.0]]]), torch.ones(1, 2), torch.ones(1, 2))
+            tensor([[[0., 1.],
+                     [1., 0.]]])
     """
 
-    name: Literal["emd"] = "emd"
-
-    def build(self) -> "Emd":
-        return Emd()
-
-
-class Emd(TransportSolver):
-    """The linear program by `ot.emd`, one problem at a time on the CPU.
-
-    **Gradient: zero, and the plan is returned without one**, as for `Exact`.
-
-    Raises:
-        ValueError: POT is not installed.
-
-    Example:
-        >>> Emd().plan(torch.tensor([[[0.0, 1.0], [0.1, 9.0]]]), torch.ones(1, 2), torch.ones(1, 2))
-        tensor([[[0., 1.],
-                 [1., 0.]]])
-    """
-
-    def __init__(self) -> None:
+    def __post_init__(self) -> None:
         check_installed("ot", "POT", "emd")
 
     @torch.no_grad()

@@ -1,11 +1,9 @@
 """Exact optimal transport: a vertex of the transport polytope, by enumeration or by shortest augmenting paths."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.base import TransportSolver
 from dmlkit.transport.solvers import (
     ENUMERATED_ROWS,
     assigned,
@@ -15,17 +13,10 @@ from dmlkit.transport.solvers import (
 )
 
 
-class ExactConfig(TransportConfig, frozen=True):
-    """Exact linear transport: a vertex, so each unit goes to one place; the plan has zero gradient."""
+class Exact(TransportSolver, name="exact"):
+    """Exact linear transport: a vertex, so each unit goes to one place; the plan has zero gradient.
 
-    name: Literal["exact"] = "exact"
-
-    def build(self) -> "Exact":
-        return Exact()
-
-
-class Exact(TransportSolver):
-    """The linear program (R = 0), solved exactly for all problems at once, on the CPU or a GPU.
+    The linear program (R = 0), solved exactly for all problems at once, on the CPU or a GPU.
 
     An assignment problem (unit rows, integer columns: a grouplet) of up to 6 rows is solved by trying every
     permutation, any other by shortest augmenting paths in O((n + m) phases), all problems in parallel. In both cases

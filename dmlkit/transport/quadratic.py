@@ -1,12 +1,10 @@
 """Quadratically regularized optimal transport with implicit gradients."""
 
-from typing import Literal
-
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver
+from dmlkit.transport.base import TransportSolver
 from dmlkit.transport.solvers import (
     assigned,
     best_assignment,
@@ -17,19 +15,10 @@ from dmlkit.transport.solvers import (
 )
 
 
-class QuadraticConfig(TransportConfig, frozen=True):
-    """Quadratic transport (OptNet's form in Zhang et al. 2022): differentiable and sparse, with a native solver."""
+class Quadratic(TransportSolver, name="quadratic"):
+    r"""Quadratic transport (OptNet's form in Zhang et al. 2022): differentiable and sparse, with a native solver.
 
-    name: Literal["quadratic"] = "quadratic"
-    regularization: PositiveFloat = 1e-4
-    """eps, in cost units per unit of mass."""
-
-    def build(self) -> "Quadratic":
-        return Quadratic(regularization=self.regularization)
-
-
-class Quadratic(TransportSolver):
-    r"""min <c, x> + eps |x|^2: the program that Grouplet (Zhang et al., CVPR 2022, section 4.1) solves with OptNet.
+    min <c, x> + eps |x|^2: the program that Grouplet (Zhang et al., CVPR 2022, section 4.1) solves with OptNet.
 
     An interior-point method with an active-set polish solves all problems at once, on the CPU or a GPU. Small
     assignments whose plan is a vertex, as most are at the paper's eps, are found by enumeration and verified by their
@@ -38,9 +27,6 @@ class Quadratic(TransportSolver):
     **Gradient: exact, implicit, for cost and marginals.** The plan is piecewise linear in the problem; at a kink
     the slope of the returned support is used. The gradient is zero if the plan is at a vertex, as most plans of unit
     marginals are at the paper's eps = 1e-4; a larger eps spreads the plan and gives a non-zero gradient.
-
-    Args:
-        regularization: eps > 0. Similarities on a scale other than the cosine's -1..1 need another eps.
 
     Raises:
         ValueError: the regularization is not positive.
@@ -56,10 +42,8 @@ class Quadratic(TransportSolver):
                  [ 0.2500, -0.2500]]])
     """
 
-    def __init__(self, *, regularization: float = 1e-4) -> None:
-        if not regularization > 0:
-            raise ValueError(f"Quadratic: regularization must be positive, got {regularization}")
-        self.regularization = regularization
+    regularization: PositiveFloat = 1e-4
+    """eps, in cost units per unit of mass."""
 
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         with torch.no_grad():

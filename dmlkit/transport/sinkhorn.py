@@ -6,19 +6,32 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.transport.base import TransportConfig, TransportSolver, check_installed
+from dmlkit.transport.base import TransportSolver, check_installed
 from dmlkit.transport.solvers import with_implicit_gradient
 
 Gradient = Literal["implicit", "unrolled", "envelope"]
 
 
-class SinkhornConfig(TransportConfig, frozen=True):
-    """Sinkhorn (Cuturi 2013): entropic transport, dense and differentiable, by POT's batched solver.
+class Sinkhorn(TransportSolver, name="sinkhorn"):
+    r"""Sinkhorn (Cuturi 2013): entropic transport, dense and differentiable, by POT's batched solver.
 
     Needs pip install 'dmlkit[transport]'.
+
+        min <c, x> + eps sum_ij x_ij log x_ij (Cuturi, NeurIPS 2013) through `ot.batch.solve_batch`.
+
+        The iterations stop when the row sums are met to 1e-9 in norm. What is missing then, or after ``max_iterations``
+        (a small eps converges slowly), is rounded onto the polytope (Altschuler et al., NeurIPS 2017, algorithm 2), so
+        the marginals always hold.
+
+        Raises:
+            ValueError: a value is out of range, or POT is not installed.
+
+        Example:
+            >>> plan = Sinkhorn().plan(torch.rand(3, 4, 6), torch.ones(3, 4), torch.full((3, 6), 4 / 6))
+            >>> bool(torch.allclose(plan.sum(2), torch.ones(3, 4)))
+            True
     """
 
-    name: Literal["sinkhorn"] = "sinkhorn"
     regularization: PositiveFloat = 0.05
     """eps, in cost units."""
     max_iterations: PositiveInt = 1000
@@ -26,44 +39,8 @@ class SinkhornConfig(TransportConfig, frozen=True):
     gradient: Gradient = "implicit"
     """``implicit`` through the optimality conditions, ``unrolled`` through the iterations, or ``envelope`` for none."""
 
-    def build(self) -> "Sinkhorn":
-        return Sinkhorn(regularization=self.regularization, max_iterations=self.max_iterations, gradient=self.gradient)
-
-
-class Sinkhorn(TransportSolver):
-    r"""min <c, x> + eps sum_ij x_ij log x_ij (Cuturi, NeurIPS 2013) through `ot.batch.solve_batch`.
-
-    The iterations stop when the row sums are met to 1e-9 in norm. What is missing then, or after ``max_iterations``
-    (a small eps converges slowly), is rounded onto the polytope (Altschuler et al., NeurIPS 2017, algorithm 2), so
-    the marginals always hold.
-
-    Args:
-        regularization: eps > 0.
-        max_iterations: >= 1.
-        gradient: ``"implicit"``: exact at convergence, one linear solve; ``"unrolled"``: autograd through the
-            iterations; ``"envelope"``: none, the plan is a constant, which gives the correct gradient only for the
-            optimal value (envelope theorem).
-
-    Raises:
-        ValueError: a value is out of range, or POT is not installed.
-
-    Example:
-        >>> plan = Sinkhorn().plan(torch.rand(3, 4, 6), torch.ones(3, 4), torch.full((3, 6), 4 / 6))
-        >>> bool(torch.allclose(plan.sum(2), torch.ones(3, 4)))
-        True
-    """
-
-    def __init__(
-        self, *, regularization: float = 0.05, max_iterations: int = 1000, gradient: Gradient = "implicit"
-    ) -> None:
-        if not regularization > 0:
-            raise ValueError(f"Sinkhorn: regularization must be positive, got {regularization}")
-        if max_iterations < 1:
-            raise ValueError(f"Sinkhorn: max_iterations must be at least 1, got {max_iterations}")
-        if gradient not in ("implicit", "unrolled", "envelope"):
-            raise ValueError(f"Sinkhorn: expected gradient implicit, unrolled or envelope, got {gradient!r}")
+    def __post_init__(self) -> None:
         check_installed("ot", "POT", "sinkhorn")
-        self.regularization, self.max_iterations, self.gradient = regularization, max_iterations, gradient
 
     def solve(self, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         if self.gradient == "unrolled":

@@ -21,18 +21,18 @@ def a_misspelt_function() -> None:
 
 
 def an_option_of_another_type() -> None:
-    from dmlkit.losses import ProxyAnchor, ProxyAnchorConfig
+    from dmlkit.losses import ProxyAnchor
     from dmlkit.manifolds import Sphere
 
     ProxyAnchor(Sphere(8), 10, margin="large")  # reportArgumentType
     ProxyAnchor(Sphere(8), 10, margn=0.2)  # reportCallIssue
-    ProxyAnchorConfig(margin="large")  # reportArgumentType
-    ProxyAnchorConfig(margn=0.2)  # reportCallIssue
+    ProxyAnchor.Config(margin="large")  # reportArgumentType
+    ProxyAnchor.Config(margn=0.2)  # reportCallIssue
 
 
 def a_component_of_another_family() -> None:
     from dmlkit.datasets import GlyphsConfig
-    from dmlkit.manifolds import SphereConfig
+    from dmlkit.manifolds import Sphere
     from dmlkit.recipe.schema import Recipe
 
-    Recipe(dataset=GlyphsConfig(), loss=SphereConfig())  # reportArgumentType
+    Recipe(dataset=GlyphsConfig(), loss=Sphere.Config())  # reportArgumentType

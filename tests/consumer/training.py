@@ -12,10 +12,10 @@ import dmlkit
 from dmlkit.backbones import SmallCNNConfig
 from dmlkit.datasets import DatasetConfig, GlyphsConfig
 from dmlkit.heads import Linear
-from dmlkit.losses import Loss, LossConfig, ProxyAnchor, ProxyAnchorConfig, Triplet, TripletConfig
+from dmlkit.losses import Loss, LossConfig, ProxyAnchor, Triplet
 from dmlkit.manifolds import Manifold, Poincare, Sphere
 from dmlkit.metrics import MapAtRConfig, RecallConfig, retrieval_metrics
-from dmlkit.miners import SemiHard, SemiHardConfig
+from dmlkit.miners import SemiHard
 from dmlkit.optimizers import AdamWConfig
 from dmlkit.pooling import GeM
 from dmlkit.recipe.schema import Recipe
@@ -29,12 +29,12 @@ loss = ProxyAnchor(Sphere(8), 10, margin=0.2)
 assert_type(loss, ProxyAnchor)
 assert_type(loss.margin, float)
 assert_type(loss.manifold, Manifold)
-assert_type(ProxyAnchorConfig(margin=0.2).build(Poincare(8), 10), ProxyAnchor)
-assert_type(TripletConfig(miner=SemiHardConfig()).build(Sphere(8), 10), Triplet)
-assert_type(SemiHardConfig().build(Sphere(8)), SemiHard)
+assert_type(ProxyAnchor.Config(margin=0.2).build(Poincare(8), 10), ProxyAnchor)
+assert_type(Triplet.Config(miner=SemiHard.Config()).build(Sphere(8), 10), Triplet)
+assert_type(SemiHard.Config().build(Sphere(8)), SemiHard)
 
 recipe = Recipe(
-    dataset=GlyphsConfig(classes=20), loss=ProxyAnchorConfig(), metrics=(RecallConfig(k=(1, 2)), MapAtRConfig())
+    dataset=GlyphsConfig(classes=20), loss=ProxyAnchor.Config(), metrics=(RecallConfig(k=(1, 2)), MapAtRConfig())
 )
 assert_type(recipe.loss, LossConfig)
 assert_type(recipe.loss.build(Sphere(8), 10), Loss)

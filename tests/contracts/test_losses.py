@@ -11,7 +11,7 @@ import dmlkit.losses
 import dmlkit.manifolds
 from dmlkit.component import ComponentConfig
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.manifolds import LorentzConfig, PoincareConfig, SphereConfig
+from dmlkit.manifolds import Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.testing.loss_values import VALUES, build, draw
 from dmlkit.testing.losses import TRAINING, other_manifolds_are_refused
@@ -64,7 +64,7 @@ def twins(first: ManifoldConfig, second: ManifoldConfig) -> list[Any]:
 
 
 ISOMETRIC = [
-    (PoincareConfig(clip_distance=None, **options), LorentzConfig(clip_distance=None, **options))
+    (Poincare.Config(clip_distance=None, **options), Lorentz.Config(clip_distance=None, **options))
     for options in (
         {"curvature": -1.0},
         {"curvature": -0.125},  # a power of 2, whose inverse float32 has too
@@ -85,8 +85,8 @@ def test_the_same_points_have_the_same_loss_on_the_ball_and_the_hyperboloid(
 
 
 # pairwise_cross_entropy takes the similarity as it is, so that its temperature is the paper's
-SQUARED = SphereConfig(similarity="negative_squared_distance")
-TWINS = [case for case in twins(SQUARED, SphereConfig()) if not case.id.startswith("pairwise_cross_entropy")]
+SQUARED = Sphere.Config(similarity="negative_squared_distance")
+TWINS = [case for case in twins(SQUARED, Sphere.Config()) if not case.id.startswith("pairwise_cross_entropy")]
 
 
 @pytest.mark.parametrize(("config", "squared", "cosine"), TWINS)

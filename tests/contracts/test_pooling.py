@@ -2,11 +2,11 @@
 
 import pytest
 
-from dmlkit.pooling import GeMConfig, PoolingConfig
+from dmlkit.pooling import GeM, PoolingConfig
 from dmlkit.testing.pooling import POOLING
 from dmlkit.testing.promise import Promise, hold
 
-CONFIGS = [*(variant() for _, variant in sorted(PoolingConfig.variants.items())), GeMConfig(learn=True)]
+CONFIGS = [*(variant() for _, variant in sorted(PoolingConfig.variants.items())), GeM.Config(learn=True)]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dmlkit.testing.promise import Promise, hold
 from dmlkit.testing.transport import TRANSPORT, UNMOVED, expect_plan, random_problem, with_gaps
-from dmlkit.transport import NoTransportConfig
+from dmlkit.transport import NoTransport
 from dmlkit.transport.base import TransportConfig
 
 NAMES = sorted(name for name, variant in TransportConfig.variants.items() if variant.moves)
@@ -21,7 +21,7 @@ def test_contract(promise: Promise, name: str):
 
 @pytest.mark.parametrize("promise", UNMOVED, ids=lambda promise: promise.__name__)
 def test_contract_of_no_transport(promise: Promise):
-    hold([promise], "none", NoTransportConfig())
+    hold([promise], "none", NoTransport.Config())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ from pytorch_metric_learning.losses import ContrastiveLoss
 from pytorch_metric_learning.losses import CrossBatchMemory as PeerMemory
 from torch.nn.functional import normalize
 
-from dmlkit.losses import Circle, Contrastive, CrossBatchMemory, CrossBatchMemoryConfig, NPair, ProxyAnchor, Triplet
+from dmlkit.losses import Circle, Contrastive, CrossBatchMemory, NPair, ProxyAnchor, Triplet
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, make_pairs
 from dmlkit.manifolds import Sphere
@@ -153,14 +153,14 @@ def test_a_loss_without_pairs_is_refused_by_name():
         ValueError, match=r"ProxyAnchor does not compare pairs.*expected one of binomial_deviance, circle"
     ):
         CrossBatchMemory(SPHERE, loss=ProxyAnchor(SPHERE, 3))
-    config = TypeAdapter(CrossBatchMemoryConfig)
+    config = TypeAdapter(CrossBatchMemory.Config)
     for name in ("proxy_anchor", "lifted_structure", "cross_batch_memory"):
         with pytest.raises(ValidationError, match=f"{name} does not compare pairs"):
             config.validate_python({"loss": {"name": name}})
 
 
 def test_nested_loss_and_miner_are_read_by_name():
-    config = TypeAdapter(CrossBatchMemoryConfig).validate_python(
+    config = TypeAdapter(CrossBatchMemory.Config).validate_python(
         {"loss": {"name": "triplet", "margin": 0.3, "miner": {"name": "hard"}}, "size": 32}
     )
     loss = config.build(SPHERE, 3)

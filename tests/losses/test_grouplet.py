@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from dmlkit.losses import MPA, Grouplet, GroupletConfig, ProxyAnchor, ProxyAnchorConfig
+from dmlkit.losses import MPA, Grouplet, ProxyAnchor
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.manifolds.base import Manifold
@@ -110,7 +110,7 @@ def test_gradient_flows_through_the_plan(scope: str, solver: Quadratic | Sinkhor
 def test_scope_batch_is_proxy_anchor_with_transport():
     features, labels = draw(11)
     torch.manual_seed(1)
-    first = GroupletConfig(scope="batch", group_size=3, seed=5).build(Sphere(DIM), CLASSES).double()
+    first = Grouplet.Config(scope="batch", group_size=3, seed=5).build(Sphere(DIM), CLASSES).double()
     torch.manual_seed(1)
     second = ProxyAnchor(Sphere(DIM), CLASSES, transport=TransportWeights(group_size=3, seed=5)).double()
     points = first.manifold.from_features(features)
@@ -207,11 +207,11 @@ def test_a_batch_that_is_not_finite_reaches_the_trainer():
 
 
 def test_recipe_options():
-    config = GroupletConfig.model_validate({"solver": {"name": "quadratic", "regularization": 0.1}, "group_size": 8})
+    config = Grouplet.Config.model_validate({"solver": {"name": "quadratic", "regularization": 0.1}, "group_size": 8})
     loss = config.build(Sphere(DIM), CLASSES)
     assert isinstance(loss.transport.solver, Quadratic) and loss.transport.solver.regularization == 0.1
     assert loss.transport.group_size == 8
-    weighted = ProxyAnchorConfig.model_validate({"transport": {"solver": {"name": "exact"}}}).build(Sphere(DIM), 3)
+    weighted = ProxyAnchor.Config.model_validate({"transport": {"solver": {"name": "exact"}}}).build(Sphere(DIM), 3)
     assert isinstance(weighted.transport, TransportWeights) and isinstance(weighted.transport.solver, Exact)
 
 

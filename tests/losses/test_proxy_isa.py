@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.losses import ProxyAnchor, ProxyISA, ProxyNCA, ProxyNCAConfig
+from dmlkit.losses import ProxyAnchor, ProxyISA, ProxyNCA
 from dmlkit.losses.proxies.informative import ClassMemory, InformativeConfig, InformativeWeights, warn_if_constant
 from dmlkit.manifolds import Sphere
 
@@ -144,7 +144,7 @@ def test_the_columns_of_table_3_over_a_training_run(positive: str, negative: str
 def test_the_weights_on_proxy_nca(size: int):
     torch.manual_seed(0)
     options = InformativeConfig(volume=V, memory_size=size)
-    loss = ProxyNCAConfig(scale=5.0, informative=options).build(Sphere(DIM), CLASSES).double()
+    loss = ProxyNCA.Config(scale=5.0, informative=options).build(Sphere(DIM), CLASSES).double()
     plain = ProxyNCA(Sphere(DIM), CLASSES, scale=5.0).double()
     naive, weighted = Naive("sigma", "1/E", size), 0
     for seed in range(16):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses import ProxyAnchor
-from dmlkit.manifolds import Euclidean, EuclideanConfig, Lorentz, LorentzConfig, Poincare, PoincareConfig
+from dmlkit.manifolds import Euclidean, Lorentz, Poincare
 from dmlkit.manifolds.base import Manifold
 
 RADIUS = 2.3
@@ -35,7 +35,7 @@ def test_clipped_features_are_the_nearest_points_of_a_ball():
 def test_without_clipping_points_are_the_features():
     x = features(3).half()
     assert Euclidean(5).from_features(x) is x
-    assert EuclideanConfig().build(5).clip_distance is None
+    assert Euclidean.Config().build(5).clip_distance is None
 
 
 @pytest.mark.parametrize("kind", [Poincare, Lorentz])
@@ -62,7 +62,7 @@ def test_it_is_the_limit_of_hyperbolic_space(kind: type[Poincare | Lorentz], rad
 
 
 def test_proxies_are_clipped_like_features():
-    plane = EuclideanConfig(clip_distance=0.5).build(5)
+    plane = Euclidean.Config(clip_distance=0.5).build(5)
     proxies = plane.new_proxies(50)
     assert proxies.norm(dim=1).max() > 0.5
     assert plane.proxy_points(proxies).norm(dim=1).max() <= 0.5 + 1e-6
@@ -76,10 +76,10 @@ def test_half_precision_becomes_float32(dtype: torch.dtype):
 
 
 def test_the_option_has_the_meaning_and_the_range_of_hyperbolic_space():
-    fields = [config.model_fields["clip_distance"] for config in (EuclideanConfig, PoincareConfig, LorentzConfig)]
+    fields = [config.model_fields["clip_distance"] for config in (Euclidean.Config, Poincare.Config, Lorentz.Config)]
     assert len({str(one.annotation) for one in fields}) == 1
     assert [one.default for one in fields] == [None, RADIUS, RADIUS]
     with pytest.raises(ValueError, match=r"Euclidean: clip_distance must be positive, or null .* got 0"):
         Euclidean(5, clip_distance=0.0)
     with pytest.raises(ValueError, match="clip_distance"):
-        EuclideanConfig(clip_distance=-1.0)
+        Euclidean.Config(clip_distance=-1.0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dmlkit.pooling import AvgMax, Cls, GeM, GeMConfig, PoolingConfig
+from dmlkit.pooling import AvgMax, Cls, GeM, PoolingConfig
 
 MAPS = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -27,7 +27,7 @@ def test_gem_runs_from_average_to_maximum_and_learns():
     torch.testing.assert_close(GeM(p=1.0)(MAPS), MAPS.float().mean((2, 3)))
     torch.testing.assert_close(GeM(p=200.0)(MAPS), MAPS.float().amax((2, 3)), rtol=0.02, atol=0)
     assert list(GeM().parameters()) == [] and not GeM().state_dict()
-    learned = GeMConfig(learn=True, p=3.0).build()
+    learned = GeM.Config(learn=True, p=3.0).build()
     learned(MAPS).sum().backward()
     assert learned.p.grad is not None and learned.p.grad > 0 and list(learned.state_dict()) == ["p"]
     zeros = torch.zeros(1, 2, 3, 3, requires_grad=True)

@@ -16,7 +16,7 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.shipped import find_recipes
-from dmlkit.samplers import RandomConfig
+from dmlkit.samplers import Random
 from dmlkit.training.train import train
 from tests.conftest import ROOT
 
@@ -42,7 +42,7 @@ def rows(path: Path) -> list[list[str]]:
 
 
 def shrunk_sampler(sampler: Any) -> Any:
-    if isinstance(sampler, RandomConfig):
+    if isinstance(sampler, Random.Config):
         return sampler.model_copy(update={"batch_size": 12})
     return sampler.model_copy(update={"classes_per_batch": 3, "images_per_class": 2})
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dmlkit.errors import UserError
-from dmlkit.samplers import Paired, PairedConfig
+from dmlkit.samplers import Paired
 
 
 def test_halves_hold_the_same_classes_in_the_same_order():
@@ -47,9 +47,9 @@ def test_no_image_stands_beside_itself(images: int):
 
 
 def test_defaults_are_those_of_cgml():
-    assert PairedConfig().build(torch.arange(520) // 40, seed=0).batch_size == 2 * 13 * 10
+    assert Paired.Config().build(torch.arange(520) // 40, seed=0).batch_size == 2 * 13 * 10
 
 
 def test_too_few_classes_are_refused():
     with pytest.raises(UserError, match="classes_per_batch: expected at most the 2 training classes, got 13"):
-        PairedConfig().build(torch.tensor([0, 1, 0, 1]), seed=0)
+        Paired.Config().build(torch.tensor([0, 1, 0, 1]), seed=0)

@@ -15,16 +15,16 @@ from dmlkit.backbones.base import Backbone
 from dmlkit.backbones.small_cnn import SmallCNN, SmallCNNConfig
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import Glyphs, GlyphsConfig
-from dmlkit.heads.linear import Linear, LinearConfig
+from dmlkit.heads.linear import Linear
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.euclidean import Euclidean, EuclideanConfig
+from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.metrics.retrieval import RecallConfig
-from dmlkit.miners import All, AllConfig, Triplets
+from dmlkit.miners import All, Triplets
 from dmlkit.optimizers import AdamConfig
 from dmlkit.pooling import Pooling, PoolingConfig
 from dmlkit.regularizers import Regularizer, RegularizerConfig
-from dmlkit.samplers.random import Random, RandomConfig
+from dmlkit.samplers.random import Random
 from dmlkit.schedules import ScheduleConfig
 from dmlkit.transforms.presets import PlainConfig
 from dmlkit.transport.base import TransportConfig, TransportSolver
@@ -133,7 +133,7 @@ class Gapped(GlyphsConfig, frozen=True, abstract=True):
         return dataset
 
 
-class Unseeded(RandomConfig, frozen=True, abstract=True):
+class Unseeded(Random.Config, frozen=True, abstract=True):
     """Draws from the global generator."""
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> Random:
@@ -172,7 +172,7 @@ class Total(RecallConfig, frozen=True, abstract=True):
         return {name: value * 2 for name, value in super().per_query(*arguments).items()}
 
 
-class KeepsNegatives(AllConfig, frozen=True, abstract=True):
+class KeepsNegatives(All.Config, frozen=True, abstract=True):
     """Keeps what is not positive."""
 
     def build(self, manifold: Manifold) -> All:
@@ -190,7 +190,7 @@ class OneRate(AdamConfig, frozen=True, abstract=True):
         return [{**group, "lr": self.lr} for group in super().groups(parameters)]
 
 
-class HalfHead(LinearConfig, frozen=True, abstract=True):
+class HalfHead(Linear.Config, frozen=True, abstract=True):
     """Leaves its points in half precision."""
 
     def build(self, num_features: int, manifold: Manifold) -> Linear:
@@ -199,7 +199,7 @@ class HalfHead(LinearConfig, frozen=True, abstract=True):
         return head
 
 
-class OneWay(EuclideanConfig, frozen=True, abstract=True):
+class OneWay(Euclidean.Config, frozen=True, abstract=True):
     """A distance that is longer on the way back."""
 
     def build(self, dim: int) -> Euclidean:

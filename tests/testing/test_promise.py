@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dmlkit import testing
-from dmlkit.losses import ArcFaceConfig, MarginConfig
-from dmlkit.manifolds import EuclideanConfig, SphereConfig
+from dmlkit.losses import ArcFace, Margin
+from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.recipe.schema import FAMILIES
 from dmlkit.testing.promise import expect, expect_close, expect_refused, fits, fitting_manifolds, hold
 
@@ -59,8 +59,8 @@ def _raise() -> None:
 
 
 def test_requirements_choose_manifolds():
-    assert fits(ArcFaceConfig(), SphereConfig()) and not fits(ArcFaceConfig(), EuclideanConfig())
-    assert {one.name for one in fitting_manifolds(MarginConfig())} == {"sphere"}  # its miner's, which is nested in it
+    assert fits(ArcFace.Config(), Sphere.Config()) and not fits(ArcFace.Config(), Euclidean.Config())
+    assert {one.name for one in fitting_manifolds(Margin.Config())} == {"sphere"}  # its miner's, which is nested in it
 
 
 def test_every_family_has_a_check():

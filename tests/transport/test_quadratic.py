@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.transport import Cvxpy, Emd, Quadratic, QuadraticConfig
+from dmlkit.transport import Cvxpy, Emd, Quadratic
 from dmlkit.transport.base import TransportSolver
 from dmlkit.transport.solvers import best_assignment, interior_point, is_quadratic_optimum, with_implicit_gradient
 
@@ -126,7 +126,7 @@ def test_bad_regularization_is_refused(eps: float):
     with pytest.raises(ValueError, match="Quadratic: regularization must be positive, got"):
         Quadratic(regularization=eps)
     with pytest.raises(ValueError, match="regularization"):
-        QuadraticConfig(regularization=eps)
+        Quadratic.Config(regularization=eps)
     if eps != 0:
         with pytest.raises(ValueError, match="Cvxpy: regularization must not be negative, got"):
             Cvxpy(regularization=eps)

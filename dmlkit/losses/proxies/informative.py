@@ -3,15 +3,16 @@
 import warnings
 from functools import cache
 from math import ceil, exp
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses.proxies.classes import Block, Classes
 from dmlkit.manifolds.base import Manifold
+from dmlkit.options import Component, option
 
 BLOCK = 64  # the similarities of T pairs come from T / BLOCK blocks of BLOCK x BLOCK pairs, not from all T x T
 
@@ -138,10 +139,25 @@ MEMORY_EPOCH = 1  # the memory starts with the second epoch: earlier embeddings 
 FILTER_EPOCH = 2  # one epoch later, outliers among the positives are filtered
 
 
-class InformativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+@cache
+def warn_if_constant(volume: float) -> float:
+    """Warn, once per process, that weights do not change with V = 1: E is 1 for any number of samples.
+
+    Runs with this value exist, so it is not an error. Both a recipe and its loss call this.
+    """
+    if volume == 1:
+        warnings.warn(
+            "loss.volume: 1 keeps the weights of Proxy-ISA constant over time, so this is not the paper's method; use "
+            "a value above 1, e.g. a twentieth of the samples of a class that the run sees (images x epochs)",
+            stacklevel=1,
+        )
+    return volume
+
+
+class InformativeOptions(Component):
     """Weights of samples by how informative they are for their class (Li et al. 2022)."""
 
-    volume: Annotated[float, Field(ge=1)] = 100.0
+    volume: Annotated[float, Field(ge=1), AfterValidator(warn_if_constant)] = 100.0
     """V, number of samples that fill the space of a class."""
     hardness: PositiveFloat = 0.15
     """h, the ratio of the learned threshold to the mean similarity."""
@@ -160,27 +176,13 @@ class InformativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     memory_per_class: NonNegativeFloat = 0.0
     """Embeddings in the memory per class, if that makes more than ``memory_size``."""
 
-    @model_validator(mode="after")
-    def _warn_if_constant(self) -> Self:
-        warn_if_constant(self.volume)
-        return self
+    def weights(self, point_dim: int, num_classes: int) -> "InformativeWeights":
+        """Return the weights with these options for C classes of points with D coordinates."""
+        options = {key: getattr(self, key) for key in InformativeOptions.options_by_key}
+        return InformativeWeights(point_dim, num_classes, **options)
 
 
-@cache
-def warn_if_constant(volume: float) -> None:
-    """Warn, once per process, that weights do not change with V = 1: E is 1 for any number of samples.
-
-    Runs with this value exist, so it is not an error. Both a recipe and its loss call this.
-    """
-    if volume == 1:
-        warnings.warn(
-            "loss.volume: 1 keeps the weights of Proxy-ISA constant over time, so this is not the paper's method; use "
-            "a value above 1, e.g. a twentieth of the samples of a class that the run sees (images x epochs)",
-            stacklevel=1,
-        )
-
-
-class InformativeWeights(nn.Module):
+class InformativeWeights(InformativeOptions, nn.Module):
     r"""The weights w+ and w- of Li et al., MM Asia 2022, eq. 8-16, with the memory and thresholds they depend on.
 
     A class of which n samples were seen has E = (1 - b^n) / (1 - b), b = (V - 1) / V, v = 1 / (1 + log(1 + E)) and
@@ -198,47 +200,20 @@ class InformativeWeights(nn.Module):
     not print T; a class that has never had an embedding in the memory has weights 1. D: in the paper's Table 3,
     the penalty replaces sigma in w+, and "no penalty" means w+ = 1 throughout; 1/E is 1 / max(1, E).
 
-    Args:
-        point_dim: D.
-        num_classes: C.
-        volume: V >= 1, in samples; 1 keeps E and sigma constant, and warns.
-        hardness: h > 0.
-        sensitivity: k > 0.
-        search_margin: lambda in [0, 1], in similarity units.
-        delay: tau > 0.
-        positive_penalty: for w+: ``none``, ``1/E``, ``v`` or ``sigma``.
-        negative_penalty: for w-: ``none`` or ``1/E``.
-        memory_size: minimum of T, in embeddings.
-        memory_per_class: T / C, if that makes T larger.
-
     Example:
         >>> InformativeWeights(8, 5000, memory_per_class=1.5).memory.labels.shape
         torch.Size([7500])
     """
 
-    epoch: Tensor
+    point_dim: int = option(kw_only=False)
+    """D, number of coordinates of a point."""
+    num_classes: int = option(kw_only=False)
+    """C, number of classes."""
+    epoch: Tensor = option(init=False)
 
-    def __init__(
-        self,
-        point_dim: int,
-        num_classes: int,
-        *,
-        volume: float = 100.0,
-        hardness: float = 0.15,
-        sensitivity: float = 0.9,
-        search_margin: float = 0.1,
-        delay: float = 1.5,
-        positive_penalty: PositivePenalty = "sigma",
-        negative_penalty: NegativePenalty = "1/E",
-        memory_size: int = 1024,
-        memory_per_class: float = 0.0,
-    ) -> None:
-        super().__init__()
-        warn_if_constant(volume)
-        self.volume, self.hardness, self.sensitivity = volume, hardness, sensitivity
-        self.search_margin, self.delay = search_margin, delay
-        self.positive_penalty, self.negative_penalty = positive_penalty, negative_penalty
-        self.memory = ClassMemory(max(memory_size, ceil(memory_per_class * num_classes)), point_dim, num_classes)
+    def __post_init__(self) -> None:
+        size = max(self.memory_size, ceil(self.memory_per_class * self.num_classes))
+        self.memory = ClassMemory(size, self.point_dim, self.num_classes)
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
         self.known_epoch = 0  # a copy of the buffer: reading the device would stall it
         self.register_load_state_dict_post_hook(_read_epoch)

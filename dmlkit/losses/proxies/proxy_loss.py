@@ -3,69 +3,58 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from math import ceil
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
+from torch.nn import Parameter
 
 from dmlkit.component import MemberError
 from dmlkit.distributed.class_shard import ClassShard, ShardedParameter
-from dmlkit.losses.base import Loss, LossConfig
+from dmlkit.losses.base import Loss
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, sum_over_classes
 from dmlkit.losses.proxies.similarity import Measure, Pool, automatic_block_size, may_wait, similarity_to
 from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy, mean_softmax_loss
-from dmlkit.manifolds.base import Manifold
+from dmlkit.options import option
 
 
-class ProxyLossConfig(LossConfig, frozen=True, abstract=True):
-    """Recipe keys of every loss over proxies."""
+class ProxyLoss(Loss):
+    """A loss over proxies, computed in blocks of classes; see `ClassSumLoss` and `SoftmaxLoss`."""
 
     shares_classes: ClassVar[bool] = True
+    closed_form = True  # use closed-form gradients if the loss has them; autograd gives the same numbers
+    num_classes: int = option(kw_only=False)
+    """C, the number of training classes."""
     chunk_size: PositiveInt | None = None
     """Number of classes computed at a time; null selects it by size. The loss value does not depend on it."""
     negative_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the classes that a training step computes: those of the batch, filled up with random others that
     change each step (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
+    proxies: Parameter = option(init=False)  # (C, d) or (C, K, d)
+    shard: ClassShard = option(init=False)  # the classes of this rank
+    measure: Measure = option(init=False)  # similarities of embeddings and proxies
 
-
-class ProxyLoss(Loss):
-    """A loss over proxies, computed in blocks of classes; see `ClassSumLoss` and `SoftmaxLoss`.
-
-    Args:
-        manifold, num_classes: see `Loss`.
-        proxies_per_class: K, or None for proxies (C, d).
-        pool: reduces similarities (B, K, w) to (B, w); None passes all K to the loss.
-        chunk_size: number of classes to compute at a time; None selects it by size.
-        negative_fraction: fraction of the classes that a training step computes, in (0, 1]; evaluation computes all.
-    """
-
-    closed_form = True  # use closed-form gradients if the loss has them; autograd gives the same numbers
-
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
         for method, base in (("class_terms", "ClassSumLoss"), ("logits", "SoftmaxLoss"), ("row_losses", "SoftmaxLoss")):
             if method in vars(cls) and cls.over is ProxyLoss.over:
                 raise MemberError(
                     f"{cls.__name__}: a loss with {method} derives from {base}; change two lines: "
                     f"`from dmlkit.losses.proxies.proxy_loss import {base}` and `class {cls.__name__}({base}):`"
                 )
+        super().__init_subclass__(**keywords)
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        num_classes: int,
-        *,
-        proxies_per_class: int | None = None,
-        pool: Pool | None = None,
-        chunk_size: int | None = None,
-        negative_fraction: float = 1.0,
-    ) -> None:
-        super().__init__(manifold, num_classes)
-        if not 0 < negative_fraction <= 1:
-            raise ValueError(f"{type(self).__name__}: expected negative_fraction in (0, 1], got {negative_fraction}")
-        self.measure, self.chunk_size = similarity_to(manifold, pool), chunk_size
-        self.negative_fraction, self.shard = negative_fraction, ClassShard(num_classes)
-        self.proxies = manifold.new_proxies(num_classes, *([] if proxies_per_class is None else [proxies_per_class]))
+    def __post_init__(self, proxies_per_class: int | None = None, pool: Pool | None = None) -> None:
+        """Create the proxies.
+
+        Args:
+            proxies_per_class: K, or None for proxies (C, d).
+            pool: reduces similarities (B, K, w) to (B, w); None passes all K to the loss.
+        """
+        super().__post_init__()
+        self.measure, self.shard = similarity_to(self.manifold, pool), ClassShard(self.num_classes)
+        per_class = [] if proxies_per_class is None else [proxies_per_class]
+        self.proxies = self.manifold.new_proxies(self.num_classes, *per_class)
 
     @abstractmethod
     def over(self, classes: Classes) -> Tensor:
@@ -100,33 +89,10 @@ class ClassSumLoss(ProxyLoss):
 
 
 class SoftmaxLoss(ProxyLoss):
-    """A loss over proxies that depends on a softmax of ``logit_scale * logits`` over the classes of each row.
+    """A loss over proxies that depends on a softmax of ``logit_scale * logits`` over the classes of each row."""
 
-    Args:
-        manifold, num_classes, proxies_per_class, pool, chunk_size, negative_fraction: see `ProxyLoss`.
-        logit_scale: > 0, inverse temperature.
-    """
-
-    def __init__(
-        self,
-        manifold: Manifold,
-        num_classes: int,
-        *,
-        logit_scale: float = 1.0,
-        proxies_per_class: int | None = None,
-        pool: Pool | None = None,
-        chunk_size: int | None = None,
-        negative_fraction: float = 1.0,
-    ) -> None:
-        super().__init__(
-            manifold,
-            num_classes,
-            proxies_per_class=proxies_per_class,
-            pool=pool,
-            chunk_size=chunk_size,
-            negative_fraction=negative_fraction,
-        )
-        self.logit_scale = logit_scale
+    logit_scale: float = option(default=1.0, init=False)
+    """Inverse temperature, > 0."""
 
     def logits(self, block: Block) -> Tensor:
         """Compute the unscaled logits (B, w) of a block; here the similarities."""

@@ -1,39 +1,25 @@
 """Transport weights for anchor losses: transport plans of grouplets of the batch weight its exponentials."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from dmlkit.component import Requirement, one_of
+from dmlkit.component import Requirement
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import require_all
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
-from dmlkit.transport.base import TransportConfig, TransportSolver
-from dmlkit.transport.exact import Exact, ExactConfig
+from dmlkit.options import Component, option
+from dmlkit.transport.base import TransportSolver
+from dmlkit.transport.exact import Exact
 
-EXACT = Exact()
 ALL_CLASSES_REASON = "the transport plans of grouplets need the proxies of all classes"
 ALL_CLASSES = (
     Requirement("training.shard_proxies", (False,), ALL_CLASSES_REASON),
     Requirement("loss.negative_fraction", (1.0,), ALL_CLASSES_REASON),
 )
-
-
-class TransportWeightsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Weights (1 + x) from the transport plans x of random grouplets, for any loss with the key ``transport``."""
-
-    solver: Annotated[TransportConfig, one_of] = ExactConfig()
-    """Solver for the plans."""
-    group_size: PositiveInt = 4
-    """k, number of images in a grouplet."""
-    seed: NonNegativeInt = 0
-    """Seed of the random grouping."""
-
-    def build(self) -> "TransportWeights":
-        return TransportWeights(self.solver.build(), group_size=self.group_size, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -50,8 +36,10 @@ class Grouplets:
     plan: Tensor  # x, (G, k, k)
 
 
-class TransportWeights(nn.Module):
-    r"""Plans x of random grouplets (Zhang et al., CVPR 2022, eq. 1) as weights 1 + x_ij in the terms of an anchor loss.
+class TransportWeights(Component, nn.Module):
+    r"""Weights (1 + x) from the transport plans x of random grouplets, for any loss with the key ``transport``.
+
+    Plans x of random grouplets (Zhang et al., CVPR 2022, eq. 1) as weights 1 + x_ij in the terms of an anchor loss.
 
     Each image of a grouplet sends 1, class j receives the number of the grouplet's images with that label, and sending
     i to j costs c_ij = 1 - s_ij. So x is the class that the grouplet as a whole would assign to i. Only classes of the
@@ -69,25 +57,17 @@ class TransportWeights(nn.Module):
     **Grouping.** The batch is shuffled by a separate generator, seeded by ``seed`` and the number of training steps so
     far, which the state dict contains: a resumed run makes the same groups as an uninterrupted one, and all processes
     make the same groups. If k does not divide the batch, the remaining images form one smaller grouplet.
-
-    Args:
-        solver: computes the plans, and decides whether a gradient flows through x.
-        group_size: k >= 1.
-        seed: >= 0.
-
-    Raises:
-        ValueError: group_size or seed is out of range.
     """
 
-    step: Tensor
+    solver: TransportSolver = Exact.Config()
+    """Solver for the plans."""
+    group_size: PositiveInt = 4
+    """k, number of images in a grouplet."""
+    seed: NonNegativeInt = 0
+    """Seed of the random grouping."""
+    step: Tensor = option(init=False)
 
-    def __init__(self, solver: TransportSolver = EXACT, *, group_size: int = 4, seed: int = 0) -> None:
-        super().__init__()
-        if group_size < 1:
-            raise ValueError(f"TransportWeights: group_size must be at least 1, got {group_size}")
-        if seed < 0:
-            raise ValueError(f"TransportWeights: seed must not be negative, got {seed}")
-        self.solver, self.group_size, self.seed = solver, group_size, seed
+    def __post_init__(self) -> None:
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.known_step = 0  # a copy of the buffer: reading the device would stall it
         self.register_load_state_dict_post_hook(_read_step)

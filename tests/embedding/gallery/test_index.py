@@ -31,18 +31,18 @@ from dmlkit.embedding.questions.search import searcher_of
 from dmlkit.embedding.search import StoredGallery
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.manifolds.euclidean import EuclideanConfig
-from dmlkit.manifolds.poincare import PoincareConfig
-from dmlkit.manifolds.sphere import SphereConfig
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.manifolds.poincare import Poincare
+from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
 from tests.embedding.gallery.test_faults import FRACTIONS
 from tests.embedding.gallery.test_gallery import refused, rows_of
 
 SPACES: dict[str, ManifoldConfig] = {
-    "ball": PoincareConfig(),
-    "sphere": SphereConfig(),
-    "flat": EuclideanConfig(),
-    "dot": EuclideanConfig(similarity="dot"),
+    "ball": Poincare.Config(),
+    "sphere": Sphere.Config(),
+    "flat": Euclidean.Config(),
+    "dot": Euclidean.Config(similarity="dot"),
 }
 
 

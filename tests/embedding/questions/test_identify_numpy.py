@@ -18,21 +18,21 @@ from dmlkit.embedding.manifest import Description, Manifest, index_of
 from dmlkit.embedding.questions import identify as identify_module
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.manifolds.euclidean import EuclideanConfig
-from dmlkit.manifolds.lorentz import LorentzConfig
-from dmlkit.manifolds.poincare import PoincareConfig
-from dmlkit.manifolds.sphere import SphereConfig
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.manifolds.lorentz import Lorentz
+from dmlkit.manifolds.poincare import Poincare
+from dmlkit.manifolds.sphere import Sphere
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.embedding.gallery.test_index import as_rows
 
 DIM, ROWS, QUERIES = 4, 60, 40
 K = 0.7  # of the curved spaces, less than 0
 SPACES: dict[str, ManifoldConfig] = {
-    "sphere": SphereConfig(),
-    "flat": EuclideanConfig(),
-    "dot": EuclideanConfig(similarity="dot"),
-    "ball": PoincareConfig(curvature=-K),
-    "hyperboloid": LorentzConfig(curvature=-K),
+    "sphere": Sphere.Config(),
+    "flat": Euclidean.Config(),
+    "dot": Euclidean.Config(similarity="dot"),
+    "ball": Poincare.Config(curvature=-K),
+    "hyperboloid": Lorentz.Config(curvature=-K),
 }
 
 

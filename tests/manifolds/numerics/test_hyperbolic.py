@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.manifolds import Euclidean, Lorentz, LorentzConfig, Poincare, PoincareConfig
+from dmlkit.manifolds import Euclidean, Lorentz, Poincare
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.sheet import Sheet
 
@@ -220,7 +220,7 @@ def test_impossible_options_are_refused(model: type[Manifold], options: dict[str
         model(4, **options)
 
 
-@pytest.mark.parametrize("config", [PoincareConfig, LorentzConfig])
+@pytest.mark.parametrize("config", [Poincare.Config, Lorentz.Config])
 @pytest.mark.parametrize("options", [{"curvature": 0.5}, {"clip_distance": 0.0}, {"similarity": "dot"}, {"c": 1.0}])
 def test_impossible_configs_are_refused(config: type, options: dict[str, object]):
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -1,0 +1,299 @@
+"""Components defined once: a class whose annotated attributes are its options.
+
+``class Triplet(PairLoss, name="triplet")`` with ``margin: NonNegativeFloat = 0.1`` is the loss, its constructor
+``Triplet(manifold, margin=0.2)``, and the recipe's ``loss: {name: triplet, margin: 0.2}``, whose values the derived
+configuration ``Triplet.Config`` checks.
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, reduce
+from inspect import Parameter, Signature, get_annotations, isclass, signature
+from types import UnionType, new_class
+from typing import Annotated, Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from dmlkit.component import ComponentConfig, MemberError, OptionsConfig, Requirement, one_of
+
+REQUIRED: Any = Parameter.empty
+
+
+@dataclass(frozen=True)
+class Option:
+    """An attribute that a component's constructor sets; see `option`."""
+
+    attribute: str
+    key: str  # name in the constructor and in recipes
+    annotation: Any
+    default: Any
+    is_argument: bool  # positional: it comes from other components, not from the recipe
+    is_given: bool  # whether the constructor takes it
+
+    @property
+    def parameter(self) -> Parameter:
+        """The parameter of the constructor."""
+        kind = Parameter.POSITIONAL_OR_KEYWORD if self.is_argument else Parameter.KEYWORD_ONLY
+        return Parameter(self.key, kind, default=self.default, annotation=self.annotation)
+
+
+@dataclass(frozen=True)
+class _Marker:
+    default: Any
+    alias: str | None
+    kw_only: bool
+    init: bool
+
+
+def option(*, default: Any = REQUIRED, alias: str | None = None, kw_only: bool = True, init: bool = True) -> Any:
+    """Describe an attribute of a component for which ``name: type = default`` does not suffice.
+
+    Args:
+        default: value if it is not given; without one it is required.
+        alias: the key in recipes and in the constructor, if the attribute needs another name.
+        kw_only: false for an argument that comes from other components, e.g. ``manifold``, and has no key in recipes.
+        init: false for an attribute that ``__post_init__`` sets, e.g. a buffer; until then it has its default, if any.
+    """
+    return _Marker(default, alias, kw_only, init)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
+class Component:
+    """Base of the families' classes, which turns annotated attributes with a value into options.
+
+    The constructor takes them by keyword, checks their types and ranges, builds nested components given by their
+    configuration, sets all attributes and calls ``__post_init__``. ``Config`` has the same options for recipes; its
+    ``build`` takes the arguments that are not options. The docstring below an attribute is its meaning.
+
+    Raises:
+        MemberError: a class with a ``name`` lacks a method, or an attribute has neither a value nor `option`.
+        ValueError: on construction, an option has a wrong type or is out of range.
+
+    Example:
+        >>> from dmlkit.miners import DistanceWeighted, MinerConfig
+        >>> from dmlkit.manifolds import Sphere
+        >>> DistanceWeighted(Sphere(2), cutoff=0.4).cutoff
+        0.4
+        >>> MinerConfig.variants["distance_weighted"] is DistanceWeighted.Config
+        True
+        >>> DistanceWeighted(Sphere(2), cutoff=3.0)
+        Traceback (most recent call last):
+        ...
+        ValueError: DistanceWeighted: cutoff: got 3.0, expected less than 2
+    """
+
+    Config: ClassVar[Any] = OptionsConfig
+    options_by_key: ClassVar[dict[str, Option]] = {}
+    arguments: ClassVar[dict[str, Option]] = {}
+    presets: ClassVar[dict[str, Any]] = {}
+    __signature__: ClassVar[Signature]
+
+    def __init_subclass__(cls, name: str | None = None, family: type[ComponentConfig] | None = None) -> None:
+        super().__init_subclass__()
+        own = list(_own_options(cls))
+        inherited = [one for base in cls.__mro__[:0:-1] for one in _declared(base)]
+        redefined = {one.attribute for one in own}
+        every = [*(one for one in inherited if one.attribute not in redefined), *own]
+        cls.options_by_key = {one.key: one for one in every if one.is_given and not one.is_argument}
+        cls.arguments = {one.key: one for one in every if one.is_given and one.is_argument}
+        cls.presets = {one.attribute: one.default for one in every if not one.is_given and one.default is not REQUIRED}
+        cls._own = own
+        cls.__signature__ = _signature_of(cls)
+        cls.Config = family or _config_of(cls, name)
+
+    _own: ClassVar[list[Option]] = []
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__()
+        cls = type(self)
+        try:
+            given = Signature([one.parameter for one in _parameters(cls)]).bind(*args, **options).arguments
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}: {error}") from None
+        for attribute, value in cls.presets.items():
+            setattr(self, attribute, value)
+        arguments = {key: given.get(key, one.default) for key, one in cls.arguments.items()}
+        for key, one in cls.arguments.items():
+            setattr(self, one.attribute, arguments[key])
+        for key, one in cls.options_by_key.items():
+            value = _checked(cls, one, given[key]) if key in given else one.default
+            if isinstance(value, OptionsConfig):
+                value = _build(value, arguments)
+            setattr(self, one.attribute, value)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Complete the object, whose options and arguments are set; a subclass calls ``super().__post_init__()``."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        """Return the conditions on other components of the recipe, none by default; only options may be read."""
+        return ()
+
+
+def _own_options(cls: type[Component]) -> Iterable[Option]:
+    """Yield the options that a class itself defines, and remove their values: they would hide buffers and modules."""
+    for attribute, annotation in get_annotations(cls, eval_str=True).items():
+        if attribute.startswith("_") or annotation is ClassVar or get_origin(annotation) is ClassVar:
+            continue
+        if attribute not in vars(cls):
+            if "__init__" in vars(cls):  # a class written for dmlkit 0.1.0 declares its buffers so
+                continue
+            text = f"{attribute}: an attribute is an option and needs a value or option(...), e.g. option(init=False)"
+            raise MemberError(f"{cls.__qualname__}: {text}")
+        value = vars(cls)[attribute]
+        marker = value if isinstance(value, _Marker) else _Marker(value, None, kw_only=True, init=True)
+        delattr(cls, attribute)
+        key = marker.alias or attribute
+        yield Option(attribute, key, annotation, marker.default, is_argument=not marker.kw_only, is_given=marker.init)
+
+
+def _declared(base: type) -> list[Option]:
+    return vars(base).get("_own", [])
+
+
+def _parameters(cls: type[Component]) -> list[Option]:
+    """Return arguments and options, those without a default first."""
+    return sorted((*cls.arguments.values(), *cls.options_by_key.values()), key=_order)
+
+
+def _order(one: Option) -> tuple[bool, bool]:
+    return not one.is_argument, one.is_argument and one.default is not REQUIRED
+
+
+def _signature_of(cls: type[Component]) -> Signature:
+    """Return the parameters of the constructor, for ``help``."""
+    if cls.__init__ is not Component.__init__:
+        whole = signature(cls.__init__)
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
+    return Signature([one.parameter for one in _parameters(cls)])
+
+
+def _config_of(cls: type[Component], name: str | None) -> Any:
+    """Derive the configuration of a component from its options; without a name it is abstract, and no member."""
+    bases: tuple[Any, ...] = tuple(base.Config for base in cls.__bases__ if issubclass(base, Component))
+    roots = [base for base in bases if issubclass(base, ComponentConfig)]
+    if len(bases) > 1:
+        bases = tuple(base for base in bases if base is not OptionsConfig)
+    lacking = _abstract_methods(cls) if name else []
+    if lacking:
+        raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{one}()' for one in lacking)}")
+    known = {key for base in bases for key in base.model_fields}
+    fresh = [one for one in cls.options_by_key.values() if one in _declared(cls) or one.key not in known]
+    annotations: dict[str, Any] = {one.key: as_key(one.annotation) for one in fresh}
+    namespace: dict[str, Any] = {one.key: one.default for one in fresh if one.default is not REQUIRED}
+    if name:
+        annotations["name"], namespace["name"] = Literal[name], name
+    for shared in (shared for root in roots for shared in _shared(root) if hasattr(cls, shared)):
+        annotations[shared], namespace[shared] = ClassVar[Any], getattr(cls, shared)
+        if isinstance(namespace[shared], property):
+            del annotations[shared]
+            namespace[shared] = property(lambda config, shared=shared: getattr(config.with_options_only(), shared))
+    title = f"{cls.__name__}Config"
+    is_local = "<locals>" in cls.__qualname__
+    namespace |= {
+        "__module__": cls.__module__,
+        "__qualname__": f"{cls.__qualname__}.Config" if is_local else title,
+        "__doc__": (cls.__doc__ or "").strip().partition("\n")[0],
+        "__annotations__": {**annotations, "component": ClassVar[Any]},
+        "component": cls,
+        "build": _builder(cls, next(iter([*roots, *bases]))),
+        # A union of a family is complete only after all of its members are imported.
+        "model_config": ConfigDict(defer_build=True),
+    }
+    config = new_class(
+        title,
+        bases,
+        {"frozen": True, **({"abstract": not name} if roots else {})},
+        lambda scope: scope.update(namespace),
+    )
+    if not is_local and cls.__module__ in sys.modules:  # where pickle looks for the class
+        setattr(sys.modules[cls.__module__], title, config)
+    return config
+
+
+def _abstract_methods(cls: type) -> list[str]:
+    names = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
+    return sorted(name for name in names if getattr(getattr(cls, name), "__isabstractmethod__", False))
+
+
+def _shared(root: type[ComponentConfig]) -> Iterable[str]:
+    """Yield the names of what a family's configurations tell beside their options, e.g. ``shares_classes``."""
+    for base in root.__mro__:
+        if issubclass(base, ComponentConfig) and base is not ComponentConfig:
+            yield from (name for name in base.__class_vars__ if name not in ("variants", "component"))
+            yield from (name for name, value in vars(base).items() if isinstance(value, property))
+
+
+def _builder(cls: type[Component], base: Any) -> Any:
+    """Return the method ``build`` of a configuration, which takes the arguments of the family's."""
+    declared = signature(base.build) if hasattr(base, "build") else None
+    names = list(cls.arguments) if declared is None else list(declared.parameters)[1:]
+
+    def build(self: Any, *args: Any, **arguments: Any) -> Any:
+        arguments = {**dict(zip(names, args, strict=False)), **arguments}
+        options = {key: getattr(self, key) for key in cls.options_by_key}
+        return cls(**{key: arguments[key] for key in cls.arguments if key in arguments}, **options)
+
+    if declared:
+        build.__signature__ = declared  # pyright: ignore[reportFunctionMemberAccess]
+    build.__doc__ = f"Return a `{cls.__name__}`."
+    return build
+
+
+def as_key(annotation: Any) -> Any:
+    """Return the type of a recipe key for an option: components become the configurations of their family.
+
+    Example:
+        >>> from dmlkit.miners import Miner
+        >>> as_key(Miner | None) == Annotated[Miner.Config, one_of] | None
+        True
+    """
+    if isclass(annotation) and issubclass(annotation, Component):
+        config = annotation.Config
+        return Annotated[config, one_of] if issubclass(config, ComponentConfig) else config
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        return reduce(lambda whole, one: Annotated[whole, one], metadata, as_key(inner))
+    if get_origin(annotation) in (UnionType, Union):
+        return Union[tuple(as_key(part) for part in get_args(annotation))]  # noqa: UP007
+    return annotation
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(strict=True))
+
+
+def _checked(cls: type[Component], one: Option, value: Any) -> Any:
+    """Return the value of an option after a check of its type and range.
+
+    Raises:
+        ValueError: the value is wrong; the message says what was expected.
+    """
+    parts = [part for part in _classes_in(one.annotation) if issubclass(part, Component)]
+    if parts:
+        fits = any(isinstance(value, part | part.Config) for part in parts)
+        if not fits and not (value is None and type(None) in get_args(one.annotation)):
+            expected = " or ".join(part.__name__ for part in parts)
+            raise ValueError(f"{cls.__name__}: {one.key}: got {type(value).__name__}, expected {expected}")
+        return value
+    try:
+        return _adapter(one.annotation).validate_python(value)
+    except ValidationError as error:
+        expected = error.errors()[0]["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise ValueError(f"{cls.__name__}: {one.key}: got {value!r}, expected {expected}") from None
+
+
+def _classes_in(annotation: Any) -> Iterable[type]:
+    if isclass(annotation):
+        yield annotation
+    elif get_origin(annotation) is not Literal:
+        for part in get_args(annotation):
+            yield from _classes_in(part)
+
+
+def _build(config: Any, arguments: dict[str, Any]) -> Any:
+    """Build a nested component with those of the outer component's arguments that it takes."""
+    names = signature(config.build).parameters if config.component is None else config.component.arguments
+    return config.build(**{key: arguments[key] for key in names if key in arguments})
