@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from dmlkit.component import ComponentConfig, MemberError, one_of, rebuild_unions
+from dmlkit.component import ComponentConfig, MemberError, one_of
+from dmlkit.recipe.plugin import rebuild_unions
 from dmlkit.recipe.schema import FAMILIES
 
 

@@ -2,10 +2,10 @@
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from dmlkit.losses.proxies.anchor_loss import AnchorLoss
 from dmlkit.losses.proxies.centers import CenterPooling, center_distances, pool_centers
 from dmlkit.losses.proxies.classes import Block, ClosedForm, Terms, with_gradient
 from dmlkit.losses.proxies.transport_weights import TransportWeights
+from dmlkit.losses.proxy_anchor import AnchorLoss
 
 
 class MPA(AnchorLoss, name="mpa"):

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dmlkit.losses.proxies.anchor_loss import AnchorLoss
 from dmlkit.losses.proxies.classes import Block, Terms, anchor_terms, computed_once, sum_over_classes
 from dmlkit.losses.proxies.informative import InformativeOptions
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
+from dmlkit.losses.proxy_anchor import AnchorLoss
 
 
 class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from dmlkit.manifolds.base import Manifold, Side
-from dmlkit.manifolds.numerics.hyperbolic import check_clip_distance, clip_features
+from dmlkit.manifolds.numerics.hyperbolic import clip_features
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import safe_sqrt, squared_distances, unit_vectors
 from dmlkit.options import option
@@ -38,10 +38,6 @@ class Euclidean(Manifold, name="euclidean"):
     """Similarity that orders neighbors and that losses use."""
 
     takes_stacks = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_clip_distance("Euclidean", self.clip_distance)
 
     @cached_property
     def geometry(self) -> Any:

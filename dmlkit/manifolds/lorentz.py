@@ -1,10 +1,10 @@
 """The hyperboloid (Lorentz model): hyperbolic space as a sheet in Minkowski space."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import NegativeFloat, PositiveFloat
+from pydantic import Field, NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -12,7 +12,6 @@ from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     PointRows,
-    check_hyperbolic,
     clip_features,
     distance_from_sinh,
     farthest,
@@ -53,7 +52,7 @@ class Lorentz(Manifold, name="lorentz"):
         1.0
     """
 
-    initial_curvature: NegativeFloat = option(default=-1.0, alias="curvature")
+    initial_curvature: Annotated[NegativeFloat, Field(allow_inf_nan=False)] = option(default=-1.0, alias="curvature")
     """K < 0, the sectional curvature."""
     learnable_curvature: bool = False
     """Train K with the head."""
@@ -64,7 +63,6 @@ class Lorentz(Manifold, name="lorentz"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_hyperbolic("Lorentz", self.initial_curvature, self.clip_distance)
         self.point_dim = self.dim + 1
         load_geoopt()  # Sheet derives from its hyperboloid
         from dmlkit.manifolds.numerics.sheet import Sheet

@@ -1,10 +1,10 @@
 """The Poincaré ball: hyperbolic space as the inside of a ball."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import NegativeFloat, PositiveFloat
+from pydantic import Field, NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -12,7 +12,6 @@ from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
     PointRows,
-    check_hyperbolic,
     clip_features,
     distance_from_sinh,
     farthest,
@@ -54,7 +53,7 @@ class Poincare(Manifold, name="poincare"):
                 [1., 0.]])
     """
 
-    initial_curvature: NegativeFloat = option(default=-1.0, alias="curvature")
+    initial_curvature: Annotated[NegativeFloat, Field(allow_inf_nan=False)] = option(default=-1.0, alias="curvature")
     """K < 0, the sectional curvature; the ball has radius 1 / sqrt(-K)."""
     learnable_curvature: bool = False
     """Train K with the head."""
@@ -65,7 +64,6 @@ class Poincare(Manifold, name="poincare"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_hyperbolic("Poincare", self.initial_curvature, self.clip_distance)
         # Stereographic stores K itself; PoincareBall stores log(e^c - 1), which is -inf for c < 6e-8 in float32.
         self.geometry = load_geoopt().Stereographic(k=self.initial_curvature)
         if self.learnable_curvature:

@@ -93,5 +93,5 @@ class TestDistanceWeighted:
     def test_refuses_other_manifolds_and_ranges(self):
         with pytest.raises(ValueError, match=r"expected Sphere, because .* got Euclidean"):
             DistanceWeighted(Euclidean(3))
-        with pytest.raises(ValueError, match=r"expected max_distance below 2, got 2"):
+        with pytest.raises(ValueError, match=r"max_distance: got 2, expected less than 2"):
             DistanceWeighted(SPHERE, max_distance=2)

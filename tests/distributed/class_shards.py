@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies import proxy_loss
-from dmlkit.losses.proxies.informative import InformativeConfig
+from dmlkit.losses.proxies.informative import InformativeOptions
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, Selection, positions_among
 from dmlkit.manifolds import Sphere
 
@@ -50,7 +50,7 @@ def build(name: str, fraction: float) -> ProxyLoss:
     torch.manual_seed(0)
     # with these every weight of Proxy-ISA takes several values in the batch
     weights = {"hardness": 1.2, "search_margin": 0.0}
-    options = {"proxy_isa": weights, WEIGHTED: {"informative": InformativeConfig(**weights)}}.get(name, {})
+    options = {"proxy_isa": weights, WEIGHTED: {"informative": InformativeOptions.Config(**weights)}}.get(name, {})
     config = LossConfig.variants[name.split()[-1]](negative_fraction=fraction, chunk_size=3, **options)
     loss = config.build(WarmSphere(), CLASSES).double()
     if name in ("proxy_isa", WEIGHTED):  # weights differ from 1 only with something in memory

@@ -34,7 +34,7 @@ def grouplet(manifold: Manifold | None = None, *, scope: str = "grouplet", **opt
     if scope == "grouplet":
         return Grouplet(manifold or Sphere(DIM), CLASSES, **options).double()
     own = {name: options.pop(name) for name in ("group_size", "seed") if name in options}
-    transport = TransportWeights(options.pop("solver", Exact()), **own)
+    transport = TransportWeights(solver=options.pop("solver", Exact()), **own)
     return ProxyAnchor(manifold or Sphere(DIM), CLASSES, transport=transport, **options).double()
 
 
@@ -227,7 +227,7 @@ def test_without_transport_the_groups_stay(scope: str):
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match="group_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="group_size: got 0, expected greater than 0"):
         grouplet(group_size=0)
-    with pytest.raises(ValueError, match="seed must not be negative, got -1"):
+    with pytest.raises(ValueError, match="seed: got -1, expected greater than or equal to 0"):
         grouplet(seed=-1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses import ProxyAnchor, ProxyISA, ProxyNCA
-from dmlkit.losses.proxies.informative import ClassMemory, InformativeConfig, InformativeWeights, warn_if_constant
+from dmlkit.losses.proxies.informative import ClassMemory, InformativeOptions, InformativeWeights, warn_if_constant
 from dmlkit.manifolds import Sphere
 
 V, H, K, LAMBDA, TAU, ALPHA, DELTA = 20.0, 0.15, 0.9, 0.1, 1.5, 32.0, 0.1
@@ -143,7 +143,7 @@ def test_the_columns_of_table_3_over_a_training_run(positive: str, negative: str
 @pytest.mark.parametrize("size", [1024, 7])
 def test_the_weights_on_proxy_nca(size: int):
     torch.manual_seed(0)
-    options = InformativeConfig(volume=V, memory_size=size)
+    options = InformativeOptions.Config(volume=V, memory_size=size)
     loss = ProxyNCA.Config(scale=5.0, informative=options).build(Sphere(DIM), CLASSES).double()
     plain = ProxyNCA(Sphere(DIM), CLASSES, scale=5.0).double()
     naive, weighted = Naive("sigma", "1/E", size), 0
@@ -245,7 +245,7 @@ def test_volume_1_has_constant_weights_and_warns():
     warning = "loss.volume: 1 keeps the weights of Proxy-ISA constant over time.*use a value above 1"
     warn_if_constant.cache_clear()
     with pytest.warns(UserWarning, match=warning) as warned:
-        options = InformativeConfig(volume=1).model_dump()
+        options = InformativeOptions.Config(volume=1).model_dump()
         weights = InformativeWeights(3, 2, **options)
     assert len(warned) == 1  # not again for the loss of a recipe
     warn_if_constant.cache_clear()

@@ -79,7 +79,7 @@ def test_the_option_has_the_meaning_and_the_range_of_hyperbolic_space():
     fields = [config.model_fields["clip_distance"] for config in (Euclidean.Config, Poincare.Config, Lorentz.Config)]
     assert len({str(one.annotation) for one in fields}) == 1
     assert [one.default for one in fields] == [None, RADIUS, RADIUS]
-    with pytest.raises(ValueError, match=r"Euclidean: clip_distance must be positive, or null .* got 0"):
+    with pytest.raises(ValueError, match=r"Euclidean: clip_distance: got 0.0, expected greater than 0"):
         Euclidean(5, clip_distance=0.0)
     with pytest.raises(ValueError, match="clip_distance"):
         Euclidean.Config(clip_distance=-1.0)

@@ -61,9 +61,9 @@ def test_rounding_survives_marginals_that_fit_already():
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match="Sinkhorn: regularization must be positive, got 0"):
+    with pytest.raises(ValueError, match="Sinkhorn: regularization: got 0, expected greater than 0"):
         Sinkhorn(regularization=0)
-    with pytest.raises(ValueError, match="max_iterations must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_iterations: got 0, expected greater than 0"):
         Sinkhorn(max_iterations=0)
-    with pytest.raises(ValueError, match="implicit, unrolled or envelope, got 'exact'"):
+    with pytest.raises(ValueError, match="gradient: got 'exact', expected 'implicit', 'unrolled' or 'envelope'"):
         Sinkhorn(gradient="exact")

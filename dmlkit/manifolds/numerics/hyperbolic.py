@@ -38,36 +38,6 @@ def make_learnable(geometry: nn.Module, sign: int) -> None:
     register_parametrization(geometry, "k", SignedExponential(sign))
 
 
-def check_hyperbolic(name: str, curvature: float, clip_distance: float | None) -> None:
-    """Reject a curvature that is not hyperbolic and a clipping distance that maps every feature to the origin.
-
-    Raises:
-        ValueError: a value is out of range; the message names the option and the value.
-
-    Example:
-        >>> check_hyperbolic("Poincare", 1.0, None)
-        Traceback (most recent call last):
-        ...
-        ValueError: Poincare: curvature must be negative, got 1.0 (hyperbolic space has K < 0)
-    """
-    if not -float("inf") < curvature < 0:
-        raise ValueError(f"{name}: curvature must be negative, got {curvature} (hyperbolic space has K < 0)")
-    check_clip_distance(name, clip_distance)
-
-
-def check_clip_distance(name: str, clip_distance: float | None) -> None:
-    """Reject a clipping distance that maps every feature to the origin.
-
-    Raises:
-        ValueError: it is not positive; the message names the option and the value.
-    """
-    if clip_distance is not None and not clip_distance > 0:
-        raise ValueError(
-            f"{name}: clip_distance must be positive, or null for no clipping, got {clip_distance}; "
-            "a radius of 0 would map all features to the origin"
-        )
-
-
 def clip_features(features: Tensor, radius: float | None, border: Tensor | float) -> Tensor:
     """Shorten features (..., d) to the smaller of ``radius`` and ``border``; half precision becomes float32.
 

@@ -209,10 +209,10 @@ def test_sheet_agrees_with_geoopt_in_float64():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"curvature": 0.0}, "curvature must be negative, got 0.0"),
-        ({"curvature": float("nan")}, "curvature must be negative, got nan"),
-        ({"clip_distance": 0.0}, "clip_distance must be positive, or null for no clipping, got 0.0"),
-        ({"similarity": "cosine"}, "similarity 'cosine' is unknown"),
+        ({"curvature": 0.0}, "curvature: got 0.0, expected less than 0"),
+        ({"curvature": float("nan")}, "curvature: got nan, expected"),
+        ({"clip_distance": 0.0}, "clip_distance: got 0.0, expected greater than 0"),
+        ({"similarity": "cosine"}, "similarity: got 'cosine', expected 'negative_distance'"),
     ],
 )
 def test_impossible_options_are_refused(model: type[Manifold], options: dict[str, object], message: str):
