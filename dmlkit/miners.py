@@ -9,10 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dmlkit.component import ComponentConfig, Requirement, missing_attribute
+from dmlkit.component import Component, ComponentConfig, Requirement, missing_attribute, option
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.options import Component, option
 
 __all__ = [
     "All",

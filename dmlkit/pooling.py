@@ -8,8 +8,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from dmlkit.component import ComponentConfig, Requirement, missing_attribute
-from dmlkit.options import Component, option
+from dmlkit.component import Component, ComponentConfig, Requirement, missing_attribute, option
 
 __all__ = [
     "Avg",

@@ -131,11 +131,15 @@ def members_of(family: str) -> dict[str, str]:
     """Name and module of what a family's folder exports: the interface, configurations, and what they build."""
     variants = [variant for variant in FAMILIES[family].variants.values() if variant.__module__.startswith("dmlkit.")]
     makers = [getattr(variant, name, None) for variant in variants for name in ("build", "create")]
-    built = set(re.findall(r"\w+", " ".join(str(maker.__annotations__["return"]) for maker in makers if maker)))
+    hints = (maker.__annotations__.get("return", "") for maker in makers if maker)
+    built = set(re.findall(r"\w+", " ".join(map(str, hints))))
     found: dict[str, str] = {}
     for module in {FAMILIES[family].__module__, *(variant.__module__ for variant in variants)}:
         for name, kind in inspect.getmembers(importlib.import_module(module), inspect.isclass):
             wanted = kind in variants or name in built or module == FAMILIES[family].__module__
+            if getattr(kind, "component", None):  # derived from a class, which is exported instead
+                continue
+            wanted = wanted or getattr(kind, "Config", None) in variants
             if wanted and kind.__module__ == module and not name.startswith("_"):
                 assert found.setdefault(name, module) == module
     return found

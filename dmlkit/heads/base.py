@@ -4,10 +4,9 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from dmlkit.component import ComponentConfig
+from dmlkit.component import Component, ComponentConfig, option
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
-from dmlkit.options import Component, option
 
 
 class HeadConfig(ComponentConfig, frozen=True):

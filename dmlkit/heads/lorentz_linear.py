@@ -6,10 +6,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from dmlkit.component import Requirement
+from dmlkit.component import Requirement, option
 from dmlkit.heads.base import Head
 from dmlkit.manifolds.lorentz import Lorentz
-from dmlkit.options import option
 
 
 class LorentzLinear(Head, name="lorentz_linear"):

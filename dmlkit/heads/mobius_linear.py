@@ -6,10 +6,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from dmlkit.component import Requirement
+from dmlkit.component import Requirement, option
 from dmlkit.heads.base import Head
 from dmlkit.manifolds.poincare import Poincare
-from dmlkit.options import option
 
 
 class MobiusLinear(Head, name="mobius_linear"):

@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dmlkit.component import ComponentConfig, Requirement
+from dmlkit.component import Component, ComponentConfig, Requirement, option
 from dmlkit.distributed.class_shard import ShardedParameter
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.numerics.hyperbolic import strongest_curvature
-from dmlkit.options import Component, option
 
 
 class LossConfig(ComponentConfig, frozen=True):

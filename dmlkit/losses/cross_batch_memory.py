@@ -1,15 +1,15 @@
 """Cross-batch memory: a pair loss that also compares the batch with the embeddings of earlier batches."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from dmlkit.component import option
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.contrastive import Contrastive
 from dmlkit.losses.pair_loss import PairLoss, make_pairs
-from dmlkit.options import option
 
 
 def compares_pairs(loss: LossConfig) -> LossConfig:
@@ -61,6 +61,8 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
         9.0
     """
 
+    num_classes: Any = option(default=None, kw_only=False)
+    """C, for a loss that is given by its configuration and owns something per class."""
     loss: Annotated[PairLoss, AfterValidator(compares_pairs)] = Contrastive.Config()
     """The pair loss to compute over the batch and the memory."""
     size: PositiveInt = 1024

@@ -4,9 +4,9 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
+from dmlkit.component import option
 from dmlkit.losses.pair_loss import PairLoss, Pairs
 from dmlkit.miners import DistanceWeighted, Miner, Triplets
-from dmlkit.options import option
 
 
 class Margin(PairLoss, name="margin"):

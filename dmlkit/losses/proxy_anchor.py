@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from dmlkit.component import Requirement
+from dmlkit.component import Requirement, option
 from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, anchor_terms
 from dmlkit.losses.proxies.proxy_loss import ClassSumLoss
 from dmlkit.losses.proxies.similarity import Pool, log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights
-from dmlkit.options import option
 
 
 class AnchorLoss(ClassSumLoss):

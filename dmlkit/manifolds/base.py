@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vecdot
 
-from dmlkit.component import ComponentConfig
+from dmlkit.component import Component, ComponentConfig, option
 from dmlkit.manifolds.products import inner_products
-from dmlkit.options import Component, option
 
 Side = Literal["query", "gallery"]
 # Distance from the origin. Glyphs, 5 epochs, Proxy-Anchor's defaults on the hyperboloid, mean of 3 seeds on validation:

@@ -9,11 +9,11 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.linalg import vecdot
 
+from dmlkit.component import option
 from dmlkit.manifolds.base import Manifold, Side
 from dmlkit.manifolds.numerics.hyperbolic import clip_features
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import safe_sqrt, squared_distances, unit_vectors
-from dmlkit.options import option
 
 
 class Euclidean(Manifold, name="euclidean"):

@@ -8,6 +8,7 @@ from pydantic import Field, NegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
+from dmlkit.component import option
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, Side
 from dmlkit.manifolds.numerics.hyperbolic import (
     HyperbolicSimilarity,
@@ -23,7 +24,6 @@ from dmlkit.manifolds.numerics.hyperbolic import (
 )
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import unit_vectors
-from dmlkit.options import option
 
 
 class Poincare(Manifold, name="poincare"):

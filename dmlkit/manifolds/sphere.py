@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
+from dmlkit.component import option
 from dmlkit.manifolds.base import Manifold, Side
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import inner_products, rounding_error, safe_sqrt, unit_vectors
-from dmlkit.options import option
 
 
 class Sphere(Manifold, name="sphere"):

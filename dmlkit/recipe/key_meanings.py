@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dmlkit.options import Component
+from dmlkit.component import Component
 
 
 def meanings_of(model: type[BaseModel]) -> dict[str, str]:

@@ -137,8 +137,8 @@ def load_file(path: Path) -> Plugin:
         _run(path, plugin)
         if not any(plugin.holds(member) for root in _roots() for member in root.variants.values()):
             raise UserError(
-                f"{path}: this plug-in defines no member of a family; expected a class that derives from LossConfig, "
-                "DatasetConfig or another root of a family"
+                f"{path}: this plug-in defines no member of a family; expected a class such as "
+                'Mine(Loss, name="mine"), or one that derives from DatasetConfig or another root'
             )
     _loaded.append(plugin)
     rebuild_unions()

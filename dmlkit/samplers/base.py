@@ -5,8 +5,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from torch import Tensor
 
-from dmlkit.component import ComponentConfig
-from dmlkit.options import Component, option
+from dmlkit.component import Component, ComponentConfig, option
 
 ALL_PAIRS = "of the same class and of different classes"
 

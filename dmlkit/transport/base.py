@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dmlkit.component import ComponentConfig
-from dmlkit.options import Component
+from dmlkit.component import Component, ComponentConfig
 
 
 class TransportConfig(ComponentConfig, frozen=True):

@@ -9,10 +9,10 @@ import torch
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
+from dmlkit.component import Component, option
 from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses.proxies.classes import Block, Classes
 from dmlkit.manifolds.base import Manifold
-from dmlkit.options import Component, option
 
 BLOCK = 64  # the similarities of T pairs come from T / BLOCK blocks of BLOCK x BLOCK pairs, not from all T x T
 

@@ -7,11 +7,10 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from dmlkit.component import Requirement
+from dmlkit.component import Component, Requirement, option
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import require_all
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
-from dmlkit.options import Component, option
 from dmlkit.transport.base import TransportSolver
 from dmlkit.transport.exact import Exact
 

@@ -5,37 +5,16 @@
 configuration ``Triplet.Config`` checks.
 """
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, reduce
-from inspect import Parameter, Signature, get_annotations, isclass, signature
-from types import UnionType, new_class
-from typing import Annotated, Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin
+from functools import cache
+from inspect import Signature, get_annotations, isclass, signature
+from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from dmlkit.component import ComponentConfig, MemberError, OptionsConfig, Requirement, one_of
-
-REQUIRED: Any = Parameter.empty
-
-
-@dataclass(frozen=True)
-class Option:
-    """An attribute that a component's constructor sets; see `option`."""
-
-    attribute: str
-    key: str  # name in the constructor and in recipes
-    annotation: Any
-    default: Any
-    is_argument: bool  # positional: it comes from other components, not from the recipe
-    is_given: bool  # whether the constructor takes it
-
-    @property
-    def parameter(self) -> Parameter:
-        """The parameter of the constructor."""
-        kind = Parameter.POSITIONAL_OR_KEYWORD if self.is_argument else Parameter.KEYWORD_ONLY
-        return Parameter(self.key, kind, default=self.default, annotation=self.annotation)
+from dmlkit.component.derive import REQUIRED, Option, config_of
+from dmlkit.component.family import ComponentConfig, MemberError, OptionsConfig, Requirement
 
 
 @dataclass(frozen=True)
@@ -87,6 +66,7 @@ class Component:
     options_by_key: ClassVar[dict[str, Option]] = {}
     arguments: ClassVar[dict[str, Option]] = {}
     presets: ClassVar[dict[str, Any]] = {}
+    own_options: ClassVar[list[Option]] = []
     __signature__: ClassVar[Signature]
 
     def __init_subclass__(cls, name: str | None = None, family: type[ComponentConfig] | None = None) -> None:
@@ -98,11 +78,9 @@ class Component:
         cls.options_by_key = {one.key: one for one in every if one.is_given and not one.is_argument}
         cls.arguments = {one.key: one for one in every if one.is_given and one.is_argument}
         cls.presets = {one.attribute: one.default for one in every if not one.is_given and one.default is not REQUIRED}
-        cls._own = own
+        cls.own_options = own
         cls.__signature__ = _signature_of(cls)
-        cls.Config = family or _config_of(cls, name)
-
-    _own: ClassVar[list[Option]] = []
+        cls.Config = family or config_of(cls, name)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
@@ -149,7 +127,7 @@ def _own_options(cls: type[Component]) -> Iterable[Option]:
 
 
 def _declared(base: type) -> list[Option]:
-    return vars(base).get("_own", [])
+    return vars(base).get("own_options", [])
 
 
 def _parameters(cls: type[Component]) -> list[Option]:
@@ -167,97 +145,6 @@ def _signature_of(cls: type[Component]) -> Signature:
         whole = signature(cls.__init__)
         return whole.replace(parameters=list(whole.parameters.values())[1:])
     return Signature([one.parameter for one in _parameters(cls)])
-
-
-def _config_of(cls: type[Component], name: str | None) -> Any:
-    """Derive the configuration of a component from its options; without a name it is abstract, and no member."""
-    bases: tuple[Any, ...] = tuple(base.Config for base in cls.__bases__ if issubclass(base, Component))
-    roots = [base for base in bases if issubclass(base, ComponentConfig)]
-    if len(bases) > 1:
-        bases = tuple(base for base in bases if base is not OptionsConfig)
-    lacking = _abstract_methods(cls) if name else []
-    if lacking:
-        raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{one}()' for one in lacking)}")
-    known = {key for base in bases for key in base.model_fields}
-    fresh = [one for one in cls.options_by_key.values() if one in _declared(cls) or one.key not in known]
-    annotations: dict[str, Any] = {one.key: as_key(one.annotation) for one in fresh}
-    namespace: dict[str, Any] = {one.key: one.default for one in fresh if one.default is not REQUIRED}
-    if name:
-        annotations["name"], namespace["name"] = Literal[name], name
-    for shared in (shared for root in roots for shared in _shared(root) if hasattr(cls, shared)):
-        annotations[shared], namespace[shared] = ClassVar[Any], getattr(cls, shared)
-        if isinstance(namespace[shared], property):
-            del annotations[shared]
-            namespace[shared] = property(lambda config, shared=shared: getattr(config.with_options_only(), shared))
-    title = f"{cls.__name__}Config"
-    is_local = "<locals>" in cls.__qualname__
-    namespace |= {
-        "__module__": cls.__module__,
-        "__qualname__": f"{cls.__qualname__}.Config" if is_local else title,
-        "__doc__": (cls.__doc__ or "").strip().partition("\n")[0],
-        "__annotations__": {**annotations, "component": ClassVar[Any]},
-        "component": cls,
-        "build": _builder(cls, next(iter([*roots, *bases]))),
-        # A union of a family is complete only after all of its members are imported.
-        "model_config": ConfigDict(defer_build=True),
-    }
-    config = new_class(
-        title,
-        bases,
-        {"frozen": True, **({"abstract": not name} if roots else {})},
-        lambda scope: scope.update(namespace),
-    )
-    if not is_local and cls.__module__ in sys.modules:  # where pickle looks for the class
-        setattr(sys.modules[cls.__module__], title, config)
-    return config
-
-
-def _abstract_methods(cls: type) -> list[str]:
-    names = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
-    return sorted(name for name in names if getattr(getattr(cls, name), "__isabstractmethod__", False))
-
-
-def _shared(root: type[ComponentConfig]) -> Iterable[str]:
-    """Yield the names of what a family's configurations tell beside their options, e.g. ``shares_classes``."""
-    for base in root.__mro__:
-        if issubclass(base, ComponentConfig) and base is not ComponentConfig:
-            yield from (name for name in base.__class_vars__ if name not in ("variants", "component"))
-            yield from (name for name, value in vars(base).items() if isinstance(value, property))
-
-
-def _builder(cls: type[Component], base: Any) -> Any:
-    """Return the method ``build`` of a configuration, which takes the arguments of the family's."""
-    declared = signature(base.build) if hasattr(base, "build") else None
-    names = list(cls.arguments) if declared is None else list(declared.parameters)[1:]
-
-    def build(self: Any, *args: Any, **arguments: Any) -> Any:
-        arguments = {**dict(zip(names, args, strict=False)), **arguments}
-        options = {key: getattr(self, key) for key in cls.options_by_key}
-        return cls(**{key: arguments[key] for key in cls.arguments if key in arguments}, **options)
-
-    if declared:
-        build.__signature__ = declared  # pyright: ignore[reportFunctionMemberAccess]
-    build.__doc__ = f"Return a `{cls.__name__}`."
-    return build
-
-
-def as_key(annotation: Any) -> Any:
-    """Return the type of a recipe key for an option: components become the configurations of their family.
-
-    Example:
-        >>> from dmlkit.miners import Miner
-        >>> as_key(Miner | None) == Annotated[Miner.Config, one_of] | None
-        True
-    """
-    if isclass(annotation) and issubclass(annotation, Component):
-        config = annotation.Config
-        return Annotated[config, one_of] if issubclass(config, ComponentConfig) else config
-    if get_origin(annotation) is Annotated:
-        inner, *metadata = get_args(annotation)
-        return reduce(lambda whole, one: Annotated[whole, one], metadata, as_key(inner))
-    if get_origin(annotation) in (UnionType, Union):
-        return Union[tuple(as_key(part) for part in get_args(annotation))]  # noqa: UP007
-    return annotation
 
 
 @cache
@@ -296,4 +183,4 @@ def _classes_in(annotation: Any) -> Iterable[type]:
 def _build(config: Any, arguments: dict[str, Any]) -> Any:
     """Build a nested component with those of the outer component's arguments that it takes."""
     names = signature(config.build).parameters if config.component is None else config.component.arguments
-    return config.build(**{key: arguments[key] for key in names if key in arguments})
+    return config.build(**{key: arguments[key] for key in names if arguments.get(key) is not None})

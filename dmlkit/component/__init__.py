@@ -1,0 +1,28 @@
+"""Components: families that find their own members, and members whose attributes are their options."""
+
+from dmlkit.component.family import (
+    ComponentConfig,
+    MemberError,
+    NameTakenError,
+    OptionsConfig,
+    Requirement,
+    from_weights,
+    load_family,
+    missing_attribute,
+    one_of,
+)
+from dmlkit.component.options import Component, option
+
+__all__ = [
+    "Component",
+    "ComponentConfig",
+    "MemberError",
+    "NameTakenError",
+    "OptionsConfig",
+    "Requirement",
+    "from_weights",
+    "load_family",
+    "missing_attribute",
+    "one_of",
+    "option",
+]
