@@ -24,6 +24,7 @@ class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):
     class.
 
     Example:
+        >>> import torch
         >>> from dmlkit.manifolds import Sphere
         >>> sphere = Sphere(8)
         >>> loss = ProxyISA(sphere, num_classes=5)

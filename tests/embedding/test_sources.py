@@ -136,11 +136,13 @@ def test_eval_is_that_of_a_loop(kind: str, home: Home, dmlkit: Cli):
     result = dmlkit("eval", *home.words(kind), "--metric", "recall@1", "--json")
     assert result.code == 0, result.err
     points, labels = home.points[kind], home.labels[kind]
-    hits = 0
+    least, most = 0, 0  # rows of float32 that are normalized once more change the order of cosines that tie
     for row, point in enumerate(points):
         others = [other for other in nearest_of(points, point, len(points)) if other[1] != row]
-        hits += labels[others[0][1]] == labels[row]
-    assert json.loads(result.out)["metrics"]["recall@1"] == pytest.approx(hits / len(points), abs=1e-6)
+        found = [labels[other] == labels[row] for cosine, other in others if cosine > others[0][0] - 1e-6]
+        least, most = least + all(found), most + any(found)
+    assert most - least <= 3
+    assert least - 1e-6 <= json.loads(result.out)["metrics"]["recall@1"] * len(points) <= most + 1e-6
 
 
 @every_kind
@@ -189,7 +191,8 @@ def test_other_commands_find_the_same_by_every_door(kind: str, home: Home, tmp_p
         )
         assert "delta-hyperbolicity" in first[1]
         ours, theirs = (list(map(float, re.findall(r"-?\d+\.\d+", " ".join(lines[1:])))) for lines in (first, second))
-        assert ours == pytest.approx(theirs, abs=0.003)  # an array's rows are normalized once more
+        # An array's rows are normalized once more: 1 ulp of a cosine near 1 is 1 % of a distance of 0.005.
+        assert ours == pytest.approx(theirs, abs=0.003, rel=0.02)
     page = tmp_path / "page.html"
     assert dmlkit("inspect", *home.words(kind), "-o", page).code == 0
     assert "Inspection of" in page.read_text()
