@@ -204,6 +204,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Write the results of studies as one document: claims, metrics, verdicts and commands."""

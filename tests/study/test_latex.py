@@ -1,9 +1,11 @@
 """Studies as tables for LaTeX: the numbers in them against results.json, names as text, and pdflatex itself."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,40 @@ def test_smaller_errors_are_best_and_a_description_has_no_best():
     assert r"\textbf{$-$0.0200} $\pm$ 0.0000" in table and r"\label{tab:a-study_1-}" in table
     (alone,) = study_tables("one", results_of({name: runs[:1] for name, runs in figures.items()}))
     assert r"& \textbf{$-$0.0200} \\" in alone and r"\pm" not in alone and "Figures of one seed." in alone
+
+
+PLUGIN = """
+from typing import ClassVar, Literal
+from dmlkit.metrics import MetricConfig
+
+class MissesConfig(MetricConfig, frozen=True):
+    \"""Share of queries without an answer.\"""
+
+    name: Literal["misses"] = "misses"
+    key: ClassVar[str] = "misses@k"
+    definition: ClassVar[str] = "misses@k: queries without an answer"
+    smaller_is_better: ClassVar[bool] = True
+
+    def per_query(self, ranking):
+        return {}
+"""
+
+
+@pytest.mark.slow
+def test_the_figure_of_a_plugin_has_the_best_that_the_plugin_says(tmp_path: Path):
+    shutil.copytree(STUDIES / "proxy_gml_parts", tmp_path / "study")
+    for path in (tmp_path / "study").glob("*.json"):
+        path.write_text(path.read_text().replace('"nmi"', '"misses@1"'))
+    (tmp_path / "misses.py").write_text(PLUGIN)
+    bold: list[str] = []
+    for words in ([], ["--plugin", "misses.py"]):  # in processes of their own: a plug-in stays loaded
+        command = [sys.executable, "-m", "dmlkit", "report", "study", "-o", "x.tex", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        figures, _ = tables_of((tmp_path / "x.tex").read_text())
+        bold += [row[0] for row in figures if "textbf" in row[2]]
+    assert bold == ["all", "softmax+regularizer"]
 
 
 @pytest.mark.parametrize(("text", "escaped"), SPECIALS.items())

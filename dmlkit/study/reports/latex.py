@@ -9,7 +9,7 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import latex, printable
 from dmlkit.files.outputs import check_output, head_of, writing
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
-from dmlkit.study.definition.file import ERRORS
+from dmlkit.study.definition.file import is_error_rate
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.reports.tables import mean_rows, verdict_rows
 
@@ -76,10 +76,9 @@ def best_cells(results: StudyResults) -> set[tuple[int, int]]:
     """
     best: set[tuple[int, int]] = set()
     for column, metric in enumerate(results.metrics, 1):
-        name = metric.rpartition(" ")[2]  # without the kind: separated map@r
-        if name not in DESCRIPTIVE:
+        if metric.rpartition(" ")[2] not in DESCRIPTIVE:  # without the kind: separated map@r
             means = [round(variant.summary[metric].mean, 4) for variant in results.variants.values()]
-            top = min(means) if name in ERRORS else max(means)
+            top = min(means) if is_error_rate(metric) else max(means)
             best |= {(row, column) for row, mean in enumerate(means, 1) if mean == top}
     return best
 
