@@ -9,8 +9,13 @@ The command line (``dmlkit --help``) and the recipes are the front door. What th
     model = dmlkit.load("runs/demo")
     embeddings = model.embed(["robin.jpg", "wren.jpg"])  # (2, D)
     print(model.similarity(embeddings, embeddings))
+    gallery = dmlkit.gallery("galleries/birds", run="runs/demo")  # opened, or created
+    gallery.add("photos/")
+    for path, answer in gallery.identify("new/").labeled():
+        print(path, answer.label, answer.score)
 
-and the components are a library too::
+`load` also takes the name of a pretrained model, e.g. ``timm:vit_small_patch14_dinov2``. The components are a library
+too::
 
     from dmlkit.losses import ProxyAnchor
     from dmlkit.manifolds import Sphere
@@ -25,16 +30,19 @@ from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
     from dmlkit.embedding.embedder import Embedder, load
+    from dmlkit.embedding.image_gallery import ImageGallery, gallery
     from dmlkit.evaluation.run import evaluate_run as evaluate
     from dmlkit.training.train import train
 
-__all__ = ["Embedder", "UserError", "evaluate", "load", "train"]
+__all__ = ["Embedder", "ImageGallery", "UserError", "evaluate", "gallery", "load", "train"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # each is imported when it is first asked for: torch takes seconds
     _PLACES = {
         "Embedder": ("dmlkit.embedding.embedder", "Embedder"),
+        "ImageGallery": ("dmlkit.embedding.image_gallery", "ImageGallery"),
         "evaluate": ("dmlkit.evaluation.run", "evaluate_run"),
+        "gallery": ("dmlkit.embedding.image_gallery", "gallery"),
         "load": ("dmlkit.embedding.embedder", "load"),
         "train": ("dmlkit.training.train", "train"),
     }

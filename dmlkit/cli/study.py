@@ -175,7 +175,10 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
 
 @app.command(
     rich_help_panel=RESEARCH,
-    epilog=examples("dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md"),
+    epilog=examples(
+        "dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md",
+        "dmlkit report runs/study/mpa -o tables.tex",
+    ),
 )
 def report(
     folders: Annotated[
@@ -188,7 +191,8 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="Markdown file to write. In an existing file only the block that report wrote is replaced.",
+            help="File to write: .md is a page with plots, of which only the block that report wrote is replaced; .tex "
+            "is LaTeX tables (booktabs), replaced whole.",
             show_default=False,
         ),
     ],
@@ -200,6 +204,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
     """Write the results of studies as one document: claims, metrics, verdicts and commands."""
@@ -211,4 +216,5 @@ def report(
     console = Console()
     for folder in write_report(folders, output, paper=paper):
         say(console, f"note: {folder} has no statement of {paper} and is left out")
-    say(console, f"wrote {output} and the plots in {output.parent / output.stem}")
+    plots = f" and the plots in {output.parent / output.stem}" if output.suffix == ".md" else ""
+    say(console, f"wrote {output}{plots}")

@@ -1,4 +1,4 @@
-"""Model of a run in a Python program: images or vectors in, NumPy arrays out."""
+"""Model of a run, or a pretrained one, in a Python program: images or vectors in, NumPy arrays out."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +18,7 @@ from dmlkit.datasets.files.image import decoding, read_image, to_rgb
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.in_memory import BATCH, embed_images
+from dmlkit.embedding.pretrained import is_backbone_name, load_pretrained
 from dmlkit.embedding.progress_bar import image_progress
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
@@ -29,7 +30,7 @@ Picture = str | Path | Image.Image | NDArray[np.uint8]
 
 
 class Embedder:
-    """Model of a run, made by `dmlkit.load`.
+    """Model of a run, or a pretrained one, made by `dmlkit.load`.
 
     Args:
         trained: the model, on the fabric's device.
@@ -83,16 +84,33 @@ class Embedder:
 
 
 def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:
-    """Load the model of a run.
+    """Load the model of a run, or a pretrained model that no run has changed.
+
+    A pretrained model is named as a backbone of recipes: ``timm:MODEL`` for any model of timm (also of the Hugging Face
+    Hub, ``timm:hf-hub:OWNER/REPOSITORY``, or in a folder, ``timm:local-dir:FOLDER``), or a network of torchvision:
+    ``resnet50``, ``convnext:small``, ``vit:b_16``.
+    Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval --untrained``.
 
     Args:
-        run: folder of the run.
-        checkpoint: checkpoint to use. Default: best, otherwise last.
+        run: folder of the run, or the name of a pretrained model; a folder of that name comes first.
+        checkpoint: checkpoint of a run. Default: best, otherwise last.
         device: device, see `start_fabric`.
 
     Raises:
-        UserError: there is no run, or no readable checkpoint of it.
+        UserError: there is no run or no readable checkpoint of it, or no such model, or its weights cannot be
+            downloaded.
+
+    Example:
+        >>> model = load("timm:tf_efficientnet_lite0", device="cpu")  # its weights come with dmlkit[lite]
+        >>> embeddings = model.embed(np.zeros((2, 32, 32, 3), np.uint8))
+        >>> embeddings.shape, round(float(model.similarity(embeddings, embeddings)[0, 1]), 4)
+        ((2, 1280), 1.0)
     """
+    if isinstance(run, str) and is_backbone_name(run):
+        if checkpoint is not None:
+            raise UserError(f"{run}: this is a pretrained model; checkpoint={checkpoint!r} applies to runs, remove it")
+        fabric = start_fabric(device)
+        return Embedder(load_pretrained(run, fabric), fabric)
     fabric = start_fabric(device)
     return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
 

@@ -1,12 +1,16 @@
 """Tables of metrics and comparisons for the terminal, in Markdown, and in LaTeX."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 
 from dmlkit.evaluation.compare import Line
 from dmlkit.evaluation.report import Report
 from dmlkit.files.escape import latex, markdown
 
 Rows = list[list[str]]
+NUMBER = r"[+-]?[0-9]+(?:\.[0-9]+)?"
+FIGURE = re.compile(rf"({NUMBER})(?: (±|\.\.) ({NUMBER}))?")  # a number, one with its margin, or an interval
+LATEX_WORDS = {"±": r"$\pm$", "..": "to"}
 
 
 def as_markdown(rows: Rows) -> str:
@@ -22,22 +26,37 @@ def as_markdown(rows: Rows) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [cells[0], ["---"] * len(cells[0]), *cells[1:]])
 
 
-def as_latex(rows: Rows) -> str:
-    r"""Format rows as a LaTeX ``tabular`` with the rules of booktabs.
+def as_latex(rows: Rows, *, columns: str = "", bold: Collection[tuple[int, int]] = ()) -> str:
+    r"""Format rows as a LaTeX ``tabular`` with the rules of booktabs; negative numbers get a minus sign, not a hyphen.
+
+    Args:
+        rows: the head and the rows below it.
+        columns: columns of the tabular. Default: all are left-aligned.
+        bold: cells whose number is bold, as indices of row and column.
 
     Example:
-        >>> print(as_latex([["run", "map@r"], ["a_b", "50 %"]]))
+        >>> print(as_latex([["run", "map@r"], ["a_b", "-0.5 ± 0.1"]], bold=[(1, 1)]))
         \begin{tabular}{ll}
         \toprule
         run & map@r \\
         \midrule
-        a\_b & 50 \% \\
+        a\_b & \textbf{$-$0.5} $\pm$ 0.1 \\
         \bottomrule
         \end{tabular}
     """
-    lines = [" & ".join(latex(cell) for cell in row) + r" \\" for row in rows]
-    head = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", lines[0], r"\midrule"]
+    cells = [[_latex_cell(cell, (i, j) in bold) for j, cell in enumerate(row)] for i, row in enumerate(rows)]
+    lines = [" & ".join(row) + r" \\" for row in cells]
+    head = [rf"\begin{{tabular}}{{{columns or 'l' * len(rows[0])}}}", r"\toprule", lines[0], r"\midrule"]
     return "\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}"])
+
+
+def _latex_cell(text: str, is_bold: bool) -> str:
+    found = FIGURE.fullmatch(text)
+    if found is None:
+        return latex(text)
+    number, word, other = ((part or "").replace("-", "$-$") for part in found.groups())
+    number = rf"\textbf{{{number}}}" if is_bold else number
+    return f"{number} {LATEX_WORDS[word]} {other}" if word else number
 
 
 def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:

@@ -11,8 +11,10 @@ LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+    | {'"': r"\char34{}"}  # which babel makes a command in some languages
     | {"[": "{[}", "*": "{*}"}  # after the \\ of the row before they would be its options
 )
+LIGATURES = re.compile(r"([-`',])(?=\1)|[!?](?=`)")  # pairs that TeX prints as one other character, e.g. -- as a dash
 
 
 def excerpt(text: str, most: int = EXCERPT) -> str:
@@ -72,7 +74,7 @@ def latex(text: str) -> str:
         >>> print(latex("50 % of a_b^c"))
         50 \% of a\_b\textasciicircum{}c
     """
-    return printable(text).translate(LATEX)
+    return LIGATURES.sub(r"\g<0>{}", printable(text).translate(LATEX))
 
 
 def spreadsheet(text: str) -> str:

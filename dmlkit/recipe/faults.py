@@ -39,15 +39,13 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
         case "union_tag_invalid":
             family, name = _model_at(location, model), fault["input"]["name"]
             what = family.__name__.removesuffix("Config").lower()
-            text = f"unknown {what} {shown(name)}; {suggest(name, sorted(family.variants))}"
+            text = f"unknown {what} {shown(name)}; {suggest_member(name, sorted(family.variants))}"
             return [fault_line(tree, (*key, "name"), text)]
         case "union_tag_not_found":
             family = _model_at(location, model)
             if isinstance(fault["input"], str) and hasattr(family, "names_known"):
-                known = family.names_known()
-                return [
-                    fault_line(tree, key, f"unknown name {shown(fault['input'])}; {suggest(fault['input'], known)}")
-                ]
+                hint = suggest_member(fault["input"], family.names_known())
+                return [fault_line(tree, key, f"unknown name {shown(fault['input'])}; {hint}")]
             known = ", ".join(sorted(family.variants))
             got = "a mapping without a name" if isinstance(fault["input"], dict) else shown(fault["input"])
             text = f"got {got}; expected a mapping such as {{name: NAME}}, with NAME one of {known}"
@@ -88,6 +86,17 @@ def suggest(name: str, known: Sequence[str]) -> str:
     """
     near = get_close_matches(name[:EXCERPT], known, n=1)  # run time grows with the square of the length
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+
+
+def suggest_member(name: str, known: Sequence[str]) -> str:
+    """Return a hint for an unknown name of a family, which may be that of a plug-in.
+
+    Example:
+        >>> suggest_member("tripet", ["triplet", "margin"])
+        "did you mean 'triplet'? or load its file with --plugin FILE"
+    """
+    hint = suggest(name, known)
+    return f"{hint}{'' if hint.endswith('?') else ';'} or load its file with --plugin FILE"
 
 
 def _is_tag(step: str | int) -> bool:

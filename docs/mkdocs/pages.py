@@ -38,7 +38,14 @@ ROOMS = {
     "python": ("Python API", ["dmlkit", "dmlkit.errors"]),
     "embeddings": (
         "Embeddings, search and stores",
-        ["dmlkit.embedding", "dmlkit.embedding.folder", "dmlkit.embedding.search", "dmlkit.embedding.index_vectors"],
+        [
+            "dmlkit.embedding",
+            "dmlkit.embedding.folder",
+            "dmlkit.embedding.search",
+            "dmlkit.embedding.index_vectors",
+            "dmlkit.embedding.questions.answers",
+            "dmlkit.embedding.questions.identify",
+        ],
     ),
     "recipe": ("Recipes", ["dmlkit.recipe.schema", "dmlkit.recipe.file", "dmlkit.recipe.plugin"]),
     "testing": ("Contracts", ["dmlkit.testing"]),

@@ -93,6 +93,7 @@ PREPARED: dict[str, Callable[..., None]] = {
     "geometry": glyphs_run,
     "loggers": lambda _: None,
     "pictures": two_runs,
+    "python": run_and_birds,
 }
 LEFT_BEHIND = {
     "data": ["embeddings/catalogue/index.faiss", "runs/catalogue/classes.json", "runs/vectors/exports/model.onnx"],
@@ -102,6 +103,7 @@ LEFT_BEHIND = {
     "geometry": ["runs/disk/plots/test-disk.png", "runs/demo/plots/test-tsne.png"],
     "loggers": ["runs/logged/loggers.json", "runs/logged/tensorboard"],
     "pictures": ["panel.pdf", "epochs.png", "margin.pdf", "runs/study/margin/plots/epochs.png"],
+    "python": ["galleries/birds/gallery.json"],
 }
 PRINTED = {"data": "photos/", "geometry": "[[0, "}  # an image finds itself first
 

@@ -13,6 +13,7 @@ from dmlkit.cli.app import app
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.shipped import find_recipes
 from tests.conftest import ROOT
+from tests.datasets import trees
 
 COMMAND = re.compile(r"^\s*(?:#\s*Run:\s*|@|\$\(BIN\)/|\.venv/bin/)?(dmlkit (?:[^\n\\]|\\\n)*)", re.MULTILINE)
 
@@ -53,11 +54,15 @@ def test_the_library_example_runs():
 
 @pytest.mark.slow
 def test_the_example_of_commands_as_functions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    pytest.importorskip("lancedb", reason="the extra dmlkit[gallery] is not installed")
     monkeypatch.chdir(tmp_path)  # where no recipes are
+    for seed, name in enumerate(("robin", "wren")):
+        trees.photo(Path("photos") / name / "1.jpg", seed)
     _, code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(code, {})
-    recall, low, high, rows, columns = re.findall(r"[\d.]+", capsys.readouterr().out)
-    assert float(low) <= float(recall) <= float(high) and rows == columns == "2"
+    figures, shape, answers = capsys.readouterr().out.splitlines()
+    recall, low, high = map(float, re.findall(r"[\d.]+", figures))
+    assert low <= recall <= high and shape == "(2, 2)" and answers == "{'photos/wren/1.jpg': 'wren'}"
 
 
 @pytest.mark.parametrize("path", listed_recipes(), ids=lambda path: f"{path.parent.name}/{path.stem}")

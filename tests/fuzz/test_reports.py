@@ -128,6 +128,8 @@ NAMED = {
     **{r"\textbackslash{}": "\\", r"\textasciicircum{}": "^", r"\textasciitilde{}": "~", "{[}": "[", "{*}": "*"},
     **{r"\textless{}": "<", r"\textgreater{}": ">", r"\textbar{}": "|"},
     **{f"\\{character}": character for character in "&%$#_{}"},
+    **{f"{character}{{}}": character for character in "-`',!?"},  # no ligature with the next one
+    **{r"\char34{}": '"', "$-$": "-", r"$\pm$": "±"},
 }
 TOKEN = re.compile("|".join(map(re.escape, sorted(NAMED, key=len, reverse=True))) + r"|[^\\&%$#_{}^~]", re.DOTALL)
 

@@ -78,7 +78,7 @@ def test_all_faults_at_once_with_their_lines():
         "r.yaml:1: seed: got 'many', expected a valid integer",
         "r.yaml:2: dataset.clases: unknown key; did you mean 'classes'?",
         "r.yaml:5: loss.margn: unknown key; did you mean 'margin'?",
-        "r.yaml:6: sampler.name: unknown sampler 'rndom'; did you mean 'random'?",
+        "r.yaml:6: sampler.name: unknown sampler 'rndom'; did you mean 'random'? or load its file with --plugin FILE",
         "r.yaml:8: training.epochs: got 0, expected greater than 0",
         f"r.yaml:9: epocs: unknown key; expected one of {', '.join(Recipe.model_fields)}",
     ]

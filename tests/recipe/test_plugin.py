@@ -150,7 +150,10 @@ def loaded(folder: Path) -> Told:
 
 def test_members_of_a_file_do_where_it_is_named(folder: Path, loaded: Told):
     assert [code for code, _, _ in loaded] == [2, 0, 0, 0, 0], loaded
-    assert "loss.name: unknown loss 'toy_pairs'" in loaded[0][2]
+    assert "dataset.name: unknown dataset 'toy_stripes'; expected one of cars196, " in loaded[0][2]
+    assert "; or load its file with --plugin FILE\nerror: " in loaded[0][2]
+    text = "loss.name: unknown loss 'toy_pairs'; did you mean 'n_pair'? or load its file with --plugin FILE\n"
+    assert text in loaded[0][2]
     (record,) = recorded(folder / "runs/file")
     assert (record["name"], record["version"]) == ("toy.py", None)
     assert list(folder.glob("__pycache__")) == []

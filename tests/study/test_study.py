@@ -623,7 +623,8 @@ def test_all_faults_of_a_study_and_its_recipes_at_once(dmlkit, tmp_path: Path):
         "study.yaml:1: seeds: this key is missing and has no default; add it",
         "study.yaml:6: sedes: unknown key; did you mean 'seeds'?",
         "study.yaml:9: loss.margn: unknown key; did you mean 'margin'?",
-        "study.yaml:11: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'?",
+        "study.yaml:11: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'? or load its file "
+        "with --plugin FILE",
         "study.yaml:12: sampler.batch_size: got 'big', expected a valid integer",
     ]
 

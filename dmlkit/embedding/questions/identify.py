@@ -48,6 +48,10 @@ class Identified:
     neighbors: Answers
     threshold: float | None
 
+    def labeled(self) -> Iterator[tuple[str, Answer]]:
+        """Yield each query's path with its answer."""
+        yield from zip(self.neighbors.queries, self.answers, strict=True)
+
     def write(self, path: Path) -> None:
         """Write the answers as a CSV table."""
         rows = zip(self.answers, self.neighbors.neighbors(), strict=True)

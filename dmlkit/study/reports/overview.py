@@ -1,4 +1,4 @@
-"""Report of several studies as a block of a Markdown page, generated from results that are checked first."""
+"""Report of several studies as a block of a Markdown page or as LaTeX, from results that are checked first."""
 
 import re
 import shlex
@@ -19,6 +19,7 @@ from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.findings.verdicts import Difference, by_both_figures, judge, over_seeds
 from dmlkit.study.record import StudyRecord
+from dmlkit.study.reports.latex import check_tables, write_tables
 from dmlkit.study.reports.plot import plot_study
 from dmlkit.study.reports.report import (
     EXPLANATION,
@@ -32,13 +33,14 @@ from dmlkit.study.reports.tables import format_duration, shared_rows, verdict_ro
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:
-    """Write the results of studies as one document, and their plots into a folder of the document's name.
+    """Write the results of studies as one document: a Markdown page with plots, or tables for LaTeX.
 
-    In an existing document only the block of an earlier report is replaced; the text around it does not change.
+    In an existing page only the block of an earlier report is replaced; the text around it does not change. A file for
+    LaTeX is replaced whole.
 
     Args:
         folders: folders of studies, in the order of the report.
-        output: the document, ``.md``.
+        output: the document: ``.md``, with plots in a folder of its name, or ``.tex``.
         paper: report only the statements of this paper, and the variants that they name.
 
     Returns:
@@ -48,16 +50,30 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
         UserError: a folder is not a finished study, two folders have the same name, no statement is of the paper, or
             dmlkit did not write the output.
     """
-    if output.suffix != ".md":
-        raise UserError(f"--output {output}: expected a name that ends in .md; plots go into a folder of this name")
+    if output.suffix not in (".md", ".tex"):
+        raise UserError(
+            f"--output {output}: expected a name that ends in .md, for a page with plots in a folder of its name, or "
+            "in .tex, for LaTeX tables"
+        )
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"report: two studies have the same name: {', '.join(names)}")
-    page = ReportPage.at(output)
+    page = ReportPage.at(output) if output.suffix == ".md" else None
+    if page is None:
+        check_tables(output)
     studies = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
     if paper is not None:
         studies = of_paper(studies, paper)
-    plots = output.parent / output.stem
+    words = shlex.join([*map(str, folders), *([] if paper is None else ["--paper", paper]), "-o", str(output)])
+    if page is None:
+        write_tables(studies, output, words)
+    else:
+        _write_page(studies, page, words, paper)
+    return [folder for name, folder in zip(names, folders, strict=True) if name not in studies]
+
+
+def _write_page(studies: Mapping[str, StudyResults], page: "ReportPage", words: str, paper: str | None) -> None:
+    plots = page.path.parent / page.path.stem
     pictures = {name: plots / f"{name}.png" for name in studies}
     for picture in pictures.values():
         check_output(picture, lambda path: is_our_picture(path) or f"({plots.name}/{path.name})" in page.text)
@@ -66,12 +82,10 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
         with writing(picture), atomic_write(picture) as partial:
             plot_study(studies[name], partial)
     shown = {name: f"{plots.name}/{picture.name}" for name, picture in pictures.items()}
-    words = [*map(str, folders), *([] if paper is None else ["--paper", paper]), "-o", str(output)]
     if paper is None:
-        page.write(shlex.join(words), "Verdicts on the claims of papers", overview_paragraphs(studies, shown))
+        page.write(words, "Verdicts on the claims of papers", overview_paragraphs(studies, shown))
     else:
-        page.write(shlex.join(words), f"Verdicts on the claims of {paper}", paper_paragraphs(studies, shown))
-    return [folder for name, folder in zip(names, folders, strict=True) if name not in studies]
+        page.write(words, f"Verdicts on the claims of {paper}", paper_paragraphs(studies, shown))
 
 
 def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:

@@ -141,6 +141,14 @@ def figure_rows(results: StudyResults) -> Rows:
     return rows
 
 
+def mean_rows(results: StudyResults) -> Rows:
+    """Return one row per variant: the mean of every figure over seeds and half the width of its interval."""
+    rows = [["variant", *results.metrics]]
+    for name, variant in results.variants.items():
+        rows.append([name, *(_mean(variant.summary[metric]) for metric in results.metrics)])
+    return rows
+
+
 def variant_rows(results: StudyResults) -> Rows:
     """Return one row per variant: every figure, its difference from the reference, and additional figures."""
     metrics, reference, variants = results.metrics, results.reference, results.variants.values()

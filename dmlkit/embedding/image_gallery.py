@@ -1,0 +1,145 @@
+"""Gallery in a Python program: what ``dmlkit gallery``, ``search`` and ``identify`` do, as methods."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.incoming import Incoming
+from dmlkit.embedding.gallery.manifest import holds_gallery
+from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.questions.identify import Decision, Identified, identify
+from dmlkit.embedding.questions.search import search
+from dmlkit.files.source import kind_of
+
+
+class ImageGallery:
+    """Labeled images that can be added, removed, searched and identified, made by `dmlkit.gallery`.
+
+    Every call sees the newest version of the folder, which other programs and the command line may change meanwhile,
+    and loads the model of its run if it embeds images: pass many images at once, as a folder.
+
+    Args:
+        path: folder of the gallery.
+        run: run whose model embeds images. Default: the one that the gallery was created with.
+        device: device, see `start_fabric`.
+    """
+
+    def __init__(self, path: Path, *, run: Path | None = None, device: str = "auto") -> None:
+        GalleryFolder(path)  # raises an error now if there is none, or if it is damaged
+        self.path, self.run, self.device = path, run, device
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(GalleryFolder(self.path))
+
+    def labels(self) -> dict[str | None, int]:
+        """Return the number of images of each label; the key None counts those without one."""
+        return dict(GalleryFolder(self.path).label_counts())
+
+    def add(self, images: str | Path, *, label: str | None = None) -> Incoming:
+        """Add images; those that are already in the gallery are reported and skipped.
+
+        Args:
+            images: image, folder of images whose subfolders are labels, or table with columns path and label.
+            label: label of all images, instead of the names of their folders.
+
+        Returns:
+            The outcome: ``added``, the number of new images, and the messages ``repeated`` and ``skipped``.
+
+        Raises:
+            UserError: there is no image, or the run has another model.
+        """
+        return add_images(self.path, Path(images), label=label, run=self.run, device=self.device)
+
+    def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str | Path] = ()) -> int:
+        """Remove images, and return their number; ``dmlkit gallery restore`` can bring them back.
+
+        Args:
+            labels: remove all images with these labels.
+            ids: remove the images with these ids.
+            paths: remove the images added from these files.
+
+        Raises:
+            UserError: nothing is named, or no image has one of the names; then none is removed.
+        """
+        return remove_images(self.path, labels=labels, ids=ids, paths=[str(path) for path in paths])
+
+    def search(self, queries: str | Path, *, k: int = 10, exact: bool = False) -> Answers:
+        """Find the k nearest images of each query; ``neighbors()`` of the result yields them, nearest first.
+
+        Args:
+            queries: image, folder of images, or a run, embeddings or gallery of the same model.
+            k: neighbors per query; all images if there are fewer.
+            exact: compare with every image, even if the gallery has an index.
+
+        Raises:
+            UserError: there is nothing to search in or with, or the queries come from another model.
+        """
+        return search(self.path, Path(queries), k=k, exact=exact, run=self._run_of(queries), device=self.device)
+
+    def identify(
+        self,
+        queries: str | Path,
+        *,
+        by: Decision = "nearest",
+        k: int | None = None,
+        threshold: float | None = None,
+    ) -> Identified:
+        """Find the label of each query, or ``unknown``; ``labeled()`` of the result yields path and answer.
+
+        Args:
+            queries: see `search`.
+            by: rule for the label: nearest image, ``vote`` of the k nearest, or nearest ``mean`` of a label.
+            k: number of images that vote. Default: 5.
+            threshold: similarity below which an image is unknown. Default: that of the gallery, or of its calibrated
+                run; without one no image is unknown.
+
+        Raises:
+            UserError: the gallery is empty or has an image without a label, or the queries come from another model.
+        """
+        run = self._run_of(queries)
+        return identify(self.path, Path(queries), by=by, k=k, threshold=threshold, run=run, device=self.device)
+
+    def _run_of(self, queries: str | Path) -> Path | None:
+        """Return the run for queries that are embedded; points have their own model."""
+        path = Path(queries)
+        return self.run if path.exists() and kind_of(path) == "images" else None
+
+
+def gallery(path: str | Path, *, run: str | Path | None = None, device: str = "auto") -> ImageGallery:
+    """Open a gallery; if there is none and a run is given, create an empty one.
+
+    Args:
+        path: folder of the gallery.
+        run: run whose model embeds images, for a new gallery or one whose run has moved.
+        device: device, see `start_fabric`.
+
+    Raises:
+        UserError: there is no gallery and no run is given, or the gallery is damaged.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> import dmlkit
+        >>> from PIL import Image
+        >>> folder = Path(mkdtemp())
+        >>> small = ["training.epochs=1", "dataset.classes=12", "sampler={name: random, batch_size: 8}"]
+        >>> _ = dmlkit.train("glyphs/proxy_anchor", folder / "run", overrides=small, device="cpu")
+        >>> for color in ("red", "blue"):
+        ...     (folder / "photos" / color).mkdir(parents=True)
+        ...     Image.new("RGB", (8, 8), color).save(folder / "photos" / color / "1.png")
+        >>> birds = dmlkit.gallery(folder / "birds", run=folder / "run", device="cpu")
+        >>> birds.add(folder / "photos").added, len(birds), birds.labels()
+        (2, 2, {'blue': 1, 'red': 1})
+        >>> [answer.label for path, answer in birds.identify(folder / "photos" / "red").labeled()]
+        ['red']
+        >>> for path, found in birds.search(folder / "photos" / "red").neighbors():
+        ...     print([(neighbor.rank, neighbor.item.label) for neighbor in found])
+        [(1, 'red'), (2, 'blue')]
+        >>> birds.remove(labels=["red"]), len(birds)
+        (1, 1)
+    """
+    place, source = Path(path), None if run is None else Path(run)
+    if source is not None and not holds_gallery(place):
+        create_gallery(source, None, place, device=device)
+    return ImageGallery(place, run=source, device=device)

@@ -1,0 +1,222 @@
+"""Studies as tables for LaTeX: the numbers in them against results.json, names as text, and pdflatex itself."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmlkit.study.findings.results import Cost, StudyResults
+from dmlkit.study.findings.verdicts import VariantResults, over_seeds
+from dmlkit.study.reports.latex import MARK, best_cells, study_tables, write_tables
+from dmlkit.study.reports.overview import read_results
+from tests.conftest import ROOT
+
+STUDIES = ROOT / "docs" / "studies"
+SPECIALS = {
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\char34{}",
+    "[": "{[}",
+    "*": "{*}",
+    "--": "-{}-",
+    "---": "-{}-{}-",
+    "``": "`{}`",
+    "''": "'{}'",
+    ",,": ",{},",
+    "?`": "?{}`",
+    "!`": "!{}`",
+    "\n": r"\textbackslash{}n",
+    "^^M": r"\textasciicircum{}\textasciicircum{}M",
+    r"\input{x}": r"\textbackslash{}input\{x\}",
+    "a-b 0.5": "a-b 0.5",
+}
+
+
+def results_of(figures: dict[str, list[dict[str, float]]], claim: str = "A claim") -> StudyResults:
+    """The results of variants whose runs have these figures, by seed."""
+    metrics = tuple(next(iter(figures.values()))[0])
+    variants = {
+        name: VariantResults(
+            tuned=None,
+            runs=dict(enumerate(runs)),
+            summary=over_seeds(dict(enumerate(runs)), None, metrics)[0],
+            difference=None,
+        )
+        for name, runs in figures.items()
+    }
+    return StudyResults(
+        claim=claim,
+        paper=None,
+        table=None,
+        protocol="official",
+        seeds=tuple(range(len(next(iter(figures.values()))))),
+        metrics=metrics,
+        reference=next(iter(figures)),
+        axis=None,
+        verdicts=(),
+        variants=variants,
+        cost=Cost(models=4, seconds=1.5, on=("1 CPU thread(s)",)),
+        command="dmlkit study",
+    )
+
+
+def tables_of(text: str) -> list[list[list[str]]]:
+    """Read the cells of each tabular, below its head."""
+    bodies = re.findall(r"\\midrule\n(.*?)\\bottomrule", text, re.DOTALL)
+    return [[line.removesuffix(r" \\").split(" & ") for line in body.splitlines()] for body in bodies]
+
+
+def numbers_of(cell: str) -> list[float]:
+    plain = cell.replace("$-$", "-").replace("to", " ").replace(r"$\pm$", " ")
+    return [float(word) for word in re.sub(r"\\textbf\{([^}]*)\}", r"\1", plain).split()]
+
+
+@pytest.mark.parametrize("name", ["photos_claims", "proxy_gml_parts"])
+def test_the_numbers_are_those_of_the_results_and_the_best_are_bold(dmlkit, tmp_path: Path, name: str):
+    path, data = tmp_path / "new" / "tables.tex", json.loads((STUDIES / name / "results.json").read_text())
+    result = dmlkit("report", STUDIES / name, "-o", path)
+    assert result.code == 0 and result.out.replace("\n", "") == f"wrote {path}", result.err
+    assert [file.name for file in path.parent.iterdir()] == ["tables.tex"]
+    text = path.read_text()
+    assert text.startswith(f"{MARK} ") and text.count(r"\begin{table}") == 2
+    figures, verdicts = tables_of(text)
+    variants = data["variants"]
+    assert [row[0].replace(r"\_", "_") for row in figures] == list(variants)
+    for row, variant in zip(figures, variants.values(), strict=True):
+        for cell, metric in zip(row[1:], data["metrics"], strict=True):
+            summary = variant["summary"][metric]
+            assert numbers_of(cell) == pytest.approx([summary["mean"], summary["high"] - summary["mean"]], abs=5.1e-5)
+            printed = [round(one["summary"][metric]["mean"], 4) for one in variants.values()]
+            assert (r"\textbf{" in cell) == (round(summary["mean"], 4) == max(printed))
+    judged = read_results(STUDIES / name).verdicts
+    assert len(verdicts) == len(judged) and any(one.difference < 0 for one in judged) == (name == "photos_claims")
+    for row, one in zip(verdicts, judged, strict=True):
+        assert row[0].replace(r"\_", "_") == f"{one.better} better than {one.than}"
+        assert row[1] == one.metric and row[-1].startswith(one.verdict)
+        found = [*numbers_of(row[2]), *numbers_of(row[3])]
+        assert found == pytest.approx([one.difference, one.low, one.high], abs=5.1e-5)
+    assert not re.search(r"(?<!\$)-[0-9]", text.partition("\n")[2])  # a hyphen is no minus
+
+
+def test_smaller_errors_are_best_and_a_description_has_no_best():
+    """Equal error rates, and a mean that is equal in the printed digits."""
+    figures = {
+        "a": [{"eer": 0.1, "separated map@r": 0.70001, "density": 2.0, "ari": -0.02}] * 2,
+        "b": [{"eer": 0.2, "separated map@r": 0.70002, "density": 3.0, "ari": -0.3}] * 2,
+        "c": [{"eer": 0.3, "separated map@r": 0.5, "density": 1.0, "ari": -0.4}] * 2,
+    }
+    assert best_cells(results_of(figures)) == {(1, 1), (1, 2), (2, 2), (1, 4)}
+    (table,) = study_tables("a study_1%", results_of(figures))
+    assert r"\textbf{$-$0.0200} $\pm$ 0.0000" in table and r"\label{tab:a-study_1-}" in table
+    (alone,) = study_tables("one", results_of({name: runs[:1] for name, runs in figures.items()}))
+    assert r"& \textbf{$-$0.0200} \\" in alone and r"\pm" not in alone and "Figures of one seed." in alone
+
+
+PLUGIN = """
+from typing import ClassVar, Literal
+from dmlkit.metrics import MetricConfig
+
+class MissesConfig(MetricConfig, frozen=True):
+    \"""Share of queries without an answer.\"""
+
+    name: Literal["misses"] = "misses"
+    key: ClassVar[str] = "misses@k"
+    definition: ClassVar[str] = "misses@k: queries without an answer"
+    smaller_is_better: ClassVar[bool] = True
+
+    def per_query(self, ranking):
+        return {}
+"""
+
+
+@pytest.mark.slow
+def test_the_figure_of_a_plugin_has_the_best_that_the_plugin_says(tmp_path: Path):
+    shutil.copytree(STUDIES / "proxy_gml_parts", tmp_path / "study")
+    for path in (tmp_path / "study").glob("*.json"):
+        path.write_text(path.read_text().replace('"nmi"', '"misses@1"'))
+    (tmp_path / "misses.py").write_text(PLUGIN)
+    bold: list[str] = []
+    for words in ([], ["--plugin", "misses.py"]):  # in processes of their own: a plug-in stays loaded
+        command = [sys.executable, "-m", "dmlkit", "report", "study", "-o", "x.tex", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        figures, _ = tables_of((tmp_path / "x.tex").read_text())
+        bold += [row[0] for row in figures if "textbf" in row[2]]
+    assert bold == ["all", "softmax+regularizer"]
+
+
+@pytest.mark.parametrize(("text", "escaped"), SPECIALS.items())
+def test_what_tex_reads_as_a_command_is_text(text: str, escaped: str):
+    (table,) = study_tables("s", results_of({text: [{f"m{text}": 0.5}], "b": [{f"m{text}": 0.4}]}, f"That {text} wins"))
+    assert f"\n{escaped} & " in table
+    assert f"variant & m{escaped} \\\\\n" in table
+    assert rf"\caption{{That {escaped} wins. " in table
+
+
+def test_a_file_that_report_did_not_write_stays(dmlkit, tmp_path: Path):
+    path, words = tmp_path / "tables.tex", ("report", STUDIES / "mpa_proxies", "-o")
+    for own in ("\\section{Mine}\n", f"\n{MARK} x\n", "% Written by: me\n"):
+        path.write_text(own)
+        refused = dmlkit(*words, path)
+        assert refused.code == 2 and refused.err.count("\n") == 1 and "was not written by this command" in refused.err
+        assert path.read_text() == own
+    path.unlink()
+    assert dmlkit(*words, path).code == 0
+    first = path.read_text()
+    path.write_text(f"{MARK} of an older version\nold\n")
+    assert dmlkit(*words, path).code == 0 and path.read_text() == first
+    page = tmp_path / "page.md"
+    page.write_text(first)
+    assert dmlkit(*words, page).code == 2 and page.read_text() == first
+
+
+def test_a_file_ends_in_md_or_tex(dmlkit, tmp_path: Path):
+    refused = dmlkit("report", STUDIES / "mpa_proxies", "-o", tmp_path / "tables.html")
+    assert refused.code == 2 and "ends in .md" in refused.err and "in .tex" in refused.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_tables_of_one_paper_have_its_statements_alone(dmlkit, tmp_path: Path):
+    path = tmp_path / "mpa.tex"
+    folders = (STUDIES / "glyphs_claims", STUDIES / "log_map_cosine")  # which has no statement of it
+    assert dmlkit("report", *folders, "--paper", "mpa", "-o", path).code == 0
+    figures, verdicts = tables_of(path.read_text())
+    judged = [one for one in read_results(folders[0]).verdicts if one.paper == "mpa"]
+    assert len(verdicts) == len(judged) > 0
+    named = {name for one in judged for name in (one.better, one.than)}
+    assert {row[0].replace(r"\_", "_") for row in figures} == named
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_pdflatex_sets_the_tables(tmp_path: Path):
+    studies = {folder.name: read_results(folder) for folder in sorted(STUDIES.iterdir())}
+    named = {f"{name} x": [{"map@r": -0.5}] for name in SPECIALS}
+    studies["of specials"] = results_of(named, f"Names: {' '.join(SPECIALS)} größer")
+    write_tables(studies, tmp_path / "tables.tex", "x ^^M -o tables.tex")
+    (tmp_path / "paper.tex").write_text(
+        "\\documentclass{article}\n\\usepackage[a4paper,margin=1in]{geometry}\n\\usepackage{array,booktabs}\n"
+        "\\begin{document}\n\\input{tables.tex}\n\\end{document}\n"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "paper.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 0 and "Output written on paper.pdf" in done.stdout, done.stdout[-2000:]
+    wide = [float(width) for width in re.findall(r"Overfull \\hbox \(([0-9.]+)pt too wide\)", done.stdout)]
+    assert max(wide, default=0) < 6  # points, in 16 cm

