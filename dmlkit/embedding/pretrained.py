@@ -13,7 +13,7 @@ from dmlkit.backbones.pretrained import efficientnet_lite
 from dmlkit.backbones.pretrained.at_hand import LITE0, is_at_hand
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
-from dmlkit.manifolds.sphere import Sphere, SphereConfig
+from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import backbone_alone, build_model
 from dmlkit.recipe.faults import suggest
 from dmlkit.recipe.file import parse_recipe
@@ -54,7 +54,7 @@ def load_pretrained(name: str, fabric: Fabric) -> TrainedModel:
         model = build_model(recipe)
     width = model.backbone.num_features
     alone = backbone_alone(model, Sphere(width)).to(fabric.device).eval()
-    recipe = recipe.model_copy(update={"manifold": SphereConfig(), "embedding_dim": width})
+    recipe = recipe.model_copy(update={"manifold": Sphere.Config(), "embedding_dim": width})
     return TrainedModel(recipe, alone, "last", 0)
 
 
