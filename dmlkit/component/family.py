@@ -85,7 +85,7 @@ class ComponentConfig(OptionsConfig, frozen=True):
     Example:
         >>> from typing import Literal
         >>> class ShapeConfig(ComponentConfig, frozen=True): ...
-        >>> class Circle.Config(ShapeConfig, frozen=True):
+        >>> class CircleConfig(ShapeConfig, frozen=True):
         ...     name: Literal["circle"] = "circle"
         ...     radius: float = 1.0
         >>> ShapeConfig.variants["circle"]().radius

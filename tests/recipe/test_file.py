@@ -193,8 +193,8 @@ def test_unreadable_files(tmp_path):
 
 def test_the_schema_knows_every_loss_and_its_ranges():
     definitions = json.loads(json.dumps(schema()))["$defs"]
-    assert definitions["Triplet.Config"]["properties"]["margin"]["minimum"] == 0
-    assert definitions["Triplet.Config"]["additionalProperties"] is False
+    assert definitions["TripletConfig"]["properties"]["margin"]["minimum"] == 0
+    assert definitions["TripletConfig"]["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(
