@@ -136,10 +136,12 @@ class StoredSplit:
         changes = list(differences("", _dependencies(manifest, stored), _dependencies(self.description, wanted)))
         if changes:
             return f"holds other embeddings ({'; '.join(changes)})"
-        if manifest.count + len(stored.omitted) != len(self.job.dataset):
-            return f"has {manifest.count} embeddings of {len(self.job.dataset)} images"
+        images = len(self.job.dataset)
+        omitted = {row for row in stored.omitted if row < images}
+        if len(omitted) != len(stored.omitted) or manifest.count + len(omitted) != images:
+            return f"has {manifest.count} embeddings and lists {len(stored.omitted)} omissions of {images} images"
         inputs = inputs_of(self.job.dataset, self.recipe.transform, training=False)
-        if any(inputs[row, 0].input is not None for row in stored.omitted):  # a disk may have failed for a moment
+        if any(inputs[row, 0].input is not None for row in omitted):  # a disk may have failed for a moment
             return "lacks an image that can be read now"
         return ""
 
@@ -161,13 +163,14 @@ class StoredSplit:
         """
         folder, reason = self.open()
         if folder is None:
-            if not self.is_taken() and not self.job.parts.job_path.exists():
+            if not self.is_taken():
                 self.clear()
             if reason:
                 warn(f"{reason}; the images are embedded again")
             return None
         if folder.skipped and not self.job.skip_bad_images:
             raise UserError(f"{folder.skipped[0]}; {self.job.way_on}")
+        self.job.parts.leave()
         manifest = folder.manifest
         if manifest.threshold != self.job.threshold:  # calibrated since
             manifest = manifest.model_copy(update={"threshold": self.job.threshold})
@@ -181,6 +184,7 @@ class StoredSplit:
             return ""
         try:
             write_embeddings(self.job, self.description, lambda: _parts(found, device), scratch=output)
+            self.job.parts.leave()  # those of an interrupted dmlkit embed
         except OSError as error:
             if not (output / "manifest.json").exists():
                 self.clear()

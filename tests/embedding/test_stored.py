@@ -228,6 +228,14 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda home: edit_manifest(home, lambda one: one["split"]["software"].update(torch="1.0")),
         "software.torch: was 1.0, now ",
     ),
+    "a list of omissions": (
+        lambda home: edit_manifest(home, lambda one: (one["split"].update(omitted=[99]), one.update(count=TEST - 1))),
+        "expected float32 (29, 8)",
+    ),
+    "a list of omissions that is too long": (
+        lambda home: edit_manifest(home, lambda one: one["split"].update(omitted=[99])),
+        "has 30 embeddings and lists 1 omissions of 30 images",
+    ),
     "an older version": (age, "was written by an older version"),
 }
 
@@ -241,7 +249,7 @@ def test_what_has_changed_is_embedded_again_with_the_reason(name: str, home: Pat
     found = ask()
     assert embedded() == len(found.points)
     (line,) = warned
-    assert line.startswith("run/embeddings/test: ") and reason in line
+    assert line.startswith("run/embeddings/test") and reason in line
     assert line.endswith("; the images are embedded again") and "\n" not in line
     assert same(found, anew())
     embedded()
@@ -256,6 +264,30 @@ def test_embed_too_embeds_again_what_has_changed(name: str, home: Path, embedded
     embed(Path("run"), split="test", device="cpu")
     assert embedded() == TEST and len(warned) == 1 and "; the images are embedded again" in warned[0]
     np.testing.assert_array_equal(np.load("run/embeddings/test/embeddings.npy"), anew().points.numpy())
+
+
+def test_embed_resumes_after_an_answer_and_after_a_change(home: Path, embedded: Count, warned: list[str]):
+    """Parts of an interrupted ``embed`` are of no use once all is stored, and do not stop the next one."""
+    from dmlkit.embedding.parts import PartFolder
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("dmlkit.embedding.engine.write_embeddings", stop)
+            embed(Path("run"), split="test", device="cpu")
+        assert len(list(Path("run/embeddings/test/parts").glob("*.safetensors"))) == len(PartFolder(home, TEST))
+
+    interrupted()
+    Path("run/embeddings/test/embeddings.npy").write_bytes(b"as by a kill while it was replaced")
+    expected = ask()
+    assert same(expected, anew()) and not Path("run/embeddings/test/parts").exists()
+    shutil.rmtree("run/embeddings")
+    interrupted()
+    embedded()
+    embed(Path("run"), split="test", device="cpu")
+    assert same(ask(), expected) and embedded() == 0 and not warned
 
 
 def flip(path: Path) -> None:
@@ -396,10 +428,12 @@ def test_embed_asks_for_skip_bad_images_still(home: Path, dmlkit: Cli):
     assert result.code == 0 and "1 images could not be read" in result.out
 
 
-def test_embed_adds_the_threshold_of_a_calibration_since(home: Path, dmlkit: Cli, embedded: Count):
+def test_embed_adds_the_threshold_of_a_calibration_since(home: Path, embedded: Count):
+    from dmlkit.evaluation.calibration import calibrate_run
+
     ask()
     assert EmbeddingFolder(Path("run/embeddings/test")).manifest.threshold is None
-    assert dmlkit("calibrate", "run", "--far", "0.3").code == 0
+    calibrate_run(Path("run"), far=0.3, fabric=start_fabric("cpu"))
     embedded()
     manifest = embed(Path("run"), split="test", device="cpu")
     assert manifest is not None and manifest.threshold is not None and embedded() == 0
