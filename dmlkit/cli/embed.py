@@ -69,6 +69,8 @@ def embed(
     from dmlkit.distributed.launch import is_first_rank
     from dmlkit.distributed.stopping import STOPPED
     from dmlkit.embedding.run import embed as embed_images
+    from dmlkit.embedding.run import output_of
+    from dmlkit.run_folder.folder import RunFolder
 
     console = Console(quiet=not is_first_rank())
     try:
@@ -90,7 +92,7 @@ def embed(
         raise typer.Exit(STOPPED) from None
     if manifest is None:
         return
-    where = output or run / "embeddings" / (images.resolve().name if images else str(split))
+    where = output or output_of(RunFolder(run), images, split, manifest.model.checkpoint)
     say(console, f"{manifest.count} embeddings of {manifest.dim} dimensions in {where}")
     if manifest.skipped:
         say(console, f"{len(manifest.skipped)} images could not be read; manifest.json lists them")

@@ -1,7 +1,7 @@
 """Embedding of images into a folder for other programs: in one process, on torchrun's ranks, or on a Ray cluster."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import sleep
 from typing import Any, Literal
@@ -11,17 +11,15 @@ import numpy as np
 from lightning_fabric import Fabric
 from numpy.lib import format as npy
 
-from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import count_ranks
 from dmlkit.embedding.job import Compute, EmbedJob
 from dmlkit.embedding.manifest import Checksums, Description, Manifest, describe, file_checksum
-from dmlkit.embedding.parts import PartFolder
+from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.faults import refuse_nothing_read
-from dmlkit.run_folder.threshold import Threshold
 
 Engine = Literal["local", "torchrun", "ray"]
 
@@ -94,14 +92,7 @@ def embed_job(
         if not fabric.is_global_zero:
             return None
         _wait(parts, missing, description["dim"], fabric, skip_bad_images=skip)
-        return write_embeddings(
-            parts,
-            job.dataset,
-            describe(trained),
-            source=job.source,
-            labelled=job.labelled,
-            threshold=job.threshold,
-        )
+        return write_embeddings(job, describe(trained), parts.read, scratch=parts.path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
             raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; it is whole") from None
@@ -138,25 +129,17 @@ def _wait(parts: PartFolder, missing: list[int], dim: int, fabric: Fabric, *, sk
 
 
 def write_embeddings(
-    parts: PartFolder,
-    dataset: Dataset,
-    description: Description,
-    *,
-    source: str,
-    labelled: bool,
-    threshold: Threshold | None = None,
+    job: EmbedJob, description: Description, read: Callable[[], Iterable[Part]], *, scratch: Path
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json`` from all parts, one in memory at a time.
 
     Until the manifest exists this may be repeated, also by another process at the same time.
 
     Args:
-        parts: the parts, all complete; they are kept.
-        dataset: the images.
+        job: the images and the output.
         description: description of the model.
-        source: name of the images.
-        labelled: whether the dataset's labels are meaningful; otherwise the label column is null.
-        threshold: threshold of the model, if it was calibrated.
+        read: returns all parts in the order of the images; they are kept.
+        scratch: folder on the file system of the output, for temporary files.
 
     Returns:
         The manifest.
@@ -164,30 +147,38 @@ def write_embeddings(
     Raises:
         UserError: no image could be read.
     """
-    output, faults = parts.output, list[str]()
-    with atomic_write(output / "embeddings.npy", scratch=parts.path) as partial, partial.open("wb") as file:
+    output, faults, devices = job.output, list[str](), set[str]()
+    was_read = np.zeros(len(job.dataset), dtype=bool)
+    with atomic_write(output / "embeddings.npy", scratch=scratch) as partial, partial.open("wb") as file:
         count = points_checksum = 0
         _write_header(file, count, description.dim)
-        for part in parts.read():
+        for part in read():
             content = np.ascontiguousarray(part.points.numpy(), dtype="<f4").tobytes()
             points_checksum = crc32(content, points_checksum)
             file.write(content)
             faults += part.faults
             count += len(part.indices)
+            was_read[part.indices.numpy()] = True
+            devices.add(part.device)
         if faults and not count:
-            parts.discard()  # the same command shall not go on with them once the images are fixed
-            refuse_nothing_read(count, faults, source)
+            job.parts.discard()  # the same command shall not go on with them once the images are fixed
+            refuse_nothing_read(count, faults, job.source)
         _write_header(file, count, description.dim)
-    _write_items(output / "items.parquet", parts, dataset, labelled=labelled)
+    _write_items(output / "items.parquet", job, read, scratch=scratch)
+    split = None
+    if job.split is not None:
+        found = {"device": "+".join(sorted(devices)), "omitted": tuple(np.flatnonzero(~was_read).tolist())}
+        split = job.split.model_copy(update=found)
     manifest = Manifest(
         **dict(description),
-        source=source,
+        source=job.source,
         count=count,
         skipped=tuple(faults),
-        threshold=threshold,
+        threshold=job.threshold,
         checksums=Checksums(points=points_checksum, items=file_checksum(output / "items.parquet")),
+        split=split,
     )
-    manifest.write(output / "manifest.json", scratch=parts.path)
+    manifest.write(output / "manifest.json", scratch=scratch)
     return manifest
 
 
@@ -197,20 +188,20 @@ def _write_header(file: Any, count: int, dim: int) -> None:
     npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (count, dim)})
 
 
-def _write_items(path: Path, parts: PartFolder, dataset: Dataset, *, labelled: bool) -> None:
+def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], *, scratch: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     schema = pa.schema([("id", pa.int64()), ("path", pa.string()), ("label", pa.string())])
+    dataset, written = job.dataset, 0
     names = dataset.class_names
-    written = 0
     with (
-        atomic_write(path, scratch=parts.path) as partial,
+        atomic_write(path, scratch=scratch) as partial,
         parquet.ParquetWriter(partial, schema) as writer,
     ):
-        for part in parts.read():
+        for part in read():
             indices = part.indices.tolist()
-            labels = [names[label] if labelled else None for label in dataset.labels[part.indices].tolist()]
+            labels = [names[label] if job.labelled else None for label in dataset.labels[part.indices].tolist()]
             ids = range(written, written + len(indices))
             rows = [list(ids), [dataset.paths[index] for index in indices], labels]
             writer.write_table(pa.table(rows, schema=schema))

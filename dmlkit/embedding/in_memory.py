@@ -42,6 +42,9 @@ def embed_dataset(
 ) -> Embeddings:
     """Embed all images in float32, a share on each rank; every rank gets all points in the order of the dataset.
 
+    A share is whole batches, and the batches are those of `PartFolder`: with any number of ranks, and in a folder that
+    ``dmlkit embed`` wrote, every embedding is the same to the bit.
+
     Args:
         fabric: the device, and the ranks.
         model: model on the device; its mode is restored afterwards.
@@ -56,12 +59,13 @@ def embed_dataset(
     model.check_takes(dataset)
     was_training = model.training
     model.eval()
-    share = -(-len(dataset) // fabric.world_size)
-    start = fabric.global_rank * share
+    share = BATCH * -(-len(dataset) // (BATCH * fabric.world_size))
+    start = min(fabric.global_rank * share, len(dataset))
     loader = evaluation_loader(
         dataset,
         transform,
         indices=range(start, min(start + share, len(dataset))),
+        batch_size=BATCH,
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
     )

@@ -13,7 +13,7 @@ from lightning_fabric import Fabric
 from dmlkit import __version__
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.in_memory import UNSOUND
-from dmlkit.embedding.manifest import describe
+from dmlkit.embedding.manifest import SplitRecord, describe
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
 from dmlkit.embedding.trained import TrainedModel
@@ -40,6 +40,7 @@ class EmbedJob:
         output: folder that all processes can reach, without embeddings yet.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
         threshold: threshold of the model, for the manifest; the parts do not depend on it.
+        split: of a run's split, what its embeddings depend on besides the model; for the manifest too.
     """
 
     dataset: Dataset
@@ -48,6 +49,7 @@ class EmbedJob:
     output: Path
     skip_bad_images: bool
     threshold: Threshold | None = None
+    split: SplitRecord | None = None
     way_on: ClassVar[str] = (
         "mend it, or leave such images out with --skip-bad-images, and give the command again: it goes on"
     )
@@ -115,7 +117,7 @@ class PartEmbedder:
                 names = [str(self.paths[index]) for index in batch.indices.tolist()]
                 check_points(self.model.manifold, points[-1], names.__getitem__, UNSOUND)
             advance(len(batch.labels) + len(batch.faults))
-        return Part(torch.cat(points), torch.cat(indices), faults)
+        return Part(torch.cat(points), torch.cat(indices), faults, self.device.type)
 
 
 class PartBatches:

@@ -102,12 +102,26 @@ class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
     """Checksum of ``items.parquet``."""
 
 
+class SplitRecord(BaseModel, frozen=True, extra="forbid", strict=True):
+    """What the embeddings of a run's split depend on besides the model: they are read again only while it is equal."""
+
+    images: str
+    """Hash of the names and labels of the images, and of the sizes and modification times of their files."""
+    software: dict[str, str]
+    """Versions of the packages that decode and embed images, and hashes of the recipe's plug-ins."""
+    device: str = ""
+    """Kind of the device that computed the embeddings, e.g. ``cpu`` or ``cuda``: results of others differ in the last
+    bits."""
+    omitted: tuple[NonNegativeInt, ...] = ()
+    """Positions in the split of the images that could not be read."""
+
+
 class Manifest(Description, frozen=True, strict=True):
     """``manifest.json`` of a folder of embeddings."""
 
     kind: ClassVar[str] = "manifest of embeddings"
-    version: ClassVar[int] = 4  # 3 knew no checksums
-    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: ()}
+    version: ClassVar[int] = 5  # 3 knew no checksums; 4 not what a split's embeddings depend on
+    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: (), 4: ()}
 
     source: str
     """Source of the images: a folder, or ``dataset:split``."""
@@ -119,6 +133,8 @@ class Manifest(Description, frozen=True, strict=True):
     """Similarity from which two images count as the same class, if ``dmlkit calibrate`` was run before."""
     checksums: Checksums | None = None
     """Checksums of the files next to it; null in folders of earlier versions."""
+    split: SplitRecord | None = None
+    """What embeddings of a run's split depend on; null for other images, and in folders of earlier versions."""
 
 
 def file_checksum(path: Path) -> int:

@@ -32,6 +32,7 @@ class Part(NamedTuple):
     points: Tensor  # (n, D) float32
     indices: Tensor  # (n,) int64, into the list
     faults: list[str]  # one message per image that could not be read
+    device: str = ""  # kind of the device that computed it
 
 
 class PartFolder:
@@ -140,8 +141,10 @@ class PartFolder:
         try:
             check_regular(path)
             with safe_open(path, "pt") as file:
-                faults: Any = json.loads(file.metadata()["faults"])
-                content = Part(file.get_tensor("points"), file.get_tensor("indices"), faults)
+                metadata = file.metadata()
+                faults: Any = json.loads(metadata["faults"])
+                device = metadata.get("device", "")
+                content = Part(file.get_tensor("points"), file.get_tensor("indices"), faults, device)
         # not there | damaged | no metadata | others | no JSON
         except (OSError, SafetensorError, TypeError, KeyError, ValueError):
             return None
@@ -152,7 +155,8 @@ class PartFolder:
         """Write a part, all or nothing."""
         with atomic_write(self.file(part), scratch=self.path) as partial:
             tensors = {"points": content.points, "indices": content.indices}
-            partial.write_bytes(save(tensors, {"faults": json.dumps(content.faults)}))
+            metadata = {"faults": json.dumps(content.faults), "device": content.device}
+            partial.write_bytes(save(tensors, metadata))
 
     def read(self) -> Iterator[Part]:
         """Yield all parts in the order of the list, one in memory at a time; none may be `missing`.
@@ -193,7 +197,7 @@ def is_part_of(part: Part, images: range, dim: int) -> bool:
         >>> is_part_of(part, range(4, 7), 3), is_part_of(part, range(4, 8), 3), is_part_of(part, range(4, 7), 2)
         (True, False, False)
     """
-    points, indices, faults = part
+    points, indices, faults, _ = part
     return (
         points.dtype == torch.float32
         and indices.dtype == torch.int64

@@ -3,8 +3,9 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
@@ -14,6 +15,7 @@ from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
+from dmlkit.embedding.stored import StoredSplit, sole_embedding, split_job
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_place
@@ -45,14 +47,15 @@ def embed(
         images: folder of images, or file of vectors; either this or ``split`` is given.
         split: split of the run's dataset.
         output: folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
-            ``RUN/embeddings/`` and the name of the images.
+            ``RUN/embeddings/`` and the name of the images. A split in that folder is embedded only if it is not yet,
+            see `split_embeddings`.
         checkpoint: checkpoint to use. Default: best, otherwise last.
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
         skip_bad_images: leave out images that cannot be read, and list them.
         engine: see `choose_engine`.
         device: device, see `start_fabric`.
         bar: shows each step.
-        say: called with a message about parts that were complete already.
+        say: called with a message about images that were embedded already.
 
     Returns:
         The manifest, on the first rank; None on others.
@@ -71,21 +74,39 @@ def embed(
     if output is not None:
         check_place(output, [images, trained.recipe.dataset.data_root])
     dataset, labelled = dataset_of(images, split or "test", trained.recipe)
-    job = EmbedJob(
-        dataset,
-        source=f"{trained.recipe.dataset.name}:{split}" if images is None else str(images),
-        labelled=labelled,
-        output=output or folder.embeddings / (images.resolve().name if images else str(split)),
-        skip_bad_images=skip_bad_images or trained.recipe.dataset.on_bad_image == "skip",
-        threshold=threshold_of(folder, trained.model.fingerprint()),
-    )
+    place = output or output_of(folder, images, split, trained.checkpoint)
+    skip = skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
+    threshold = threshold_of(folder, trained.model.fingerprint())
+    if split is None:
+        job = EmbedJob(dataset, str(images), labelled, place, skip_bad_images=skip, threshold=threshold)
+    else:
+        job = split_job(folder, trained, dataset, split, device="" if engine == "ray" else fabric.device.type)
+        job = replace(job, output=place, skip_bad_images=skip, threshold=threshold)
     if engine == "ray":
         compute = ray_compute(job, run, trained.checkpoint, device)
     else:
         compute = PartEmbedder(job, trained, fabric, workers=trained.recipe.training.workers)
-    first = fabric.is_global_zero
-    with bar(EMBEDDING, len(dataset)) as advance:
-        return embed_job(job, trained, fabric, compute, advance=advance, say=say if first else (lambda _: None))
+    is_first = fabric.is_global_zero
+    say = say if is_first else lambda _: None
+    stored = StoredSplit(job, trained) if is_first and split is not None and output is None else None
+    with sole_embedding(None if stored is None else job):
+        manifest = None if stored is None else stored.finished()
+        if fabric.broadcast(manifest is not None):
+            say("these images are embedded already")
+            return manifest
+        with bar(EMBEDDING, len(dataset)) as advance:
+            return embed_job(job, trained, fabric, compute, advance=advance, say=say)
+
+
+def output_of(run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName) -> Path:
+    """Return the folder of a run into which images, or a split, are embedded by default.
+
+    Images in a folder with the name of a split do not get the folder of the split.
+    """
+    if images is None:
+        return run.embeddings_of(str(split), checkpoint)
+    name = images.resolve().name
+    return run.embeddings / (f"{name}-images" if name in get_args(Split) else name)
 
 
 def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: str) -> Compute:

@@ -13,10 +13,11 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import ImageList, dataset_of
-from dmlkit.embedding.in_memory import embed_images
+from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.manifest import check_same_description, describe
 from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
@@ -40,7 +41,7 @@ def open_points(
     may_be_empty: bool = False,
     bar: Bar = no_bar,
 ) -> PointSet:
-    """Open a run, a folder of embeddings, a gallery or an array; the images of a run are embedded.
+    """Open a run, a folder of embeddings, a gallery or an array; a run's images are embedded if they are not yet.
 
     Args:
         source: path of one of these.
@@ -62,7 +63,9 @@ def open_points(
     found: PointSet
     match kind:
         case "run":
-            return _embedded_split(source, split or "test", overrides, checkpoint, device or "auto", bar)
+            fabric, folder = start_fabric(device or "auto"), RunFolder(source)
+            trained = load_model(folder, fabric, checkpoint, overrides=overrides)
+            return split_points(folder, trained, fabric, split or "test", bar)
         case "embeddings":
             found = EmbeddingFolder(source)
         case "gallery":
@@ -108,14 +111,34 @@ def open_queries(
 
 
 def embedded_points(
-    trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, bar: Bar = no_bar, run: Path | None = None
+    trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, bar: Bar = no_bar
 ) -> PointsInMemory:
     """Embed the images of a dataset that can be read.
 
     Raises:
         UserError: none can be read, or see `embed_dataset`.
     """
-    found, description = embed_images(trained, fabric, dataset, source, bar), describe(trained)
+    return _with_images(embed_images(trained, fabric, dataset, source, bar), trained, dataset, source)
+
+
+def split_points(
+    run: RunFolder, trained: TrainedModel, fabric: Fabric, split: Split, bar: Bar = no_bar
+) -> PointsInMemory:
+    """Return the points of the images of a run's split that can be read; see `split_embeddings`.
+
+    Raises:
+        UserError: none can be read, or see `embed_dataset`.
+    """
+    dataset = images_of_split(trained.recipe.dataset, split)
+    found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
+    return _with_images(found, trained, dataset, f"{split} split of {run.path}", run.path)
+
+
+def _with_images(
+    found: Embeddings, trained: TrainedModel, dataset: Dataset, source: str, run: Path | None = None
+) -> PointsInMemory:
+    """Return embeddings with what is known of their images."""
+    description = describe(trained)
     return PointsInMemory(
         source,
         description.manifold.build(description.features),
@@ -129,15 +152,6 @@ def embedded_points(
         found.indices,
         trained=trained,
     )
-
-
-def _embedded_split(
-    run: Path, split: Split, overrides: Sequence[str], checkpoint: CheckpointName | None, device: str, bar: Bar
-) -> PointsInMemory:
-    fabric = start_fabric(device)
-    trained = load_model(RunFolder(run), fabric, checkpoint, overrides=overrides)
-    dataset = images_of_split(trained.recipe.dataset, split)
-    return embedded_points(trained, fabric, dataset, f"{split} split of {run}", bar, run)
 
 
 def array_points(path: Path, labels: Path | None, space: Manifold | str) -> PointsInMemory:

@@ -13,10 +13,9 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.sources import embedded_points
+from dmlkit.embedding.sources import split_points
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.faults import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.documents import TrainingClasses
@@ -160,7 +159,7 @@ def embed_split(
     overrides: Sequence[str] = (),
     bar: Bar = no_bar,
 ) -> EmbeddedSplit:
-    """Embed a split of a run's dataset.
+    """Return a split of a run's dataset with its embeddings, see `split_embeddings`.
 
     Args:
         path: folder of the run.
@@ -168,16 +167,15 @@ def embed_split(
         checkpoint: checkpoint to use. Default: best, otherwise last.
         device: device, see `start_fabric`.
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
-        bar: shows the images.
+        bar: shows the images if they are embedded.
 
     Raises:
         UserError: there is no run, an image cannot be read, or see `embed_dataset`.
     """
     fabric, run = start_fabric(device), RunFolder(path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
-    dataset = images_of_split(trained.recipe.dataset, split)
-    found = embedded_points(trained, fabric, dataset, f"the {split} split of {path}", bar)
+    found = split_points(run, trained, fabric, split, bar)
     refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
-    rows = found.rows
-    assert rows is not None
+    dataset, rows = found.dataset, found.rows
+    assert dataset is not None and rows is not None
     return EmbeddedSplit(fabric, run, trained, dataset, split, found.points, dataset.labels[rows], rows, found.manifold)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.statistics import LEAST_CLASSES, effective_number, tail_of
 from dmlkit.loading.cache import images_of_split
-from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
+from dmlkit.loading.faults import refuse_faults
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -65,12 +65,12 @@ def calibrate_run(
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
     run, fabric = RunFolder(path), fabric or start_fabric("auto")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
-    validation = points_of_split(trained, "validation", fabric, bar)
+    validation = points_of_split(run, trained, "validation", fabric, bar)
     try:
         found = calibrate_points(validation, far)
     except ValueError as error:
         raise UserError(f"cannot calibrate {path} on its validation classes: {error}") from error
-    test = Pairing.of(points_of_split(trained, "test", fabric, bar))
+    test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
     threshold = Threshold(
         weights=trained.model.fingerprint(),
         checkpoint=trained.checkpoint,
@@ -86,19 +86,15 @@ def calibrate_run(
     return threshold
 
 
-def points_of_split(trained: TrainedModel, split: Split, fabric: Fabric, bar: Bar) -> Points:
-    """Embed the images of a split.
+def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric: Fabric, bar: Bar) -> Points:
+    """Return the points and labels of a split, see `split_embeddings`.
 
     Raises:
         UserError: the split has no images, or an image cannot be read.
     """
-    recipe = trained.recipe
-    dataset = images_of_split(recipe.dataset, split)
-    workers = recipe.training.workers
-    with bar(f"embedding {split} images", len(dataset)) as advance:
-        found = embed_dataset(fabric, trained.model, dataset, recipe.transform, workers=workers, advance=advance)
-    refuse_faults(found.faults, recipe.dataset.on_bad_image)
-    refuse_nothing_read(len(found.labels), found.faults, f"the {split} split")
+    config = trained.recipe.dataset
+    found = split_embeddings(run, trained, fabric, images_of_split(config, split), split, bar=bar)
+    refuse_faults(found.faults, config.on_bad_image)
     labels = found.labels.unique(return_inverse=True)[1]
     device = trained.model.device
     return Points(found.points.to(device), labels.to(device), trained.model.manifold)

@@ -28,6 +28,7 @@ def evaluate(
     split: str,
     bar: Bar = no_bar,
     ties: Ties = "expected",
+    embeddings: Embeddings | None = None,
 ) -> Evaluation:
     """Embed a split and score it with the recipe's metrics.
 
@@ -39,14 +40,16 @@ def evaluate(
         split: the name of the split, for errors.
         bar: shows the progress of each step.
         ties: how items with the same score are counted; see `dmlkit.metrics.retrieval_metrics`.
+        embeddings: embeddings of the split. Default: the images are embedded.
 
     Raises:
         UserError: an image cannot be read and the recipe has ``on_bad_image: error``, no image can be read, or there
             is nothing to retrieve.
     """
-    workers = recipe.training.workers
-    with bar(EMBEDDING, len(dataset)) as advance:
-        embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
+    if embeddings is None:
+        workers = recipe.training.workers
+        with bar(EMBEDDING, len(dataset)) as advance:
+            embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
     group = torch.distributed.group.WORLD if fabric.world_size > 1 else None

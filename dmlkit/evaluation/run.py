@@ -1,7 +1,7 @@
 """Evaluation of a run on its own test classes or on other images; metrics are stored with the question they answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning_fabric import Fabric
@@ -11,6 +11,7 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
@@ -106,7 +107,12 @@ def evaluate_run(
     except UserError as error:
         note = f"{error}; evaluated again"
     dataset = images_of_split(recipe.dataset, split)
-    evaluation = evaluate(fabric, trained.model, dataset, recipe, split=split, bar=bar, ties=ties)
+    embeddings = None
+    if dataset_root is None:
+        embeddings = split_embeddings(run, replace(trained, recipe=recipe), fabric, dataset, split, bar=bar)
+    evaluation = evaluate(
+        fabric, trained.model, dataset, recipe, split=split, bar=bar, ties=ties, embeddings=embeddings
+    )
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if fabric.is_global_zero:
         store(report, evaluation, target)

@@ -78,7 +78,7 @@ class FaissManifest(Manifest, frozen=True, strict=True):
     """Manifest of a FAISS index: the manifest of its embeddings, and a description of the index."""
 
     kind: ClassVar[str] = "manifest of a FAISS index"
-    older: ClassVar[dict[int, tuple[str, ...]]] = {3: ()}
+    older: ClassVar[dict[int, tuple[str, ...]]] = {3: (), 4: ()}
 
     index: FaissIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
     """How the index is searched."""
@@ -109,7 +109,7 @@ def write_faiss(folder: EmbeddingFolder, output: Path) -> list[Path]:
         raise UserError(f"{folder.path}: there are no embeddings to index")
     items, manifest = companions(output)
     described = FaissIndex(**manifold.index_form(), dim=index.d)
-    fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None}
+    fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None, "split": None}
     # the manifest is renamed first, so that files left by a kill are recognized as dmlkit's
     with (
         writing(output, RuntimeError),

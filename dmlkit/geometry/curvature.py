@@ -1,20 +1,22 @@
 """Delta-hyperbolicity of embeddings, and the curvature that suits them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.datasets.base import Split
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
-from dmlkit.heads.base import Head
+from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
-from dmlkit.model import EmbeddingModel
+from dmlkit.model import backbone_alone
+from dmlkit.run_folder.folder import RunFolder
 
 DISK_DELTA = 0.144  # delta of the unit Poincaré disk (Khrulkov et al. 2020, section 3)
 
@@ -107,23 +109,14 @@ def relative_delta(distances: Tensor) -> float:
     return 2 * delta / diameter
 
 
-class BackboneFeatures(Head):
-    """Head that returns the backbone's features unchanged.
+def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, split: Split, bar: Bar = no_bar) -> Tensor:
+    """Return the features (N, F) of the images of a split before the head, see `split_embeddings`.
 
-    Args:
-        num_features: F, width of the features.
+    Raises:
+        UserError: no image can be read, or see `embed_dataset`.
     """
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features, Euclidean(num_features))
-
-    def project(self, features: Tensor) -> Tensor:
-        return features
-
-
-def backbone_features(trained: TrainedModel, fabric: Fabric, dataset: Dataset) -> Tensor:
-    """Compute the features (N, F) of images before the head."""
-    model = trained.model
-    features = EmbeddingModel(model.normalization, model.backbone, BackboneFeatures(model.backbone.num_features))
-    recipe = trained.recipe
-    return embed_dataset(fabric, features, dataset, recipe.transform, workers=recipe.training.workers).points
+    features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
+    recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
+    before = replace(trained, recipe=recipe, model=features)
+    dataset = images_of_split(recipe.dataset, split)
+    return split_embeddings(run, before, fabric, dataset, split, of="features", bar=bar).points

@@ -17,7 +17,6 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.files.source import check_options, kind_of
 from dmlkit.geometry.curvature import Hyperbolicity, backbone_features, hyperbolicity
 from dmlkit.geometry.plot import SIDE, MapKind, Mapped, plot_embeddings
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.run_folder.folder import RunFolder
@@ -71,8 +70,9 @@ def _points_of(
         return points.manifold, all_points(points), what
     check_options(source, "run", {"--manifold": manifold})
     fabric, split = start_fabric(device or "auto"), split or "train"
-    trained = load_model(RunFolder(source), fabric, overrides=overrides)
-    features = backbone_features(trained, fabric, images_of_split(trained.recipe.dataset, split))
+    run = RunFolder(source)
+    trained = load_model(run, fabric, overrides=overrides)
+    features = backbone_features(run, trained, fabric, split)
     what = f"images of the {split} split, by the Euclidean distance of their features before the head"
     return Euclidean(features.shape[1]), features, what
 

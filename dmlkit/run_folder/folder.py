@@ -64,6 +64,11 @@ class RunFolder:
         """Return the path of a checkpoint."""
         return self.checkpoints / f"{name}.pt"
 
+    def embeddings_of(self, split: str, checkpoint: CheckpointName) -> Path:
+        """Return the folder of the embeddings of a split; the last checkpoint has its own if there is a best one."""
+        is_other = checkpoint == "last" and self.checkpoint_path("best").exists()
+        return self.embeddings / (f"{split}-last" if is_other else split)
+
     def holds_run(self) -> bool:
         """Return whether a run was started in this folder, known by the environment.json that only `create` writes."""
         return self.recipe_path.exists() and Environment.is_at(self.environment_path)
@@ -251,7 +256,8 @@ RUN_FOLDERS = (
 EMBEDDING_FILES = (
     *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
     *("index.manifest.json", "manifest.json", "parts/*.safetensors", "parts/job.json", "tensorboard/tensors.bytes"),
-    *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt"),
+    *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt", LOCK),
+    f".*.{32 * '[0-9a-f]'}.partial",  # of a killed command, see `atomic_write`
 )
 DERIVED_FILES = (
     *("loggers.json", "tensorboard/events.out.tfevents.*"),

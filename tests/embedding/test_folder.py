@@ -45,10 +45,10 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     Manifest.read(tmp_path / "old.json").write(tmp_path / "new.json")
     text = (tmp_path / "new.json").read_text()
     assert json.loads(text) == {
-        **{"format": 4, **json.loads(MANIFEST), "index": INDEX},
-        **{"threshold": None, "checksums": None},
+        **{"format": 5, **json.loads(MANIFEST), "index": INDEX},
+        **{"threshold": None, "checksums": None, "split": None},
     }
-    assert list(json.loads(text)) == ["format", *json.loads(MANIFEST), "threshold", "checksums"]
+    assert list(json.loads(text)) == ["format", *json.loads(MANIFEST), "threshold", "checksums", "split"]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
 
@@ -76,7 +76,7 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"format": 5}, "of format 5, written by dmlkit 0.1.0; this is"),
+        ({"format": 6}, "of format 6, written by dmlkit 0.1.0; this is"),
         ({"format": "onnx"}, "of format onnx"),
         ({"dim": "8"}, "dim: input should be a valid integer"),
         ({"dtype": "float16"}, "dtype: input should be 'float32'"),

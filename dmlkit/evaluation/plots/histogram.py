@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 
-from dmlkit.embedding.in_memory import embed_dataset
-from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.split import EmbeddedSplit
+from dmlkit.embedding.stored import split_embeddings
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.evaluation.mistakes import ScoreHistograms, score_histograms
 from dmlkit.evaluation.untouched import has_pretrained_weights, untouched_model
 from dmlkit.files.pictures import COLORS, picture
+from dmlkit.manifolds.sphere import SphereConfig
 from dmlkit.metrics.base import Points
 from dmlkit.model import build_model
 
@@ -56,8 +58,9 @@ def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
             model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
     except (ValueError, RuntimeError) as error:
         raise UserError(recipe.fault(("backbone",), str(error).splitlines()[0])) from error
-    with bar(EMBEDDING, len(dataset)) as advance:
-        found = embed_dataset(embedded.fabric, model, dataset, recipe.transform, advance=advance)
+    recipe = recipe.model_copy(update={"manifold": SphereConfig()})
+    before = TrainedModel(recipe, model, embedded.trained.checkpoint, 0)
+    found = split_embeddings(embedded.run, before, embedded.fabric, dataset, embedded.split, of="untouched", bar=bar)
     return Points(found.points, found.labels, model.manifold.cpu())
 
 

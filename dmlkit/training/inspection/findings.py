@@ -14,7 +14,7 @@ from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.points import PointsInMemory, in_memory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.search import Gallery, Neighbors
-from dmlkit.embedding.sources import embedded_points, open_points
+from dmlkit.embedding.sources import open_points, split_points
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.arrays import evaluate_points
@@ -25,7 +25,6 @@ from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.source import check_options, kind_of
 from dmlkit.geometry.planes import neighbor_plane, principal_plane, to_unit_disk
 from dmlkit.geometry.plot import default_kind
-from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
 from dmlkit.recipe.file import dump_recipe
 from dmlkit.run_folder.documents import EpochRow, Metrics, Summary
@@ -127,10 +126,8 @@ def inspect(
 def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
     fabric, run = start_fabric(device), RunFolder(path)
     trained = load_model(run, fabric, overrides=overrides)
-    dataset = images_of_split(trained.recipe.dataset, split)
-    found = _look(embedded_points(trained, fabric, dataset, f"{split} split of {path}", bar), bar)
-    training = images_of_split(trained.recipe.dataset, "train")
-    others = embedded_points(trained, fabric, training, f"train split of {path}", bar)
+    found = _look(split_points(run, trained, fabric, split, bar), bar)
+    others = found.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
     history = _history(run, trained, split, found.collection, others)
     return _scored(replace(found, history=history), trained, split, path, bar)
 

@@ -1,0 +1,300 @@
+"""Embeddings of a run's splits, kept in the run: the first command embeds the images, and all others read them."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from math import inf
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from dmlkit import __version__
+from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.engine import write_embeddings
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.in_memory import Embeddings, embed_images
+from dmlkit.embedding.job import EmbedJob
+from dmlkit.embedding.manifest import Description, Manifest, SplitRecord, describe
+from dmlkit.embedding.parts import FILES, PART_IMAGES, Part
+from dmlkit.embedding.points import all_points
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.trained import TrainedModel
+from dmlkit.errors import UserError
+from dmlkit.files.document import differences
+from dmlkit.files.lock import sole_writer
+from dmlkit.loading.cache import stamp
+from dmlkit.loading.inputs import inputs_of
+from dmlkit.recipe.provenance import plugins_of
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import RunFolder
+
+DECODERS = ("torchvision", "pillow", "torchcodec")
+HASH = 16  # characters of a hash in a warning
+
+
+def split_embeddings(
+    run: RunFolder,
+    trained: TrainedModel,
+    fabric: Fabric,
+    dataset: Dataset,
+    split: Split,
+    *,
+    of: str = "",
+    bar: Bar = no_bar,
+) -> Embeddings:
+    """Return the embeddings of a split of a run, read from the run's folder of them or written to it.
+
+    They are embedded again, with a warning that says why, if the weights, the preprocessing, the images, the software
+    or the device are not those of the folder, or if it is damaged. Where the run cannot be written, a warning says so.
+    The result is equal to the bit to that of `embed_images`. Another process that needs them meanwhile waits. Another
+    dataset or transform than the run's own is embedded without the folder.
+
+    Args:
+        run: the run.
+        trained: its model, with the recipe of the dataset.
+        fabric: the device, and the ranks; the first one reads and writes the folder.
+        dataset: all images of the split.
+        split: name of the split.
+        of: name of a part of the model, if it is not all of it, for a folder of its own.
+        bar: shows the images if they are embedded.
+
+    Raises:
+        UserError: no image could be read, or see `embed_dataset`.
+    """
+
+    def embedded() -> Embeddings:
+        return embed_images(trained, fabric, dataset, f"the {split} split of {run.path}", bar)
+
+    own = run.recipe()
+    if (trained.recipe.dataset.name, trained.recipe.transform) != (own.dataset.name, own.transform):
+        return embedded()
+    stored = None
+    if fabric.is_global_zero:
+        stored = StoredSplit(split_job(run, trained, dataset, split, device=fabric.device.type, of=of), trained)
+    found = fabric.broadcast(stored and stored.read()[0])
+    if found is not None:
+        return found
+    with sole_embedding(stored.job if stored else None) as error:
+        reason = ""
+        if stored is not None:
+            found, reason = stored.read()  # another process may have stored them while this one waited for it
+        found = fabric.broadcast(found)
+        if found is not None:
+            return found
+        if reason:
+            warn(f"{reason}; the images are embedded again")
+        found = embedded()
+        if stored is not None:
+            error = error or stored.write(found, fabric.device.type)
+        if error:
+            warn(f"{error}; the embeddings are not stored, and the next command embeds the images again")
+    return found
+
+
+class StoredSplit:
+    """Embeddings of a split in a run's folder, or the place for them.
+
+    Args:
+        job: the images and the folder.
+        trained: the model.
+    """
+
+    def __init__(self, job: EmbedJob, trained: TrainedModel) -> None:
+        self.job, self.description, self.recipe = job, describe(trained), trained.recipe
+
+    def open(self) -> tuple[EmbeddingFolder | None, str]:
+        """Open the folder if its embeddings are whole and those of this model and these images; all are checked.
+
+        Returns:
+            The folder, or None and the reason if a folder is there.
+        """
+        output = self.job.output
+        if not (output / "manifest.json").exists():
+            return None, ""
+        try:
+            folder = EmbeddingFolder(output)
+            reason = self._difference(folder.manifest)
+            if not reason:
+                folder.check_points()
+        except (UserError, OSError) as error:
+            return None, str(error).partition("; ")[0]
+        return (None, f"{output}: {reason}") if reason else (folder, "")
+
+    def _difference(self, manifest: Manifest) -> str:
+        """Return in words why stored embeddings are not the wanted ones."""
+        wanted, stored = self.job.split, manifest.split
+        if manifest.source != self.job.source:
+            return f"holds embeddings of {manifest.source}, which are kept"
+        if wanted is None or stored is None:
+            return "was written by an older version, which did not record the images"
+        wanted = wanted.model_copy(update={"device": wanted.device or stored.device})
+        changes = list(differences("", _dependencies(manifest, stored), _dependencies(self.description, wanted)))
+        if changes:
+            return f"holds other embeddings ({'; '.join(changes)})"
+        images = len(self.job.dataset)
+        omitted = {row for row in stored.omitted if row < images}
+        if len(omitted) != len(stored.omitted) or manifest.count + len(omitted) != images:
+            return f"has {manifest.count} embeddings and lists {len(stored.omitted)} omissions of {images} images"
+        inputs = inputs_of(self.job.dataset, self.recipe.transform, training=False)
+        if any(inputs[row, 0].input is not None for row in omitted):  # a disk may have failed for a moment
+            return "lacks an image that can be read now"
+        return ""
+
+    def read(self) -> tuple[Embeddings | None, str]:
+        """Return the stored embeddings, or None and the reason if a folder is there."""
+        folder, reason = self.open()
+        if folder is None or folder.manifest.split is None:
+            return None, reason
+        was_read = torch.ones(len(self.job.dataset), dtype=torch.bool)
+        was_read[list(folder.manifest.split.omitted)] = False
+        rows = was_read.nonzero()[:, 0]
+        return Embeddings(all_points(folder), self.job.dataset.labels[rows], rows, list(folder.skipped)), ""
+
+    def finished(self) -> Manifest | None:
+        """Return the manifest of stored embeddings, with the job's threshold; otherwise clear the folder for new ones.
+
+        Raises:
+            UserError: the embeddings lack images that the job does not allow to be left out.
+        """
+        folder, reason = self.open()
+        if folder is None:
+            if not self.is_taken():
+                self.clear()
+            if reason:
+                warn(f"{reason}; the images are embedded again")
+            return None
+        if folder.skipped and not self.job.skip_bad_images:
+            raise UserError(f"{folder.skipped[0]}; {self.job.way_on}")
+        self.job.parts.leave()
+        manifest = folder.manifest
+        if manifest.threshold != self.job.threshold:  # calibrated since
+            manifest = manifest.model_copy(update={"threshold": self.job.threshold})
+            manifest.write(self.job.output / "manifest.json")
+        return manifest
+
+    def write(self, found: Embeddings, device: str) -> str:
+        """Store embeddings, unless the folder holds those of other images; return the error of a full disk, if any."""
+        output = self.job.output
+        if self.is_taken():
+            return ""
+        try:
+            write_embeddings(self.job, self.description, lambda: _parts(found, device), scratch=output)
+            self.job.parts.leave()  # those of an interrupted dmlkit embed
+        except OSError as error:
+            if not (output / "manifest.json").exists():
+                self.clear()
+            return f"{output}: cannot write embeddings: {error.strerror or error}"
+        return ""
+
+    def is_taken(self) -> bool:
+        """Return whether the folder holds the embeddings of other images than the split's."""
+        try:
+            return Manifest.read(self.job.output / "manifest.json").source != self.job.source
+        except UserError:  # there is none, or it is damaged
+            return False
+
+    def clear(self) -> None:
+        """Remove the embeddings, if they can be removed."""
+        for name in ("manifest.json", *FILES):
+            with suppress(OSError):
+                (self.job.output / name).unlink(missing_ok=True)
+
+
+def _dependencies(description: Description, record: SplitRecord) -> dict[str, Any]:
+    """Return everything that embeddings depend on, for a message, with hashes cut short."""
+    return {
+        "weights": description.model.fingerprint[:HASH],
+        "geometry": description.manifold.model_dump(mode="json"),
+        "preprocessing": description.preprocessing.model_dump(mode="json"),
+        "images": record.images[:HASH],
+        "software": record.software,
+        "device": record.device,
+    }
+
+
+def _parts(found: Embeddings, device: str) -> Iterator[Part]:
+    faults = found.faults
+    for start in range(0, len(found.points), PART_IMAGES):
+        rows = slice(start, start + PART_IMAGES)
+        yield Part(found.points[rows], found.indices[rows], faults, device)
+        faults = []
+
+
+def split_job(
+    run: RunFolder, trained: TrainedModel, dataset: Dataset, split: Split, *, device: str, of: str = ""
+) -> EmbedJob:
+    """Return the job that embeds a split of a run into the run's folder of these embeddings.
+
+    Args:
+        run: the run.
+        trained: its model, with the recipe of the dataset.
+        dataset: all images of the split.
+        split: name of the split.
+        device: kind of the device; empty if it is known only later, and any will do.
+        of: see `split_embeddings`.
+    """
+    recipe = trained.recipe
+    return EmbedJob(
+        dataset,
+        source=f"{recipe.dataset.name}:{split}" + (f" ({of})" if of else ""),
+        labelled=True,
+        output=run.embeddings_of(f"{split}-{of}" if of else split, trained.checkpoint),
+        skip_bad_images=recipe.dataset.on_bad_image == "skip",
+        split=SplitRecord(images=hash_images(dataset, recipe.dataset), software=software_of(recipe), device=device),
+    )
+
+
+def hash_images(dataset: Dataset, config: DatasetConfig) -> str:
+    """Return a hash that changes with the images of a dataset, their order or their labels.
+
+    Files count by their names, sizes and modification times, samples in memory by their content, and samples of neither
+    kind by the recipe's options of the dataset.
+    """
+    options = config.model_dump(mode="json", exclude={"on_bad_image"})
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    for index, label in enumerate(dataset.labels.tolist()):
+        digest.update(f"\0{dataset.key(index)}\0{dataset.class_names[label]}\0".encode())
+        if dataset.in_memory:
+            digest.update(dataset.sample(index).numpy().tobytes())
+        else:
+            digest.update(repr(stamp(dataset.paths[index])).encode())
+    return digest.hexdigest()
+
+
+def software_of(recipe: Recipe) -> dict[str, str]:
+    """Return the versions of the packages that decode and embed images, and hashes of the recipe's plug-ins."""
+    found = {"dmlkit": __version__, "torch": torch.__version__}
+    for package in DECODERS:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found | {record.name: record.sha256[:HASH] for record in plugins_of(recipe)}
+
+
+@contextmanager
+def sole_embedding(job: EmbedJob | None) -> Generator[str]:
+    """Wait until no other process embeds into a folder, and keep others waiting within the block.
+
+    Args:
+        job: the job of the folder; None on ranks that do not write.
+
+    Yields:
+        The error if the folder cannot be written, else an empty text.
+    """
+    with ExitStack() as stack:
+        error = ""
+        try:
+            if job is not None:
+                stack.enter_context(sole_writer(job.output, what="an embedding of these images", patience=inf))
+        except UserError as unwritable:
+            error = str(unwritable)
+        yield error
+
+
+def warn(text: str) -> None:
+    """Warn of something that costs time, but does not change a result."""
+    logging.getLogger("dmlkit").warning(text)
