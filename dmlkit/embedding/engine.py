@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import count_ranks
 from dmlkit.embedding.job import Compute, EmbedJob
-from dmlkit.embedding.manifest import Checksums, Description, Manifest, describe, file_checksum
+from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace, describe, file_checksum
 from dmlkit.embedding.parts import PartFolder
 from dmlkit.embedding.progress_bar import Advance
 from dmlkit.embedding.trained import TrainedModel
@@ -99,8 +99,8 @@ def embed_job(
             job.dataset,
             describe(trained),
             source=job.source,
-            labelled=job.labelled,
             threshold=job.threshold,
+            run=job.run,
         )
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
@@ -143,8 +143,8 @@ def write_embeddings(
     description: Description,
     *,
     source: str,
-    labelled: bool,
     threshold: Threshold | None = None,
+    run: Path | None = None,
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json`` from all parts, one in memory at a time.
 
@@ -155,8 +155,8 @@ def write_embeddings(
         dataset: the images.
         description: description of the model.
         source: name of the images.
-        labelled: whether the dataset's labels are meaningful; otherwise the label column is null.
         threshold: threshold of the model, if it was calibrated.
+        run: run of the model.
 
     Returns:
         The manifest.
@@ -178,13 +178,14 @@ def write_embeddings(
             parts.discard()  # the same command shall not go on with them once the images are fixed
             refuse_nothing_read(count, faults, source)
         _write_header(file, count, description.dim)
-    _write_items(output / "items.parquet", parts, dataset, labelled=labelled)
+    _write_items(output / "items.parquet", parts, dataset)
     manifest = Manifest(
         **dict(description),
         source=source,
         count=count,
         skipped=tuple(faults),
         threshold=threshold,
+        run=None if run is None else RunPlace.of(run, output),
         checksums=Checksums(points=points_checksum, items=file_checksum(output / "items.parquet")),
     )
     manifest.write(output / "manifest.json", scratch=parts.path)
@@ -197,12 +198,11 @@ def _write_header(file: Any, count: int, dim: int) -> None:
     npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (count, dim)})
 
 
-def _write_items(path: Path, parts: PartFolder, dataset: Dataset, *, labelled: bool) -> None:
+def _write_items(path: Path, parts: PartFolder, dataset: Dataset) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     schema = pa.schema([("id", pa.int64()), ("path", pa.string()), ("label", pa.string())])
-    names = dataset.class_names
     written = 0
     with (
         atomic_write(path, scratch=parts.path) as partial,
@@ -210,7 +210,7 @@ def _write_items(path: Path, parts: PartFolder, dataset: Dataset, *, labelled: b
     ):
         for part in parts.read():
             indices = part.indices.tolist()
-            labels = [names[label] if labelled else None for label in dataset.labels[part.indices].tolist()]
+            labels = dataset.label_names(dataset.labels[part.indices])
             ids = range(written, written + len(indices))
             rows = [list(ids), [dataset.paths[index] for index in indices], labels]
             writer.write_table(pa.table(rows, schema=schema))
