@@ -27,9 +27,7 @@ def search(
     source: SourcePath,
     queries: Annotated[
         Path,
-        typer.Argument(
-            metavar="QUERIES", help="Image, folder or table of images, or another SOURCE of the same model."
-        ),
+        typer.Argument(metavar="QUERIES", help="Images (file, folder or table), or another SOURCE of the same model."),
     ],
     k: Annotated[int, typer.Option("-k", metavar="COUNT", help="Number of neighbors per query.")] = 10,
     exact: Annotated[

@@ -57,7 +57,7 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
     export_embeddings(EmbeddingFolder(embeddings_at(tmp_path / "out")), "faiss", tmp_path / "index.faiss")
     found = json.loads((tmp_path / "index.manifest.json").read_text())
     index = {**INDEX, "type": "IndexFlatIP", "dim": 8}
-    assert found == {"format": 4, **manifest(), "index": index, "threshold": None, "checksums": None}
+    assert found == {"format": 4, **manifest(), "index": index, "threshold": None, "run": None, "checksums": None}
     assert FaissManifest.read(tmp_path / "index.manifest.json").index.dim == 8
     (tmp_path / "index.manifest.json").write_text(MANIFEST)  # as 0.1.0 wrote it
     with pytest.raises(UserError, match="a manifest of a FAISS index of format 1"):
