@@ -131,7 +131,7 @@ def stray_files(root: Path, listed: Iterable[str]) -> tuple[list[str], list[str]
     known = set(listed)
     images = [os.path.relpath(path, root) for path in image_files(root)]
     others = [os.path.relpath(path, root) for path in image_files(root, images=False)]
-    return others, [name for name in images if name not in known]
+    return others, [name for name in images if name not in known and readable_name(name)]  # others are faults
 
 
 def _refuse_folder(error: OSError) -> None:
