@@ -132,7 +132,6 @@ def print_estimate(recipe: "Recipe", device: str, console: "Console") -> None:
     except UserError as error:
         say(console, f"training time is not known: {error}")
         return
-    minutes = round(found.seconds / 60)
-    time = "less than a minute" if minutes < 1 else f"about {minutes} min" if minutes < 120 else ""
-    time = time or f"about {round(minutes / 60)} h"
-    say(console, f"training takes {time} on this machine ({found.images_per_second:.3g} images/s)")
+    minutes = max(1, round(found.seconds / 60))
+    time = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
+    say(console, f"training takes about {time} on this machine ({found.images_per_second:.3g} images/s)")
