@@ -46,8 +46,8 @@ def bare_loop(run: Path, photos: Path, output: Path) -> None:
     """Read the model, start the loader, and keep what the model makes of its batches."""
     fabric = start_fabric("cpu")
     trained = load_model(RunFolder(run), fabric)
-    dataset, labelled = dataset_of(photos, "test", trained.recipe)
-    job = EmbedJob(dataset, source="bare", labelled=labelled, output=output, skip_bad_images=False)
+    dataset = dataset_of(photos, "test", trained.recipe)
+    job = EmbedJob(dataset, source="bare", output=output, skip_bad_images=False)
     embedder = PartEmbedder(job, trained, fabric, workers=None)
     embedder.batches.numbers = [*range(len(job.parts))]
     torch.cat([embedder.model(batch.inputs) for batch in embedder.loader])

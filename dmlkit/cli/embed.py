@@ -18,13 +18,26 @@ def embed(
     run: RunPath,
     images: Annotated[
         Path | None,
-        typer.Argument(metavar="IMAGES", help="Folder of images, or .npy file of vectors.", show_default=False),
+        typer.Argument(
+            metavar="IMAGES",
+            help="Image, folder of images, table with a column path, or .npy file of vectors.",
+            show_default=False,
+        ),
     ] = None,
     split: Annotated[
         SplitName | None,
         typer.Option(
             metavar="SPLIT",
             help="Embed this split of the run's dataset instead of IMAGES: train, validation, test or all.",
+            show_default=False,
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="folder|none|COLUMN",
+            help="Label of each image: the name of its subfolder, none, or a column of the table. Default: folder; "
+            "for a table the column label.",
             show_default=False,
         ),
     ] = None,
@@ -78,6 +91,7 @@ def embed(
             run,
             images,
             split=split,
+            labels=labels,
             output=output,
             checkpoint=checkpoint,
             overrides=overrides or [],

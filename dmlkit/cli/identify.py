@@ -22,7 +22,7 @@ def identify(
     source: SourcePath,
     images: Annotated[
         Path,
-        typer.Argument(metavar="QUERIES", help="Image, folder of images, or another SOURCE of the same model."),
+        typer.Argument(metavar="QUERIES", help="Images (file, folder or table), or another SOURCE of the same model."),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="CSV table to write.", show_default=False)

@@ -19,7 +19,7 @@ MOST_SHOWN = 10  # queries printed in the terminal
 @app.command(
     rich_help_panel=USE,
     epilog=examples(
-        "dmlkit search embeddings/photos new.jpg --run runs/demo",
+        "dmlkit search embeddings/photos new.jpg",
         "dmlkit search embeddings/photos embeddings/new -k 5 --html page.html",
     ),
 )
@@ -27,7 +27,7 @@ def search(
     source: SourcePath,
     queries: Annotated[
         Path,
-        typer.Argument(metavar="QUERIES", help="Image, folder of images, or another SOURCE of the same model."),
+        typer.Argument(metavar="QUERIES", help="Images (file, folder or table), or another SOURCE of the same model."),
     ],
     k: Annotated[int, typer.Option("-k", metavar="COUNT", help="Number of neighbors per query.")] = 10,
     exact: Annotated[

@@ -8,11 +8,15 @@ import typer
 from dmlkit.cli.options import TRAIN, Debug, Device, examples
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from dmlkit.loading.survey import Survey
+    from dmlkit.recipe.schema import Recipe
 
 app = typer.Typer()
+WIDTH = 80  # columns of a terminal
 
 
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit start photos/"))
@@ -43,37 +47,34 @@ def start(
 
     from dmlkit.backbones.pretrained.at_hand import choose
     from dmlkit.cli.console import say
-    from dmlkit.cli.progress import image_progress
+    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.files.atomic import atomic_write
     from dmlkit.files.outputs import check_output
-    from dmlkit.loading.survey import SAMPLE, dataset_at, survey
+    from dmlkit.loading.survey import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
     from dmlkit.recipe.start import Photos, is_starting_recipe, starting_recipe
 
     output = output or Path(f"{photos.resolve().stem}.yaml")
     check_output(output, is_starting_recipe, sources=[photos])
     console, config = Console(), dataset_at(photos)
-    with image_progress(console, "measuring photos", SAMPLE) as advance:
-        found = survey(config, advance)
+    found = survey(config, bars(console))
     print_survey(found, str(photos), console)
     gpu = resolve_device(device)[0] != "cpu"
     backbone, at_hand = choose(gpu=gpu)
-    setting = Photos(
-        config, found.images["train"], found.classes["train"], found.names_validation, backbone, at_hand, gpu
-    )
-    text = starting_recipe(setting)
-    parse_recipe(text, str(output))
+    images, classes, own = found.images["train"], found.classes["train"], found.names_validation
+    text = starting_recipe(Photos(config, images, classes, found.trained, own, backbone, at_hand, gpu))
+    recipe = parse_recipe(text, str(output))
     with atomic_write(output) as partial:
         partial.write_text(text, encoding="utf-8")
-    say(
-        console, f"{output}: {backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}; next:"
-    )
-    say(console, f"  dmlkit train {output} -o runs/{output.stem}")
+    say(console, f"wrote {output}: {recipe.training.epochs} epochs")
+    say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
+    print_estimate(recipe, device, console)
+    say(console, f"next: dmlkit train {output} -o runs/{output.stem}")
 
 
 def print_survey(found: "Survey", title: str, console: "Console") -> None:
-    """Print one row per split, then the sizes of classes and images."""
+    """Print one row per split, the sizes of classes and images, what is not trained on, and what is not used."""
     from dmlkit.cli.console import counted, print_table, say
 
     rows = [["split", "images", "classes"]]
@@ -83,9 +84,54 @@ def print_survey(found: "Survey", title: str, console: "Console") -> None:
     say(console, f"images per training class: {smallest} to {largest}, median {median:g}")
     smallest, median, largest = found.sides
     say(console, f"shorter side: {smallest} to {largest} pixels, median {median:g}")
+    for split, names in found.held_out.items():
+        say(console, with_names(f"not trained on: {len(names)} {split} classes", names))
+    if "validation" not in found.held_out:
+        say(console, "no validation: too few training classes to hold some out")
+    others, outside = found.strays
+    opened = f"of {counted(found.measured, 'image', 'images')}"
+    for what, names in (
+        (f"cannot be opened: {len(found.unreadable)} {opened}", found.unreadable),
+        (f"not used, no images: {counted(len(others), 'file', 'files')}", others),
+        (f"not used, in no class folder: {counted(len(outside), 'image', 'images')}", outside),
+    ):
+        if names:
+            say(console, with_names(what, names), style="yellow")
     if found.unreadable:
-        say(
-            console,
-            f"{counted(found.unreadable, 'image', 'images')} of the sample could not be opened; run dmlkit data check",
-            style="yellow",
-        )
+        say(console, "train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
+
+
+def with_names(text: str, names: "Sequence[str]") -> str:
+    """Return a line of at most `WIDTH` columns: a text and as many of the first names as fit.
+
+    Example:
+        >>> with_names("3 classes", ["crow", "dove", "finch"])
+        '3 classes: crow, dove, finch'
+        >>> with_names("90 classes", ["crow " * 5, "dove " * 10, "finch"] * 30)
+        '90 classes: crow crow crow crow crow , ...'
+    """
+    from dmlkit.files.escape import printable
+
+    line = f"{text}: "
+    for place, name in enumerate(map(printable, names)):
+        is_last = place == len(names) - 1
+        if len(line) + len(name) > WIDTH - (0 if is_last else len(", ...")):
+            return f"{line}..."
+        line += name if is_last else f"{name}, "
+    return line
+
+
+def print_estimate(recipe: "Recipe", device: str, console: "Console") -> None:
+    """Print how long the recipe trains on this machine, by a timed batch."""
+    from dmlkit.cli.console import say
+    from dmlkit.errors import UserError
+    from dmlkit.training.estimate import estimate_training
+
+    try:
+        found = estimate_training(recipe, device)
+    except UserError as error:
+        say(console, f"training time is not known: {error}")
+        return
+    minutes = max(1, round(found.seconds / 60))
+    time = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
+    say(console, f"training takes about {time} on this machine ({found.images_per_second:.3g} images/s)")

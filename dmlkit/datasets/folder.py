@@ -1,6 +1,7 @@
 """Dataset of a folder of images with one subfolder per class."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -91,10 +92,14 @@ def class_folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def image_files(folder: Path) -> list[str]:
+def image_files(folder: Path, *, images: bool = True) -> list[str]:
     """Return the image files below a folder, sorted, without hidden ones.
 
     Links to folders are followed. Each folder is visited once, so that circular links end.
+
+    Args:
+        folder: the folder.
+        images: False returns the files that are not images instead.
 
     Raises:
         UserError: a subfolder cannot be read.
@@ -111,9 +116,22 @@ def image_files(folder: Path) -> list[str]:
         found += [
             os.path.join(directory, name)  # noqa: PTH118 - Path takes 10 s for a million files
             for name in sorted(files)
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122
+            if not name.startswith(".") and (os.path.splitext(name)[1].lower() in EXTENSIONS) == images  # noqa: PTH122
         ]
     return found
+
+
+def stray_files(root: Path, listed: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the files below a root that are not images, and the images that are not listed, relative to the root.
+
+    Args:
+        root: folder of a dataset.
+        listed: listed images, relative to the root.
+    """
+    known = set(listed)
+    images = [os.path.relpath(path, root) for path in image_files(root)]
+    others = [os.path.relpath(path, root) for path in image_files(root, images=False)]
+    return others, [name for name in images if name not in known and readable_name(name)]  # others are faults
 
 
 def _refuse_folder(error: OSError) -> None:

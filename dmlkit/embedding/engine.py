@@ -13,7 +13,7 @@ from numpy.lib import format as npy
 
 from dmlkit.distributed.launch import count_ranks
 from dmlkit.embedding.job import Compute, EmbedJob
-from dmlkit.embedding.manifest import Checksums, Description, Manifest, describe, file_checksum
+from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace, describe, file_checksum
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
 from dmlkit.embedding.trained import TrainedModel
@@ -175,6 +175,7 @@ def write_embeddings(
         count=count,
         skipped=tuple(faults),
         threshold=job.threshold,
+        run=None if job.run is None else RunPlace.of(job.run, output),
         checksums=Checksums(points=points_checksum, items=file_checksum(output / "items.parquet")),
         split=split,
     )
@@ -194,14 +195,13 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
 
     schema = pa.schema([("id", pa.int64()), ("path", pa.string()), ("label", pa.string())])
     dataset, written = job.dataset, 0
-    names = dataset.class_names
     with (
         atomic_write(path, scratch=scratch) as partial,
         parquet.ParquetWriter(partial, schema) as writer,
     ):
         for part in read():
             indices = part.indices.tolist()
-            labels = [names[label] if job.labelled else None for label in dataset.labels[part.indices].tolist()]
+            labels = dataset.label_names(dataset.labels[part.indices])
             ids = range(written, written + len(indices))
             rows = [list(ids), [dataset.paths[index] for index in indices], labels]
             writer.write_table(pa.table(rows, schema=schema))

@@ -198,7 +198,6 @@ def cached_features(
         job = FeatureJob(
             Views(dataset, views) if views else dataset,
             source=f"{recipe.dataset.name}:{what}",
-            labelled=True,
             output=folder,
             skip_bad_images=False,
         )

@@ -45,9 +45,11 @@ class EmbeddingFolder:
 
     @property
     def run(self) -> Path | None:
-        """Run whose ``embeddings/`` has this folder, if any."""
+        """Run that made the embeddings, by its place in the manifest or around this folder, if it is still there."""
         above = self.path.resolve().parent
-        return above.parent if above.name == "embeddings" and RunFolder(above.parent).holds_run() else None
+        places = self.manifest.run.candidates(self.path) if self.manifest.run else []
+        places += [above.parent] if above.name == "embeddings" else []
+        return next((place.resolve() for place in places if RunFolder(place).holds_run()), None)
 
     @property
     def source(self) -> str:

@@ -1,5 +1,6 @@
-"""Images to embed: a folder of images, vectors, or a split of a recipe's dataset."""
+"""Images to embed, with their labels: files, folders, shards, tables, vectors, or a split of a recipe's dataset."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -8,56 +9,107 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.datasets.files.table_file import LABEL, read_images_table
+from dmlkit.datasets.files.table_rows import TableRows
 from dmlkit.datasets.files.vectors import VectorFile, VectorList
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 
+TABLES = (".csv", ".parquet")
+FOLDER, NONE = "folder", "none"
+"""Values of ``--labels`` that are not a column of a table."""
+
 
 class ImageList(Dataset):
-    """Unlabeled image files.
+    """Image files, each with or without a label.
 
     Args:
         paths: the files.
+        labels: label of each file, or None. Default: none has a label.
     """
 
-    def __init__(self, paths: list[str]) -> None:
-        super().__init__(torch.zeros(len(paths), dtype=torch.int64), ("",), paths)
+    def __init__(self, paths: list[str], labels: Sequence[str | None] | None = None) -> None:
+        names = sorted({label for label in labels or () if label is not None})
+        code: dict[str | None, int] = {None: -1} | {name: number for number, name in enumerate(names)}
+        codes = torch.tensor([code[label] for label in labels or [None] * len(paths)], dtype=torch.int64)
+        super().__init__(codes, names, paths)
 
     def sample(self, index: int) -> Tensor:
         return read_image(self.paths[index])
 
 
-def dataset_of(images: Path | None, split: Split, recipe: Recipe) -> tuple[Dataset, bool]:
-    """Return the dataset to embed, a folder or a split of the recipe's dataset, and whether its labels are meaningful.
+def dataset_of(images: Path | None, split: Split, recipe: Recipe, labels: str | None = None) -> Dataset:
+    """Return the dataset to embed: images with their labels, vectors, or a split of the recipe's dataset.
 
     Args:
-        images: folder of image files or shards; a file of vectors if the recipe's samples are vectors.
+        images: see `images_at`; a file of vectors if the recipe's samples are vectors.
         split: split of the recipe's dataset, used without ``images``.
         recipe: recipe with the dataset.
+        labels: see `images_at`.
 
     Raises:
-        UserError: the folder or file is missing, cannot be read or has no image.
+        UserError: the images are missing, cannot be read or there are none; or vectors get ``labels``.
     """
     if images is None:
-        return images_of_split(recipe.dataset, split), True
-    if recipe.dataset.sample == "vector":
-        return _vectors(images), False
-    from dmlkit.datasets.folder import image_files
+        return images_of_split(recipe.dataset, split)
+    if recipe.dataset.sample != "vector":
+        return images_at(images, labels)
+    if labels is not None:
+        raise UserError(f"--labels {labels}: applies to images, but the model takes vectors; remove this option")
+    return _vectors(images)
+
+
+def images_at(source: Path, labels: str | None = None) -> Dataset:
+    """Return the images of a file, a folder, shards or a table, with their labels: the one rule for all commands.
+
+    Args:
+        source: image; folder of image files or shards; or table with a column ``path``, and the box ``x1 y1 x2 y2`` if
+            it has one.
+        labels: ``folder``, the default except for tables: an image in a subfolder has its name, or in ``train/`` and
+            ``test/`` folders the name of the folder below them, an image at the top has no label, and shards have their
+            own labels. ``none``: no image has a label. Otherwise a column of a table. Default: ``label``.
+
+    Raises:
+        UserError: there are no images, a name is not UTF-8, or the table lacks the column.
+    """
     from dmlkit.datasets.shards import ShardsConfig, holds_shards
 
-    if not images.is_dir():
-        raise UserError(f"{images}: no such folder; expected a folder with images")
-    if holds_shards(images):
-        listing = ShardsConfig(root=str(images)).listing()
-        raise_faults(listing.faults)
-        return listing.everything(), True
-    paths = image_files(images)
+    if source.suffix.lower() in TABLES and not source.is_dir():
+        column = None if labels == NONE else labels or LABEL
+        rows = TableRows(read_images_table(source, column), source, source.parent, key="table")
+        return _listed(rows.listing(), has_labels=column is not None)
+    if labels not in (None, FOLDER, NONE):
+        raise UserError(f"--labels {labels}: {source} is no table and has no columns; use {FOLDER} or {NONE}")
+    if source.is_file():
+        return ImageList([str(source)])
+    if not source.is_dir():
+        raise UserError(f"{source}: no such file or folder; expected an image, a folder of images, or a table")
+    if holds_shards(source):
+        return _listed(ShardsConfig(root=str(source)).listing(), has_labels=labels != NONE)
+    return _files_below(source, has_labels=labels != NONE)
+
+
+def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
+    raise_faults(listing.faults)
+    dataset = listing.everything()
+    if not has_labels:
+        dataset.labels = torch.full_like(dataset.labels, -1)
+    return dataset
+
+
+def _files_below(folder: Path, *, has_labels: bool) -> ImageList:
+    from dmlkit.datasets.folder import image_files, is_split
+
+    paths = image_files(folder)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     if not paths:
-        raise UserError(f"{images}: no images found in this folder or below it")
-    return ImageList(paths), False
+        raise UserError(f"{folder}: no images found in this folder or below it")
+    place = len(folder.parts) + is_split(folder)  # of the class in a path
+    parts = (Path(path).parts for path in paths)
+    return ImageList(paths, [one[place] if len(one) > place + 1 else None for one in parts] if has_labels else None)
 
 
 def _vectors(path: Path) -> Dataset:

@@ -36,20 +36,20 @@ class EmbedJob:
     Args:
         dataset: the images.
         source: name of the images, for the manifest.
-        labelled: whether the dataset's labels are meaningful; otherwise the label column is null.
         output: folder that all processes can reach, without embeddings yet.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
         threshold: threshold of the model, for the manifest; the parts do not depend on it.
         split: of a run's split, what its embeddings depend on besides the model; for the manifest too.
+        run: run of the model, for the manifest.
     """
 
     dataset: Dataset
     source: str
-    labelled: bool
     output: Path
     skip_bad_images: bool
     threshold: Threshold | None = None
     split: SplitRecord | None = None
+    run: Path | None = None
     way_on: ClassVar[str] = (
         "mend it, or leave such images out with --skip-bad-images, and give the command again: it goes on"
     )

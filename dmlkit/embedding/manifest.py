@@ -1,5 +1,7 @@
 """Metadata stored with embeddings: model, preprocessing, geometry, index."""
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from zlib import crc32
@@ -7,6 +9,7 @@ from zlib import crc32
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.component import one_of
+from dmlkit.datasets.files.paths import readable_name
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document, differences
@@ -116,6 +119,28 @@ class SplitRecord(BaseModel, frozen=True, extra="forbid", strict=True):
     """Positions in the split of the images that could not be read."""
 
 
+class RunPlace(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Place of the run that made embeddings, so that its model is found again after one of the folders has moved."""
+
+    relative: str | None
+    """Path of the run from the folder of the embeddings, for folders that moved together; null on another drive."""
+    absolute: str
+    """Absolute path of the run, for embeddings that moved alone."""
+
+    @classmethod
+    def of(cls, run: Path, output: Path) -> "RunPlace | None":
+        """Return the place of a run for embeddings in a folder; None if the path is not UTF-8."""
+        place, relative = run.resolve(), None
+        with suppress(ValueError):
+            relative = Path(os.path.relpath(place, output.resolve())).as_posix()
+        return cls(relative=relative, absolute=str(place)) if readable_name(str(place)) else None
+
+    def candidates(self, folder: Path) -> list[Path]:
+        """Return where the run may be, given where the embeddings are now."""
+        places = [folder.resolve() / self.relative] if self.relative is not None else []
+        return [*places, Path(self.absolute)]
+
+
 class Manifest(Description, frozen=True, strict=True):
     """``manifest.json`` of a folder of embeddings."""
 
@@ -131,6 +156,8 @@ class Manifest(Description, frozen=True, strict=True):
     """One message per image that could not be read and was left out."""
     threshold: Threshold | None = None
     """Similarity from which two images count as the same class, if ``dmlkit calibrate`` was run before."""
+    run: RunPlace | None = None
+    """Run whose model made the embeddings; null in folders of earlier versions."""
     checksums: Checksums | None = None
     """Checksums of the files next to it; null in folders of earlier versions."""
     split: SplitRecord | None = None

@@ -29,6 +29,7 @@ def embed(
     images: Path | None = None,
     *,
     split: Split | None = None,
+    labels: str | None = None,
     output: Path | None = None,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
@@ -38,14 +39,15 @@ def embed(
     bar: Bar = no_bar,
     say: Callable[[str], None] = lambda _: None,
 ) -> Manifest | None:
-    """Embed a folder of images, or a split of the run's own dataset, into files that other programs read.
+    """Embed images, or a split of the run's own dataset, into files that other programs read.
 
-    A run that takes vectors embeds a file of vectors instead of a folder of images.
+    A run that takes vectors embeds a file of vectors instead of images.
 
     Args:
         run: the run.
-        images: folder of images, or file of vectors; either this or ``split`` is given.
+        images: image, folder or table of images, or file of vectors; either this or ``split`` is given.
         split: split of the run's dataset.
+        labels: labels of the images, see `images_at`.
         output: folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
             ``RUN/embeddings/`` and the name of the images. A split in that folder is embedded only if it is not yet,
             see `split_embeddings`.
@@ -61,24 +63,27 @@ def embed(
         The manifest, on the first rank; None on others.
 
     Raises:
-        UserError: see `embed_job`; or images and split are both given, or neither, or overrides with images.
+        UserError: see `embed_job`; or images and split are both given, or neither, or overrides with images,
+            or labels with a split.
     """
     if (images is None) == (split is None):
         raise UserError("give either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
     if images is not None and overrides:
         raise UserError(f"embed: --set {overrides[0]} is for --split, and does not apply to {images}; leave it out")
+    if split is not None and labels is not None:
+        raise UserError(f"embed: --labels {labels} is for IMAGES; the split of a dataset has its labels: leave it out")
     engine = choose_engine(engine)
     fabric = start_fabric("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
     trained = load_model(folder, fabric, checkpoint, overrides=overrides)
     if output is not None:
         check_place(output, [images, trained.recipe.dataset.data_root])
-    dataset, labelled = dataset_of(images, split or "test", trained.recipe)
+    dataset = dataset_of(images, split or "test", trained.recipe, labels)
     place = output or output_of(folder, images, split, trained.checkpoint)
     skip = skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
     threshold = threshold_of(folder, trained.model.fingerprint())
     if split is None:
-        job = EmbedJob(dataset, str(images), labelled, place, skip_bad_images=skip, threshold=threshold)
+        job = EmbedJob(dataset, str(images), place, skip_bad_images=skip, threshold=threshold, run=run)
     else:
         job = split_job(folder, trained, dataset, split, device="" if engine == "ray" else fabric.device.type)
         job = replace(job, output=place, skip_bad_images=skip, threshold=threshold)

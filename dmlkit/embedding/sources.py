@@ -12,7 +12,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.images import ImageList, dataset_of
+from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.manifest import check_same_description, describe
 from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
@@ -87,7 +87,7 @@ def open_queries(
     """Open what to search with: images, which the model of the searched points embeds, or points of the same model.
 
     Args:
-        queries: an image, a folder of images, or whatever `open_points` takes.
+        queries: an image, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
         run: run that embeds images. Default: that of ``searched``.
         device: device, see `start_fabric`.
@@ -106,7 +106,7 @@ def open_queries(
         return found
     fabric = start_fabric(device)
     trained = load_same_model(searched, run, fabric)
-    dataset = ImageList([str(queries)]) if queries.is_file() else dataset_of(queries, "test", trained.recipe)[0]
+    dataset = dataset_of(queries, "test", trained.recipe)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
 
 
@@ -144,7 +144,7 @@ def _with_images(
         description.manifold.build(description.features),
         found.points,
         [str(dataset.paths[row]) for row in found.indices.tolist()],
-        [dataset.class_names[label] for label in found.labels.tolist()],
+        dataset.label_names(found.labels),
         description,
         run,
         tuple(found.faults),

@@ -242,10 +242,10 @@ def split_job(
     return EmbedJob(
         dataset,
         source=f"{recipe.dataset.name}:{split}" + (f" ({of})" if of else ""),
-        labelled=True,
         output=run.embeddings_of(f"{split}-{of}" if of else split, trained.checkpoint),
         skip_bad_images=recipe.dataset.on_bad_image == "skip",
         split=SplitRecord(images=hash_images(dataset, recipe.dataset), software=software_of(recipe), device=device),
+        run=run.path,
     )
 
 

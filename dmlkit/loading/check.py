@@ -18,6 +18,7 @@ from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import default_workers
+from dmlkit.loading.survey import strays_of
 
 Soundness = Literal["ok", "note", "fault"]
 
@@ -70,6 +71,9 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     overlaps = listing.overlaps()
     findings.faults += [*listing.faults, *overlaps]
     findings.notes += listing.notes
+    others, outside = strays_of(config, listing)
+    findings.notes += [f"{listing.root / name}: not an image; not used" for name in others]
+    findings.notes += [f"{listing.root / name}: not in the folder of a class; not used" for name in outside]
     findings.rows += count_rows(listing, config.published)
     findings.rows.append(Finding("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
     findings.rows += class_size_rows(listing)

@@ -1,15 +1,18 @@
-"""The first recipe: written again as long as it is as written, and never over what a user has put into it."""
+"""The first recipe: what start finds out before it, and that it is never written over what a user put into it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from dmlkit.recipe.file import read_recipe
+from dmlkit.training import estimate
+from tests.conftest import Result
 from tests.datasets import trees
 
+Cli = Callable[..., Result]
 EDITS: dict[str, Callable[[str], str]] = {
-    "a value": lambda text: text.replace("epochs: 20", "epochs: 5"),
+    "a value": lambda text: text.replace("epochs: 200", "epochs: 5"),
     "a comment at the end": lambda text: f"{text}# my notes\n",
     "a comment before": lambda text: f"# my notes\n{text}",
     "the first line": lambda text: text.replace("A first recipe", "My recipe"),
@@ -52,3 +55,80 @@ def test_an_edited_recipe_is_refused_and_stays(dmlkit, birds: Path, edit: Callab
     assert result.err.startswith("error: --output birds.yaml: ") and "choose another --output" in result.err
     assert path.read_text() == edited
     assert dmlkit("start", birds, "-o", "other.yaml", "--device", "cpu").code == 0
+
+
+def classes_at(root: Path, names: Iterable[str], images: int = 3) -> None:
+    for number, name in enumerate(names):
+        for image in range(images):
+            trees.photo(root / name / f"{image}.png", 10 * number + image)
+
+
+def start_and_train(dmlkit: Cli, folder: str) -> tuple[Result, Result]:
+    started = dmlkit("start", folder, "-o", "recipe.yaml", "--device", "cpu")
+    assert started.code == 0, started.err
+    quick = ["backbone={name: small_cnn, width: 4}", "transform={name: plain, size: 16}"]
+    options = [word for change in (*quick, "training.epochs=1", "training.workers=0") for word in ("--set", change)]
+    return started, dmlkit("train", "recipe.yaml", "-o", "run", "--device", "cpu", *options)
+
+
+@pytest.mark.parametrize("count", [4, 5, 7, 8])
+def test_train_takes_the_recipe_of_few_classes(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+):
+    monkeypatch.chdir(tmp_path)
+    classes_at(Path("photos"), [f"class_{number}" for number in range(count)])
+    started, trained = start_and_train(dmlkit, "photos")
+    assert trained.code == 0, trained.err
+    assert ("no validation: too few training classes" in started.out) == (count < 8)
+    validation = read_recipe(Path("recipe.yaml")).dataset.validation_fraction
+    assert (validation == 0) == (count < 8) == (not Path("run/checkpoints/best.ckpt").exists() and count < 8)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_fewer_than_four_classes_are_refused_before_a_recipe_is_written(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+):
+    monkeypatch.chdir(tmp_path)
+    classes_at(Path("photos"), "abc"[:count])
+    result = dmlkit("start", "photos")
+    assert result.code == 2 and result.err.count("\n") == 1 and not Path("photos.yaml").exists()
+    assert f"photos: has {count} classes, 1 to train on, {count - 1} to test on; expected at least 2" in result.err
+
+
+def test_the_screen_names_what_is_left_out_within_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+):
+    monkeypatch.chdir(tmp_path)
+    names = [f"{number:02} a kind of crow with a long name" for number in range(20)] + ["99 \x1b]0;title\x07"]
+    classes_at(Path("photos"), names, images=2)
+    trees.photo(Path("photos/top.jpg"), 500)
+    Path("photos/notes.txt").write_text("x")
+    (Path("photos") / names[0] / "broken.jpg").write_bytes(b"")
+    result = dmlkit("start", "photos", "-o", "recipe.yaml", "--device", "cpu")
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= 80 and "\x1b" not in result.out
+    for line in (
+        "not trained on: 3 validation classes: 07 a kind of crow with a long name, ...",
+        "not trained on: 11 test classes: 10 a kind of crow with a long name, ...",
+        "not used, no images: 1 file: notes.txt",
+        "not used, in no class folder: 1 image: top.jpg",
+        "cannot be opened: 1 of 43 images: ...",
+    ):
+        assert line in lines, result.out
+    assert any(line.startswith("training takes ") and line.endswith("images/s)") for line in lines)
+
+
+@pytest.mark.parametrize("tuning", ["{name: none, feature_views: 4}", "{name: none}", "{name: full}"])
+def test_the_estimate_counts_the_passes_through_the_backbone(
+    tuning: str, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With one second per image. Of the classes, 3 are trained, 3 validate and 6 test; each has 6 images."""
+    monkeypatch.setattr(estimate, "_per_image", lambda *_: 1.0)
+    changes = [f"backbone.tuning={tuning}", "transform={name: hyp_vit, size: 16, resize: 20}"]
+    found = estimate.estimate_training(read_recipe(tiny_recipe, changes), "cpu")
+    train, rest, epochs = 3 * 6, (3 + 6) * 6, 3
+    seconds = epochs * train + (epochs + 1) * rest
+    if "none" in tuning:
+        seconds = train * (4 if "4" in tuning else 1) + rest + epochs * estimate.EPOCH
+    assert found.seconds == pytest.approx(seconds) and found.images_per_second == 1

@@ -46,9 +46,9 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     text = (tmp_path / "new.json").read_text()
     assert json.loads(text) == {
         **{"format": 5, **json.loads(MANIFEST), "index": INDEX},
-        **{"threshold": None, "checksums": None, "split": None},
+        **{"threshold": None, "run": None, "checksums": None, "split": None},
     }
-    assert list(json.loads(text)) == ["format", *json.loads(MANIFEST), "threshold", "checksums", "split"]
+    assert list(json.loads(text)) == ["format", *json.loads(MANIFEST), "threshold", "run", "checksums", "split"]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
 

@@ -14,7 +14,7 @@ from tests.conftest import TINY_RECIPE
 
 
 def embedded(folder: Path) -> list[str]:
-    dataset, _ = dataset_of(folder, "test", parse_recipe(TINY_RECIPE, "tiny.yaml"))
+    dataset = dataset_of(folder, "test", parse_recipe(TINY_RECIPE, "tiny.yaml"))
     return [os.path.relpath(path, folder) for path in dataset.paths]
 
 

@@ -31,7 +31,7 @@ def job_of(home: Path) -> EmbedJob:
     for index in range(6):
         Image.new("RGB", (16, 16), (40 * index,) * 3).save(home / f"{index}.png")
     paths = [str(home / f"{index}.png") for index in range(6)]
-    return EmbedJob(ImageList(paths), "photos", False, home / "out", skip_bad_images=False)
+    return EmbedJob(ImageList(paths), "photos", home / "out", skip_bad_images=False)
 
 
 def test_a_job_is_told_as_by_0_1_0_but_for_its_index(trained: TrainedModel, tmp_path: Path):

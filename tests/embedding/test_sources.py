@@ -109,8 +109,7 @@ def test_search_is_that_of_a_loop(kind: str, queries: str, home: Home, dmlkit: C
 
 @every_kind
 def test_photos_are_searched_with_in_every_source_whose_model_is_known(kind: str, home: Home, dmlkit: Cli):
-    words: list[object] = ["--run", home.run] if kind == "embeddings" else []
-    result = dmlkit("search", getattr(home, kind), home.photos, "-k", 1, "--json", *words)
+    result = dmlkit("search", getattr(home, kind), home.photos, "-k", 1, "--json")
     if kind == "array":
         assert result.code == 2 and "the model of an array is not known" in result.err
         return

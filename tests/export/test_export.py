@@ -61,7 +61,7 @@ def test_embeddings_equal_the_model_and_keep_their_order(run, embeddings):
     keys = (
         "format dmlkit dim features dtype manifold similarity index model preprocessing source count skipped threshold"
     )
-    assert list(manifest) == [*keys.split(), "checksums", "split"]
+    assert list(manifest) == [*keys.split(), "run", "checksums", "split"]
     assert manifest["manifold"]["name"] == "sphere" and manifest["dim"] == 8 and manifest["count"] == 36
     assert manifest["preprocessing"]["size"] == 16
     trained = load_model(RunFolder(run), start_fabric("cpu"))
@@ -78,7 +78,7 @@ def test_a_folder_of_images_with_bad_ones_left_out(dmlkit, run, tmp_path):
     assert result.code == 0 and "1 images could not be read" in result.out
     items = parquet.read_table(tmp_path / "out" / "items.parquet").to_pydict()
     assert [Path(path).name for path in items["path"]] == ["b.png", "c.webp", "a.jpg"]
-    assert items["label"] == [None, None, None] and items["id"] == [0, 1, 2]
+    assert items["label"] == [None, None, "sub"] and items["id"] == [0, 1, 2]
     found = np.load(tmp_path / "out" / "embeddings.npy", mmap_mode="r")
     assert found.shape == (3, 8)
     trained = load_model(RunFolder(run), start_fabric("cpu"))

@@ -1,5 +1,7 @@
 """A quick look at photos, against photos that are made here."""
 
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
-from dmlkit.loading.survey import SAMPLE, survey
+from dmlkit.loading.check import check_files
+from dmlkit.loading.survey import survey
+from dmlkit.recipe.start import validation_fraction
 
 
 def write_photos(root: Path, counts: dict[str, int], size: tuple[int, int] = (30, 20)) -> None:
@@ -26,39 +30,98 @@ def test_counts_the_images_and_classes_of_each_split(tmp_path: Path) -> None:
     assert found.classes == {"train": 3, "validation": 0, "test": 3}
     assert found.per_class == (2, 3, 5)
     assert not found.names_validation
-    assert (found.sides, found.unreadable) == ((20, 20, 20), 0)
+    assert (found.sides, found.measured, found.unreadable) == ((20, 20, 20), 23, [])
+    assert found.trained == 10 and found.held_out == {"test": ("d", "e", "f")}  # three classes are not divided
 
 
 def test_a_dataset_that_names_its_validation_classes_is_told(tmp_path: Path) -> None:
-    for split, name in (("train", "a"), ("validation", "b"), ("test", "c")):
-        write_photos(tmp_path / split, {name: 2})
-    assert survey(FolderConfig(root=str(tmp_path))).names_validation
+    for split, names in (("train", "ab"), ("validation", "cd"), ("test", "ef")):
+        write_photos(tmp_path / split, dict.fromkeys(names, 2))
+    found = survey(FolderConfig(root=str(tmp_path)))
+    assert found.names_validation and found.trained == 4
+    assert found.held_out == {"validation": ("c", "d"), "test": ("e", "f")}
+
+
+def test_validation_classes_are_those_that_training_holds_out(tmp_path: Path) -> None:
+    write_photos(tmp_path, dict.fromkeys("abcdefghij", 2))
+    found = survey(FolderConfig(root=str(tmp_path)))
+    config = FolderConfig(root=str(tmp_path), validation_fraction=validation_fraction(5))
+    assert found.held_out == {"validation": config.build("validation").class_names, "test": tuple("fghij")}
+    assert found.held_out["validation"] == ("d", "e") and found.trained == len(config.build("train")) == 6
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+def test_fewer_than_four_classes_are_refused_in_one_line(names: str, tmp_path: Path) -> None:
+    write_photos(tmp_path, dict.fromkeys(names, 3))
+    train = len(names) // 2
+    with pytest.raises(UserError) as error:
+        survey(FolderConfig(root=str(tmp_path)))
+    assert str(error.value) == (
+        f"{tmp_path}: has {len(names)} classes, {train} to train on, {len(names) - train} to test on; expected at "
+        "least 2 of each: add images of more classes"
+    )
+
+
+def test_files_that_no_class_uses_are_listed(tmp_path: Path) -> None:
+    write_photos(tmp_path, {"a": 2, "b/deep": 2, "c": 2, "d": 2})
+    for name in ("notes.txt", "a/Thumbs.db", ".hidden", "c/.DS_Store"):
+        (tmp_path / name).write_text("x")
+    shutil.copy(tmp_path / "a" / "0.png", tmp_path / "top.png")
+    config = FolderConfig(root=str(tmp_path))
+    assert survey(config).strays == (["notes.txt", "a/Thumbs.db"], ["top.png"])
+    _, findings = check_files(config)
+    assert len([note for note in findings.notes if "not used" in note]) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("photso", "did you mean {0}/photos?"),
+        ("PHOTOS/train", "did you mean {0}/photos?"),
+        ("tabel.csv", "did you mean {0}/table.csv?"),
+        ("zzz", "expected a folder with one subfolder per class"),
+    ],
+)
+@pytest.mark.parametrize("command", [("start",), ("data", "check")], ids=" ".join)
+def test_a_mistyped_path_gets_one_line(command: tuple[str, ...], asked: str, message: str, tmp_path: Path, dmlkit):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "table.csv").touch()
+    if (tmp_path / "PHOTOS").exists():
+        pytest.skip("this file system does not distinguish case")
+    result = dmlkit(*command, tmp_path / asked)
+    assert result.code == 2 and result.err.count("\n") == 1, result.err
+    assert f"{tmp_path / asked}: no such file or folder; {message.format(tmp_path)}" in result.err
 
 
 def test_the_sides_are_those_of_boxes_where_a_table_has_them(tmp_path: Path) -> None:
-    write_photos(tmp_path, {"a": 2, "b": 2}, size=(100, 80))
+    write_photos(tmp_path, {"a": 2, "b": 2, "c": 2, "d": 2}, size=(100, 80))
     rows = ["path,label,x1,y1,x2,y2"]
-    rows += [f"{name}/{number}.png,{name},10,10,{20 + 30 * number},{50 + number}" for name in "ab" for number in (0, 1)]
+    rows += [
+        f"{name}/{number}.png,{name},10,10,{20 + 30 * number},{50 + number}" for name in "abcd" for number in (0, 1)
+    ]
     (tmp_path / "table.csv").write_text("\n".join(rows))
     assert survey(TableConfig(file=str(tmp_path / "table.csv"))).sides == (10, 25, 40)
 
 
-def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_counted(tmp_path: Path) -> None:
-    write_photos(tmp_path, {"a": 250, "b": 3})
-    (tmp_path / "b" / "2.png").write_bytes(b"no image")
+def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dmlkit.loading.survey.SAMPLE", 20)
+    write_photos(tmp_path, {"a": 40, "b": 3, "c": 3, "d": 3})
+    (tmp_path / "d" / "2.png").write_bytes(b"no image")
     advanced: list[int] = []
-    found = survey(FolderConfig(root=str(tmp_path)), advanced.append)
-    assert sum(advanced) == SAMPLE
-    assert found.unreadable == 1  # the last image is always of the sample
-    assert found.images["train"] == 250
+    found = survey(FolderConfig(root=str(tmp_path)), lambda *_: nullcontext(advanced.append))
+    assert sum(advanced) == found.measured == 20
+    assert found.unreadable == [str(tmp_path / "d" / "2.png")]  # the last image is always of the sample
+    assert found.images["train"] == 43
 
 
 def test_photos_none_of_which_opens_are_told(tmp_path: Path) -> None:
-    for name in "ab":
+    for name in "abcd":
         (tmp_path / name).mkdir()
         for number in (0, 1):
             (tmp_path / name / f"{number}.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of 4 images could be opened; the last error: .*the file is empty"):
+    with pytest.raises(UserError, match=r"none of 8 images could be opened; the last error: .*the file is empty"):
         survey(FolderConfig(root=str(tmp_path)))
 
 

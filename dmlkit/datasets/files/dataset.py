@@ -14,7 +14,7 @@ class Dataset(ABC):
     """Labeled images or vectors.
 
     Args:
-        labels: (N,) int64 in 0..C-1.
+        labels: (N,) int64 in 0..C-1; -1 for a sample without a label, which can only be embedded.
         class_names: C names, indexed by ``labels``.
         paths: N names that identify the samples; for files their paths.
         query: (N,) bool, the query images; None, as for ``gallery``, if each image is compared with all others.
@@ -64,6 +64,10 @@ class Dataset(ABC):
     def key(self, index: int) -> str:
         """Return a string that identifies a sample, also among several boxes of the same file."""
         return self.paths[index]
+
+    def label_names(self, labels: Tensor) -> list[str | None]:
+        """Return the names of labels (n,); None for -1, a sample without a label."""
+        return [None if label < 0 else self.class_names[label] for label in labels.tolist()]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.sample(index), int(self.labels[index])

@@ -20,6 +20,8 @@ SYNONYMS = {
 }
 """dmlkit's names of the columns of OML's tables."""
 BOX = ("x1", "y1", "x2", "y2")
+LABEL = "label"
+"""Column of the labels, unless another one is named."""
 TEXTS = ("path", "label", "split", "query", "gallery", "super_class", "group")
 
 
@@ -29,21 +31,53 @@ def read_table(file: Path) -> Any:
     Raises:
         UserError: the file is missing, of another kind or damaged, or lacks ``path`` or ``label``.
     """
+    if file.suffix.lower() not in (".csv", ".parquet"):
+        raise UserError(f"dataset.file: {file}: expected a .csv or .parquet file")
+    advice = "; if it has moved, use --set dataset.file=PATH"
+    return known_columns(_read(file, f"dataset.file: {file}", advice), f"dataset.file: {file}")
+
+
+def read_images_table(file: Path, label: str | None) -> Any:
+    """Read the paths, labels and boxes of a pyarrow table of images, and rename the columns to dmlkit's names.
+
+    Args:
+        file: the table.
+        label: column of the labels; None for no labels, then every label is empty.
+
+    Raises:
+        UserError: the file is missing or damaged, or lacks a column.
+    """
+    import pyarrow as pa
+
+    needed = ["path", *([label] if label else [])]
+    table = _read(file, str(file), "; expected a table of images", *needed)
+    try:
+        columns: list[str] = table.column_names
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
+    for name in needed:
+        if columns.count(name) != 1:
+            fault = "twice" if name in columns else f"not at all; its columns: {', '.join(columns)}"
+            raise UserError(f"{file}: expected the column {name!r} once, got it {fault}")
+    labels = table[label] if label else pa.array([""] * len(table))
+    kept = [place for place, name in enumerate(columns) if SYNONYMS.get(name, name) in ("path", *BOX)]
+    return known_columns(table.select(kept).append_column(LABEL, labels), str(file))
+
+
+def _read(file: Path, where: str, advice: str, *texts: str) -> Any:
+    """Read a table; the columns ``texts`` of a CSV file are text too, so that the label 007 stays one."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    if file.suffix.lower() not in (".csv", ".parquet"):
-        raise UserError(f"dataset.file: {file}: expected a .csv or .parquet file")
-    kinds = {column: pa.string() for name in TEXTS for column in (name, *old_names(name))}
+    kinds = {column: pa.string() for name in (*TEXTS, *texts) for column in (name, *old_names(name))}
     convert = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
     try:
         check_regular(file)
-        table: Any = csv.read_csv(file, convert_options=convert) if is_csv(file) else parquet.read_table(file)
+        return csv.read_csv(file, convert_options=convert) if is_csv(file) else parquet.read_table(file)
     except FileNotFoundError:
-        raise UserError(f"dataset.file: {file}: no such file; if it has moved, use --set dataset.file=PATH") from None
+        raise UserError(f"{where}: no such file{advice}") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(f"dataset.file: {file}: cannot read this table: {str(error).splitlines()[0]}") from error
-    return known_columns(table, f"dataset.file: {file}")
+        raise UserError(f"{where}: cannot read this table: {str(error).splitlines()[0]}") from error
 
 
 def known_columns(table: Any, where: str) -> Any:

@@ -191,7 +191,7 @@ class VectorList(Dataset):
 
     def __init__(self, vectors: VectorFile) -> None:
         names = [f"{vectors.path}:{row}" for row in range(len(vectors))]
-        super().__init__(torch.zeros(len(vectors), dtype=torch.int64), ("",), names)
+        super().__init__(torch.full((len(vectors),), -1), (), names)
         self.vectors = vectors
         self.num_features = vectors.num_features
 

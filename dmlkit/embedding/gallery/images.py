@@ -1,11 +1,11 @@
 """Images for a gallery: their files, labels and ids by content."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,11 +14,12 @@ from dmlkit.datasets.files.image import Box, decoding, read_image
 from dmlkit.datasets.files.listing import ListedImages
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.tar import file_content
+from dmlkit.datasets.shards import holds_shards
+from dmlkit.embedding.images import images_at
 from dmlkit.errors import UserError
 
 UNKNOWN = "unknown"
 """Answer for an image that has none of the labels of a gallery."""
-TABLES = (".csv", ".parquet")
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
 
 
@@ -55,25 +56,26 @@ class LabelledImages(Dataset):
 
 
 def images_of(source: Path, label: str | None) -> list[LabelledImage]:
-    """Return the images of a file, a folder or a table.
+    """Return the images of a file, a folder or a table, see `images_at`.
 
     Args:
-        source: image; folder, whose subfolders are labels; or table with the columns ``path`` and ``label``.
-        label: label of all images instead.
+        source: image, folder or table.
+        label: label of all images instead of their own.
 
     Raises:
         UserError: there are none, or a label is empty, not UTF-8 or `UNKNOWN`.
     """
-    if source.suffix.lower() in TABLES:
-        found = _of_table(source)
-    elif source.is_dir():
-        found = _of_folder(source)
-    elif source.exists():
-        found = [LabelledImage(str(source.absolute()), None)]
-    else:
-        raise UserError(f"{source}: no such file or folder; expected an image, a folder of images, or a table")
-    if label is not None:
-        found = [LabelledImage(image.path, label, image.box) for image in found]
+    if source.is_dir() and holds_shards(source):
+        raise UserError(
+            f"{source}: holds shards; a gallery takes image files, or a table whose paths are SHARD.tar/KEY.jpg"
+        )
+    images = images_at(source)
+    names = images.label_names(images.labels) if label is None else [label] * len(images)
+    boxes = [images.box(row) if isinstance(images, ListedImages) else None for row in range(len(images))]
+    found = [
+        LabelledImage(os.path.abspath(path), name, box)  # noqa: PTH100 - Path.resolve would follow links
+        for path, name, box in zip(images.paths, names, boxes, strict=True)
+    ]
     raise_faults(unreadable_name(image.path) for image in found if not readable_name(image.path))
     for image in found:
         if image.label is not None and (
@@ -84,30 +86,3 @@ def images_of(source: Path, label: str | None) -> list[LabelledImage]:
                 "an image of none); choose another label"
             )
     return found
-
-
-def _of_folder(source: Path) -> list[LabelledImage]:
-    from dmlkit.datasets.folder import image_files, is_split
-    from dmlkit.datasets.shards import holds_shards
-
-    if holds_shards(source):
-        raise UserError(
-            f"{source}: holds shards; a gallery takes image files, or a table whose paths are SHARD.tar/KEY.jpg"
-        )
-    paths = image_files(source.absolute())
-    if not paths:
-        raise UserError(f"{source}: no images found in this folder or below it")
-    place = len(source.absolute().parts) + is_split(source)  # of the class in a path
-    return [LabelledImage(path, parts[place] if len(parts := Path(path).parts) > place + 1 else None) for path in paths]
-
-
-def _of_table(source: Path) -> list[LabelledImage]:
-    from dmlkit.datasets.table import TableConfig
-
-    listing = TableConfig(file=str(source.absolute())).listing()
-    raise_faults(listing.faults)
-    images = ListedImages(listing, np.arange(len(listing.labels)))
-    return [
-        LabelledImage(images.paths[row], images.class_names[int(images.labels[row])], images.box(row))
-        for row in range(len(images))
-    ]

@@ -13,7 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.mistakes import ScoreHistograms, score_histograms
 from dmlkit.evaluation.untouched import has_pretrained_weights, untouched_model
 from dmlkit.files.pictures import COLORS, picture
-from dmlkit.manifolds.sphere import SphereConfig
+from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Points
 from dmlkit.model import build_model
 
@@ -58,7 +58,7 @@ def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
             model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
     except (ValueError, RuntimeError) as error:
         raise UserError(recipe.fault(("backbone",), str(error).splitlines()[0])) from error
-    recipe = recipe.model_copy(update={"manifold": SphereConfig()})
+    recipe = recipe.model_copy(update={"manifold": Sphere.Config()})
     before = TrainedModel(recipe, model, embedded.trained.checkpoint, 0)
     found = split_embeddings(embedded.run, before, embedded.fabric, dataset, embedded.split, of="untouched", bar=bar)
     return Points(found.points, found.labels, model.manifold.cpu())
