@@ -95,7 +95,8 @@ def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str)
 
     change = untouched.difference.get(metric)
     interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
-    return gain_message(metric, summary.chosen.test[metric], untouched.test[metric], interval)
+    units = f"{untouched.classes} classes" if untouched.classes else "these test classes"
+    return gain_message(metric, summary.chosen.test[metric], untouched.test[metric], interval, units)
 
 
 def cost_of(summary: "Summary") -> str:

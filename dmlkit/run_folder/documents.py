@@ -78,6 +78,8 @@ class UntouchedFigures(BaseModel, frozen=True, extra="forbid"):
     """Metrics on test classes."""
     difference: dict[str, PairedDifference]
     """Chosen checkpoint minus baseline on test classes, for the metrics that are means over queries."""
+    classes: int | None = None
+    """Number of test classes over which the intervals are; null in a file of before."""
 
 
 class Summary(Document, frozen=True):
