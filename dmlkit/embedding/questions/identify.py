@@ -107,13 +107,14 @@ def identify(
 
 
 def _threshold_of(searched: PointSet) -> float | None:
-    """Return the threshold of a gallery, or else of the calibrated run."""
-    if isinstance(searched, GalleryFolder) and searched.manifest.threshold is not None:
-        return searched.manifest.threshold
+    """Return the threshold that was given for a gallery, else that of the calibrated run, now or at the creation."""
+    stored = searched.manifest.threshold if isinstance(searched, GalleryFolder) else None
+    if isinstance(searched, GalleryFolder) and searched.manifest.threshold_is_own and stored is not None:
+        return stored
     if searched.run is None or searched.manifest is None:
-        return None
+        return stored
     calibrated = threshold_of(RunFolder(searched.run), searched.manifest.model.fingerprint)
-    return calibrated.threshold if calibrated else None
+    return calibrated.threshold if calibrated else stored
 
 
 Decided = tuple[int, float, float | None]
