@@ -152,6 +152,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "duplicates": (
         ("run --threshold 0.9", "split=test,all device csv html overrides=dataset.seed=3"),
         ("run/embeddings/test --threshold 0.5", "csv html other"),
+        ("run/embeddings/test", "threshold other"),
         ("x.npy z.npy --threshold -0.5", "manifold csv html"),
     ),
     "embed": (
