@@ -137,11 +137,11 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
     say(console, f"{counted(count, 'image', 'images')}, {unknown} unknown{floor}")
     if right := found.accuracy:
         wrong = right.images - right.right - right.unknown
-        counts = (
-            f"{right.right} right, {right.unknown} unknown, {wrong} wrong; {right.guessed} of the guesses are right"
-        )
-        checked = counted(right.images, "image whose label is known", "images whose labels are known")
+        expected = "" if right.expected is None else f", {right.expected:.0f} expected by their probabilities"
+        counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
+        checked = counted(right.images, "image with a known label", "images with known labels")
         say(console, f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
+        say(console, f"{right.guessed} guesses are right{expected}")
     if count > MOST_SHOWN:
         say(console, "-o FILE and --html FILE write all")
     if found.threshold is None:
@@ -188,7 +188,7 @@ def write_answers_page(found: "Identified", path: Path, title: str, console: "Co
         f"{len(found.answers)} images, the most doubtful first; unknown below a score of {_number(found.threshold)}"
     ]
     if right := found.accuracy:
-        notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} images whose labels are known")
+        notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} images with known labels")
     tell_page(path, write_page(path, title, notes, shelves), len(found.answers), console)
 
 

@@ -61,6 +61,8 @@ class Accuracy(BaseModel, frozen=True, extra="forbid"):
     """Images without a label, because their score is below the threshold."""
     guessed: int
     """Images whose guess is correct, also below the threshold."""
+    expected: float | None
+    """Sum of the probabilities of the guesses: far more than ``guessed`` if the images differ from the source's."""
 
 
 class AnswersFile(Document, frozen=True):
@@ -92,11 +94,13 @@ class Identified:
         checked = [answer for answer in self.answers if answer.known is not None]
         if not checked:
             return None
+        chances = [answer.probability for answer in checked]
         return Accuracy(
             images=len(checked),
             right=sum(answer.label == answer.known for answer in checked),
             unknown=sum(answer.label == UNKNOWN for answer in checked),
             guessed=sum(answer.guess == answer.known for answer in checked),
+            expected=None if None in chances else sum(filter(None, chances)),
         )
 
     def most_doubtful_first(self) -> "Identified":

@@ -122,9 +122,12 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
     unknown = sum(answer["label"] == "unknown" for answer in known)
     guessed = sum(answer["guess"] == answer["known"] for answer in known)
     expected = {"images": 11, "right": right, "unknown": unknown, "guessed": guessed}
-    assert json.loads(table.read_text())["accuracy"] == expected and 0 < right < 11
-    counts = f"{right} right, {unknown} unknown, {11 - right - unknown} wrong; {guessed} of the guesses are right"
-    assert f"accuracy {right / 11:.3f} over 11 images whose labels are known: {counts}" in result.out
+    accuracy = json.loads(table.read_text())["accuracy"]
+    by_chance = sum(answer["probability"] for answer in known)
+    assert accuracy.pop("expected") == pytest.approx(by_chance) and accuracy == expected and 0 < right < 11
+    assert f"{guessed} guesses are right, {by_chance:.0f} expected by their probabilities" in result.out
+    counts = f"{right} right, {unknown} unknown, {11 - right - unknown} wrong"
+    assert f"accuracy {right / 11:.3f} over 11 images with known labels: {counts}" in result.out
     # the most doubtful first: unknown ones, then by probability, and by margin where those are equal
     order = sorted(answers, key=lambda one: (one["label"] != "unknown", one["probability"], one["margin"]))
     lines = result.out.splitlines()
