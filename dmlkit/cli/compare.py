@@ -125,7 +125,10 @@ def gain_of(result: "Result") -> str | None:
         return None
     change = result.gains.get(metric)
     interval = change.ends if change else None
-    return gain_message(metric, result.report.metrics[metric], untouched.report.metrics[metric], interval)
+    tuned, before = result.report.metrics[metric], untouched.report.metrics[metric]
+    classes, queries = len(result.classes.unique()) if result.classes is not None else 0, result.report.queries
+    units = f"{classes} classes" if classes else f"{queries} queries"
+    return gain_message(metric, tuned, before, interval, units, result.report.split)
 
 
 def as_plain(results: list["Result"], lines: list["Line"], by: str) -> dict[str, Any]:

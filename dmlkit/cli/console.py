@@ -11,14 +11,14 @@ from rich.text import Text
 
 from dmlkit.files.escape import json_text, printable
 
-TableRows = Sequence[Sequence[str]]
-"""The header row, then the other rows."""
+TableRows = Sequence[Sequence[str | list[str]]]
+"""The header row, then the other rows; a cell may have several lines."""
 UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
 TEXT_COLUMNS = (
     *("run", "of", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "figure", "verdict", "a", "b", "known", "seeds"),
-    *("label", "path"),
+    *("label", "path", "image", "best guess", "nearest"),
 )
 
 
@@ -29,7 +29,8 @@ def say(console: Console, text: str, *, style: str | None = None) -> None:
 
 def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:
     """Print a table with a header row; columns of numbers are right-aligned."""
-    table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
+    has_lines = any(isinstance(cell, list) for row in rows for cell in row)
+    table = Table(title=None if title is None else Text(printable(title)), title_justify="left", show_lines=has_lines)
     for name in rows[0]:
         table.add_column(*cells([name]), justify="left" if name in TEXT_COLUMNS else "right")
     for row in rows[1:]:
@@ -69,6 +70,7 @@ def say_json(data: Any) -> None:
     typer.echo(json_text(json.dumps(data, indent=2, ensure_ascii=False)))
 
 
-def cells(row: Sequence[str]) -> list[Text]:
+def cells(row: Sequence[str | list[str]]) -> list[Text]:
     """Return the cells of a table row, with control characters escaped and no markup."""
-    return [Text(printable(cell)) for cell in row]
+    lines = ([cell] if isinstance(cell, str) else cell for cell in row)
+    return [Text("\n").join(Text(printable(line)) for line in cell) for cell in lines]

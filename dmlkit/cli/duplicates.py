@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmlkit.cli.options import USE, ArrayManifold, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
+from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dmlkit.embedding.groups.duplicates import DuplicateGroups, Matches
+    from dmlkit.embedding.points import PointsInMemory
 
 app = typer.Typer()
 MOST_SHOWN = 10  # groups or pairs printed in the terminal
@@ -20,25 +22,27 @@ MOST_SHOWN = 10  # groups or pairs printed in the terminal
 @app.command(
     rich_help_panel=USE,
     epilog=examples(
+        "dmlkit duplicates embeddings/photos",
         "dmlkit duplicates embeddings/photos --threshold 0.95 --html page.html",
         "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95 --csv pairs.csv",
     ),
 )
 def duplicates(
     source: SourcePath,
-    threshold: Annotated[
-        float,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="Minimum similarity of near-duplicates: a cosine, or a negative distance.",
-            show_default=False,
-        ),
-    ],
     other: Annotated[
         Path | None,
         typer.Argument(
             metavar="SOURCE",
             help="Second source to compare with; must come from the same model.",
+            show_default=False,
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SIMILARITY",
+            help="Minimum similarity of near-duplicates: a cosine, or a negative distance. Default: none; the most "
+            "similar pairs and a proposal are printed.",
             show_default=False,
         ),
     ] = None,
@@ -55,10 +59,13 @@ def duplicates(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find near-duplicates within a source, or across two sources."""
+    """Find near-duplicates within a source, or across two sources.
+
+    Without --threshold, print the most similar pairs and propose a threshold.
+    """
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.groups.duplicates import GROUP_COLUMNS, MATCH_COLUMNS, duplicate_groups, matches
     from dmlkit.embedding.points import in_memory
@@ -70,11 +77,19 @@ def duplicates(
         check_table(csv, GROUP_COLUMNS if other is None else MATCH_COLUMNS, option="--csv")
     if html is not None:
         check_page(html, option="--html")
+    for option, path in (("--csv", csv), ("--html", html)):
+        if threshold is None and path is not None:
+            raise UserError(
+                f"duplicates: {option} {path} needs --threshold; run the command without {option} for a proposal"
+            )
     console = Console()
     opened = partial(
         open_points, split=split, overrides=overrides or [], device=device, manifold=manifold, bar=bars(console)
     )
     ours = in_memory(opened(source))
+    if threshold is None:
+        print_proposal(ours, None if other is None else in_memory(opened(other)), console)
+        return
     if other is None:
         found = duplicate_groups(ours, threshold, bar=bars(console))
         print_groups(found, console)
@@ -82,8 +97,7 @@ def duplicates(
         theirs = in_memory(opened(other))
         found = matches(ours, theirs, threshold, bar=bars(console))
         print_matches(found, console)
-    if ours.skipped:
-        say(console, f"{counted(len(ours.skipped), 'image', 'images')} could not be read: {ours.skipped[0]}")
+    print_skipped(ours, console)
     if csv is not None:
         found.write(csv)
         say(console, f"wrote {csv}")
@@ -123,17 +137,52 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         say(console, f"note: {pairs} the threshold across groups; groups merge only if all their pairs reach it")
 
 
-def print_matches(found: "Matches", console: "Console") -> None:
-    """Print the most similar pairs, and the numbers of images in pairs."""
-    from dmlkit.cli.console import counted, print_table, say
+def print_skipped(points: "PointsInMemory", console: "Console") -> None:
+    """Print the number of images that could not be read."""
+    from dmlkit.cli.console import counted, say
 
-    best = found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist()
+    if points.skipped:
+        say(console, f"{counted(len(points.skipped), 'image', 'images')} could not be read: {points.skipped[0]}")
+
+
+def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", console: "Console") -> None:
+    """Print the most similar pairs, and a threshold that they suggest."""
+    from dmlkit.cli.console import say
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.groups.proposal import most_similar_pairs
+
+    found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
+    print_pairs(found, console, "most similar pairs")
+    if proposal is None:
+        say(console, "no threshold is proposed: at least half of the images are equally similar to their nearest one")
+    else:
+        say(console, f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
+        gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
+        say(console, f"chosen in the middle of the largest gap, {gap}, between the")
+        say(console, "similarities of images to their nearest one, in the upper half; check the pairs")
+    print_skipped(one, console)
+
+
+def print_pairs(found: "Matches", console: "Console", title: str) -> None:
+    """Print the most similar pairs of those found."""
+    from dmlkit.cli.console import print_table
+
     rows = [["similarity", "a", "b"]]
-    for place in best:
+    for place in found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
         path, _, other_path, _, similarity = found.row(place)
         rows.append([f"{float(similarity):.4f}", path, other_path])
-    if best:
-        print_table(rows, console, f"near-duplicates: a in {found.one.source}, b in {found.other.source}")
+    one, other = found.one.source, found.other.source
+    print_table(
+        rows, console, f"{title} in {one}" if found.one is found.other else f"{title}: a in {one}, b in {other}"
+    )
+
+
+def print_matches(found: "Matches", console: "Console") -> None:
+    """Print the most similar pairs, and the numbers of images in pairs."""
+    from dmlkit.cli.console import counted, say
+
+    if len(found.pairs.first):
+        print_pairs(found, console, "near-duplicates")
     one, other = found.images
     pairs = counted(len(found.pairs.first), "pair", "pairs")
     say(

@@ -176,8 +176,10 @@ def tell_run(
     wanted: Wanted,
     checkpoint: "CheckpointName | None",
 ) -> None:
-    """Evaluate a run and print the path of its report."""
+    """Evaluate a run, and print the gain from training and the path of its report."""
+    from dmlkit.cli.compare import gain_of
     from dmlkit.cli.console import say
+    from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.run import evaluate_run
 
     run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, **images, **wanted)
@@ -185,8 +187,11 @@ def tell_run(
         return
     title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
     shown.tell(run.report, run.evaluation, title=title)
-    if not shown.as_json:
-        say(shown.console, f"written to {run.path}")
+    if shown.as_json:
+        return
+    if gain := gain_of(result_of(source, run)):
+        say(shown.console, gain)
+    say(shown.console, f"written to {run.path}")
 
 
 def evaluated_kind(

@@ -10,13 +10,18 @@ from dmlkit.cli.options import USE, ArrayLabels, ArrayManifold, Debug, Device, P
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.embedding.questions.identify import Identified
+    from dmlkit.embedding.questions.identify import Answer, Identified
 
 app = typer.Typer()
+MOST_SHOWN = 10  # images printed in the terminal
 
 
 @app.command(
-    rich_help_panel=USE, epilog=examples("dmlkit identify galleries/birds photos/ -o answers.csv --threshold 0.6")
+    rich_help_panel=USE,
+    epilog=examples(
+        "dmlkit identify galleries/birds photos",
+        "dmlkit identify galleries/birds photos -o answers.csv --threshold 0.6",
+    ),
 )
 def identify(
     source: SourcePath,
@@ -25,8 +30,15 @@ def identify(
         typer.Argument(metavar="QUERIES", help="Images (file, folder or table), or another SOURCE of the same model."),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="CSV table to write.", show_default=False)
-    ],
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Table to write, all images in the order of QUERIES: .csv or .json.",
+            show_default=False,
+        ),
+    ] = None,
     by: Annotated[
         Literal["nearest", "vote", "mean"],
         typer.Option(help="Rule for the label: nearest image, vote of the -k nearest, or nearest class mean."),
@@ -60,18 +72,20 @@ def identify(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the label of each image among labeled images, e.g. of a gallery, or report the image as unknown."""
+    """Find the label of each image among labeled images, e.g. of a gallery, or report the image as unknown.
+
+    The most doubtful images are printed first, with a guess also for those that are unknown, and its probability.
+    """
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.gallery.images import UNKNOWN
-    from dmlkit.embedding.questions.answers import check_table
-    from dmlkit.embedding.questions.identify import ANSWER_COLUMNS
+    from dmlkit.embedding.questions.identify import check_answers_file
     from dmlkit.embedding.questions.identify import identify as identify_images
     from dmlkit.embedding.questions.page import check_page
 
-    check_table(output, ANSWER_COLUMNS, option="--output")
+    if output is not None:
+        check_answers_file(output, option="--output")
     if html is not None:
         check_page(html, option="--html")
     console = Console()
@@ -87,38 +101,103 @@ def identify(
         device=device,
         bar=bars(console),
     )
-    found.write(output)
-    unknown = sum(answer.label == UNKNOWN for answer in found.answers)
-    say(console, f"{counted(len(found.answers), 'image', 'images')}, {unknown} unknown: wrote {output}")
+    print_answers(found, images, console)
     size = len(found.neighbors.searched)
     if k is not None and k > size:
         say(console, f"note: -k {k} is reduced to {size}, the number of images in {source}")
-    if found.threshold is None:
-        say(console, "note: without a threshold no image is unknown; use --threshold, or calibrate the run first")
-    skipped = found.neighbors.skipped
-    if skipped:
-        say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
+    if output is not None:
+        found.write(output)
+        say(console, f"wrote {output}")
     if html is not None:
         write_answers_page(found, html, f"{images} in {source}", console)
 
 
+def print_answers(found: "Identified", images: Path, console: "Console") -> None:
+    """Print the most doubtful answers, and counts and notes on all."""
+    from itertools import islice
+
+    from dmlkit.cli.console import counted, print_table, say
+    from dmlkit.embedding.gallery.images import UNKNOWN
+
+    doubtful = found.most_doubtful_first()
+    rows: list[list[str | list[str]]] = [["image", "best guess", "nearest"]]
+    shown = zip(doubtful.answers, doubtful.neighbors.neighbors(), strict=True)
+    for answer, (path, neighbors) in islice(shown, MOST_SHOWN):
+        guess = [answer.guess if answer.probability is None else f"{percent(answer.probability)} {answer.guess}"]
+        guess += [f"unknown, score {answer.score:.4f}"] if answer.label == UNKNOWN else []
+        guess += [] if answer.known in (None, answer.guess) else [f"known: {answer.known}"]
+        near = [f"{similarity:.4f} {item.label}" for _, similarity, item in neighbors]
+        rows.append([within(path, images), guess, near])
+    count = len(found.answers)
+    if count:
+        which = f"the {MOST_SHOWN} most doubtful of {count} images" if count > MOST_SHOWN else "most doubtful first"
+        print_table(rows, console, which)
+    unknown = sum(answer.label == UNKNOWN for answer in found.answers)
+    floor = "" if found.threshold is None else f" (score below {found.threshold:g})"
+    say(console, f"{counted(count, 'image', 'images')}, {unknown} unknown{floor}")
+    if right := found.accuracy:
+        wrong = right.images - right.right - right.unknown
+        expected = "" if right.expected is None else f", {right.expected:.0f} expected by their probabilities"
+        counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
+        checked = counted(right.images, "image with a known label", "images with known labels")
+        say(console, f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
+        say(console, f"{right.guessed} guesses are right{expected}")
+    if count > MOST_SHOWN:
+        say(console, "-o FILE and --html FILE write all")
+    if found.threshold is None:
+        say(console, "note: without a threshold no image is unknown; use --threshold, or calibrate the run first")
+    if any(answer.probability is None for answer in found.answers):
+        say(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
+    if skipped := found.neighbors.skipped:
+        say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
+
+
+def percent(probability: float) -> str:
+    """Return a probability in percent, never as certain.
+
+    Example:
+        >>> percent(0.374), percent(0.9996), percent(0.001)
+        ('37%', '>99%', '<1%')
+    """
+    return "<1%" if probability < 0.01 else ">99%" if probability > 0.99 else f"{probability:.0%}"
+
+
+def within(path: str, folder: Path) -> str:
+    """Return a path relative to a folder that contains it; leave another path unchanged."""
+    place = Path(path)
+    return str(place.relative_to(folder)) if place != folder and place.is_relative_to(folder) else path
+
+
 def write_answers_page(found: "Identified", path: Path, title: str, console: "Console") -> None:
-    """Write the page of the answers, and print how many pictures are missing."""
+    """Write the page of the answers, the most doubtful first, and print how many pictures are missing."""
     from dmlkit.cli.search import tell_page
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
+    doubtful = found.most_doubtful_first()
     shelves = (
         Shelf(
-            Picture(path, [answer.label, f"score {answer.score:.4f}", f"margin {_number(answer.margin)}"]),
+            Picture(path, lines_of(answer), is_right=answer.is_right),
             [
                 Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
                 for rank, similarity, item in neighbors
             ],
         )
-        for answer, (path, neighbors) in zip(found.answers, found.neighbors.neighbors(), strict=True)
+        for answer, (path, neighbors) in zip(doubtful.answers, doubtful.neighbors.neighbors(), strict=True)
     )
-    notes = [f"{len(found.answers)} images; unknown below a score of {_number(found.threshold)}"]
+    notes = [
+        f"{len(found.answers)} images, the most doubtful first; unknown below a score of {_number(found.threshold)}"
+    ]
+    if right := found.accuracy:
+        notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} images with known labels")
     tell_page(path, write_page(path, title, notes, shelves), len(found.answers), console)
+
+
+def lines_of(answer: "Answer") -> list[str]:
+    """Return the lines below the picture of a query."""
+    lines = [answer.label, *([f"best guess {answer.guess}"] if answer.label != answer.guess else [])]
+    lines += [] if answer.known in (None, answer.label) else [f"known {answer.known}"]
+    lines += [] if answer.probability is None else [f"probability {percent(answer.probability)}"]
+    return [*lines, f"score {answer.score:.4f}", f"margin {_number(answer.margin)}"]
 
 
 def _number(value: float | None) -> str:

@@ -1,17 +1,25 @@
-"""Progress of long commands: bars in a terminal, plain lines elsewhere."""
+"""Progress of long commands: bars or a live line in a terminal, plain lines elsewhere."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.text import Text
 
 from dmlkit.cli.console import say
 from dmlkit.embedding.progress_bar import Advance, Bar, image_progress
 from dmlkit.run_folder.documents import EpochRow
+from dmlkit.run_folder.folder import RunFolder
+
+if TYPE_CHECKING:
+    from dmlkit.recipe.schema import Recipe
 
 WAITING = 0.2  # share of an epoch spent waiting for images from which on it is printed
 
@@ -22,69 +30,110 @@ def bars(console: Console) -> Bar:
 
 
 class TrainingProgress:
-    """Progress of a training: a bar with loss, images/s, time left and the last metrics, and a line after every epoch.
+    """Progress of a training: in a terminal, within its context, one line that changes; else a line after every epoch.
+
+    The line shows the epoch, images/s, the time left, the loss, and the best validation so far. Time left is estimated
+    from the epochs of this session, with their validation.
 
     Args:
         console: where to print.
         epochs: number of epochs of the run.
+        metric: the validation metric that chooses the best checkpoint.
+        best: its best epoch and value in earlier sessions, if the run is resumed.
     """
 
-    def __init__(self, console: Console, epochs: int) -> None:
-        self.console, self.epochs = console, epochs
-        self.last: float | None = None
-        self.bar = Progress(
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}", markup=False),
-            BarColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}", markup=False),
-            TextColumn("{task.fields[speed]:,.0f} images/s", markup=False),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}", markup=False),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
-        self.task = self.bar.add_task(
-            "train", total=epochs, epoch=0, epochs=epochs, loss=float("nan"), speed=0.0, metrics=""
-        )
+    def __init__(
+        self, console: Console, epochs: int, metric: str | None = None, best: tuple[int, float] | None = None
+    ) -> None:
+        self.console, self.epochs, self.metric, self.best = console, epochs, metric, best
+        self.current, self.done = 0, 0.0  # epoch, from 1; epochs done, with the share of the current one
+        self.loss, self.speed = float("nan"), 0.0
+        self.first: tuple[float, float] | None = None  # time and epochs done at the first step of this session
+        self.last: float | None = None  # time of the last step
+        self.left: float | None = None  # seconds
+        self.has_waited = False
+        self.live = Live(console=console, get_renderable=self.line, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "TrainingProgress":
-        self.bar.start()
+        if self.live:
+            self.live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.bar.stop()
+        if self.live:
+            self.live.stop()
+
+    def line(self) -> Text:
+        """Return the line for a terminal, never longer than it is wide."""
+        if self.first is None:
+            return Text("starting")
+        parts = [f"epoch {self.current}/{self.epochs}", f"{self.speed:,.0f} images/s"]
+        if self.done >= self.epochs:
+            parts.append("evaluating")
+        elif self.left is not None:
+            parts.append(f"{timedelta(seconds=round(self.left))} left")
+        parts.append(f"loss {self.loss:.3f}")
+        if self.best:
+            parts.append(f"best {self.metric} {self.best[1]:.3f} (epoch {self.best[0]})")
+        return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         """See `dmlkit.training.progress.Progress`."""
         now = perf_counter()
-        speed: float = self.bar.tasks[0].fields["speed"]
         if self.last is not None:
             current = images / (now - self.last)
-            speed = 0.9 * speed + 0.1 * current if speed else current
-        self.last = now
-        self.bar.update(self.task, completed=epoch + progress, epoch=epoch + 1, loss=loss, speed=speed)
+            self.speed = 0.9 * self.speed + 0.1 * current if self.speed else current
+        self.current, self.done, self.loss, self.last = epoch + 1, epoch + progress, loss, now
+        started, start = self.first = self.first or (now, self.done)
+        if self.done > start:
+            self.left = (now - started) / (self.done - start) * (self.epochs - self.done)
 
     def epoch(self, row: EpochRow) -> None:
         """See `dmlkit.training.progress.Progress`."""
-        metrics = format_metrics(row.validation) if row.validation else ""
-        line = f"epoch {row.epoch}/{self.epochs}  loss {row.loss:.4f}  {row.images_per_second:,.0f} images/s"
-        if row.waiting >= WAITING:
-            line += f" ({row.waiting:.0%} of the time waiting for images)"
-        say(self.console, f"{line}  validation {metrics}" if metrics else line)
-        self.bar.update(self.task, completed=row.epoch, metrics=metrics)
         self.last = None  # validation is not training time
+        if row.validation and self.metric in row.validation:
+            value = row.validation[self.metric]
+            if self.best is None or value > self.best[1]:
+                self.best = row.epoch, value
+        waiting = f"{row.waiting:.0%} of the time waiting for images"
+        if self.live and self.live.is_started:
+            if row.waiting >= WAITING and not self.has_waited:
+                say(self.console, f"note: epoch {row.epoch} spent {waiting}; more training.workers may help")
+            self.has_waited = self.has_waited or row.waiting >= WAITING
+            return
+        line = f"epoch {row.epoch}/{self.epochs}  loss {row.loss:.4f}  {row.images_per_second:,.0f} images/s"
+        line += f" ({waiting})" if row.waiting >= WAITING else ""
+        say(self.console, f"{line}  validation {format_metrics(row.validation)}" if row.validation else line)
 
     @contextmanager
     def images(self, what: str, total: int) -> Generator[Advance]:
         """See `dmlkit.training.progress.Progress`."""
-        self.bar.stop()  # one bar at a time
+        live = self.live if self.live and self.live.is_started else None
+        if live:
+            live.stop()  # one bar at a time
         started = perf_counter()
         with image_progress(self.console, what, total) as advance:
             yield advance
         say(self.console, f"{what}: {total:,} images in {perf_counter() - started:.1f} s")
-        self.bar.start()
+        if live:
+            live.start()
+
+
+def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) -> TrainingProgress:
+    """Return the progress of a training.
+
+    Args:
+        console: where to print.
+        recipe: what is trained.
+        resumed: folder of the run, if it may have earlier epochs.
+    """
+    metric = recipe.training.select_by
+    rows = RunFolder(resumed).read_metrics() if resumed else []
+    values = [(row.epoch, row.validation[metric]) for row in rows if row.validation and metric in row.validation]
+    best = max(values, key=lambda pair: pair[1], default=None)  # the first one, as in training
+    return TrainingProgress(console, recipe.training.epochs, metric, best)
 
 
 def format_metrics(metrics: dict[str, float]) -> str:

@@ -67,7 +67,7 @@ def run(
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
-    from dmlkit.cli.progress import TrainingProgress
+    from dmlkit.cli.progress import TrainingProgress, training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.evaluation.tables import as_markdown
@@ -84,7 +84,7 @@ def run(
 
     def progress(folder: str, recipe: Recipe) -> TrainingProgress:
         say(console, f"{folder}  seed {recipe.seed}")
-        return TrainingProgress(console, recipe.training.epochs)
+        return training_progress(console, recipe, Path(folder))
 
     try:
         results = run_protocol(name, recipe, output, fabric, repeats=repeats, progress=progress)

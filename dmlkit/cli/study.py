@@ -140,7 +140,6 @@ def print_results(results: "StudyResults", output: Path, console: "Console") -> 
 def describe(study: "Study", output: Path, console: "Console") -> None:
     """Print what differs between variants, what would run and what is finished (``--dry-run``)."""
     from rich.table import Table
-    from rich.text import Text
 
     from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.document import differences
@@ -157,7 +156,7 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     for variant in study.variants:
         changes = list(differences("", first, plain(variant.candidates[0].recipe)))
         labels = [candidate.label for candidate in variant.candidates if candidate.label]
-        table.add_row(*cells([variant.name]), *(Text("\n").join(cells(lines)) for lines in (changes, labels)))
+        table.add_row(*cells([variant.name, changes, labels]))
     say(console, study.config.claim)
     show_table(table, console)
     complete = len(list((output / "runs").rglob("summary.json")))

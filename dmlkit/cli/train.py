@@ -50,7 +50,7 @@ def train(
     from rich.console import Console
 
     from dmlkit.cli.console import say
-    from dmlkit.cli.progress import TrainingProgress, format_metrics
+    from dmlkit.cli.progress import format_metrics, training_progress
     from dmlkit.distributed.launch import resolve_device, start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.recipe.file import read_recipe
@@ -65,7 +65,7 @@ def train(
     fabric = start_fabric(device, resolved.training.precision)
     console.quiet = not fabric.is_global_zero
     try:
-        with TrainingProgress(console, resolved.training.epochs) as progress:
+        with training_progress(console, resolved, output if resume else None) as progress:
             summary = train_recipe(
                 resolved, output, fabric=fabric, progress=progress, resume=resume, overwrite=overwrite
             )
@@ -95,7 +95,8 @@ def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str)
 
     change = untouched.difference.get(metric)
     interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
-    return gain_message(metric, summary.chosen.test[metric], untouched.test[metric], interval)
+    units = f"{untouched.classes} classes" if untouched.classes else "these test classes"
+    return gain_message(metric, summary.chosen.test[metric], untouched.test[metric], interval, units)
 
 
 def cost_of(summary: "Summary") -> str:

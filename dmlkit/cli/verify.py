@@ -85,9 +85,23 @@ def verify(
     if json:
         say_json(found.stamped())
         return
-    print_verdicts(found, console)
+    if pairs is None:
+        print_verdict(found, console)
+    else:
+        print_verdicts(found, console)
     if csv is not None:
         say(console, f"written to {csv}")
+
+
+def print_verdict(found: "Verification", console: "Console") -> None:
+    """Print the verdict on a single pair, and below it the figures."""
+    from dmlkit.cli.console import say
+    from dmlkit.evaluation.verification import answer
+
+    (pair,) = found.pairs
+    assert pair.same is not None and pair.score is not None  # images that cannot be read are an error
+    say(console, f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
+    say(console, f"{found.similarity} {pair.score:.6g}, threshold {found.threshold:.6g}")
 
 
 def print_verdicts(found: "Verification", console: "Console") -> None:
@@ -96,11 +110,11 @@ def print_verdicts(found: "Verification", console: "Console") -> None:
     from dmlkit.evaluation.verification import answer
 
     is_known = found.correctness is not None
-    rows = [["a", "b", "score", "verdict", *(["known"] if is_known else [])]]
+    rows = [["verdict", *(["known"] if is_known else []), "score", "a", "b"]]
     for pair in found.pairs[:SHOWN]:
         score = "" if pair.score is None else f"{pair.score:.6g}"
         known = "" if pair.known is None else answer(pair.known)
-        rows.append([pair.a, pair.b, score, pair.verdict, *([known] if is_known else [])])
+        rows.append([pair.verdict, *([known] if is_known else []), score, pair.a, pair.b])
     print_table(rows, console, f"{found.similarity} >= {found.threshold:.6g}: same class")
     if len(found.pairs) > SHOWN:
         say(console, f"and {len(found.pairs) - SHOWN:,} more; --csv FILE or --json writes all")

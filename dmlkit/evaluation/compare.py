@@ -86,11 +86,12 @@ def compare_runs(
     found = [
         evaluate_run(path, checkpoint=checkpoint, overrides=overrides, fabric=fabric, again=False) for path in paths
     ]
-    results = [_result(path, run, by) for path, run in zip(paths, found, strict=True)]
+    results = [result_of(path, run, by) for path, run in zip(paths, found, strict=True)]
     return results, [_differences(results[0], other) for other in results[1:]]
 
 
-def _result(path: Path, run: EvaluatedRun, by: Unit) -> Result:
+def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
+    """Return the evaluation of a run with that of its pretrained baseline, if it has one for the same question."""
     folder, notes, untouched = RunFolder(path), [run.note] if run.note else [], None
     question, file = run.report.question, RunFolder(path).untouched / f"{run.report.split}.json"
     try:

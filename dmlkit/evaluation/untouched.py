@@ -16,7 +16,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.question import Question
 
 NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 queries
-ADVICE = "try more epochs, more classes, or other tuning (docs/tuning.md)"
+ADVICE = "try more epochs, backbone.tuning last_blocks or more classes, see docs/tuning.md"
 
 
 def has_pretrained_weights(recipe: Recipe) -> bool:
@@ -71,29 +71,36 @@ def evaluate_untouched(
     return Report.of(evaluation, source, split, ties=ties, epoch=0, question=question), evaluation
 
 
-def gain_message(metric: str, tuned: float, untouched: float, interval: tuple[float, float] | None) -> str:
+def gain_message(
+    metric: str, tuned: float, untouched: float, interval: tuple[float, float] | None, units: str, split: str = "test"
+) -> str:
     """Return a line that says whether training improved a metric, as far as the interval shows it.
 
     Args:
         metric: a metric whose larger values are better.
-        tuned, untouched: its values on test classes.
+        tuned, untouched: its values on the split.
         interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
+        units: what the interval is over, e.g. "30 classes".
+        split: the split that was evaluated.
 
     Example:
-        >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105))
+        >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105), "30 classes")
         'map@r on test: 0.420 tuned, 0.327 untouched: +0.093 (0.081 to 0.105)'
-        >>> gain_message("map@r", 0.328, 0.327, (-0.002, 0.004))
-        'map@r on test: 0.328 tuned, 0.327 untouched: +0.001 (-0.002 to 0.004): training did not help here'
+        >>> gain_message("map@r", 0.349, 0.327, (-0.003, 0.048), "30 classes").partition("; ")[0]
+        'map@r on test: 0.349 tuned, 0.327 untouched: no gain is detectable with 30 classes (+0.022, -0.003 to 0.048)'
     """
-    line = f"{metric} on test: {tuned:.3f} tuned, {untouched:.3f} untouched: {tuned - untouched:+.3f}"
+    line = f"{metric} on {split}: {tuned:.3f} tuned, {untouched:.3f} untouched:"
+    change = f"{tuned - untouched:+.3f}"
     if interval is None:
-        return f"{line}, without an interval"
+        return f"{line} {change}, without an interval"
     low, high = interval
-    line += f" ({low:.3f} to {high:.3f})"
-    if low > 0:
-        return line
-    if high < 0:
-        return f"{line}: training made it worse; {ADVICE}"
-    if max(-low, high) <= NO_GAIN:
-        return f"{line}: training did not help here"
-    return f"{line}: no gain is detectable with these test classes; {ADVICE}"
+    ends = f"{low:.3f} to {high:.3f}"
+    if high > NO_GAIN and low > 0:
+        return f"{line} {change} ({ends})"
+    if high > NO_GAIN:
+        verdict = f"no gain is detectable with {units}"
+    elif high < 0 and low < -NO_GAIN:
+        verdict = "training made it worse"
+    else:
+        verdict = "training did not help here"
+    return f"{line} {verdict} ({change}, {ends}); {ADVICE}"

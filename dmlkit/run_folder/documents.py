@@ -78,14 +78,16 @@ class UntouchedFigures(BaseModel, frozen=True, extra="forbid"):
     """Metrics on test classes."""
     difference: dict[str, PairedDifference]
     """Chosen checkpoint minus baseline on test classes, for the metrics that are means over queries."""
+    classes: int | None = None
+    """Number of test classes over which the intervals are; null in a summary of format 2."""
 
 
 class Summary(Document, frozen=True):
     """``summary.json``, the results of a finished run."""
 
     kind: ClassVar[str] = "summary of a run"
-    version: ClassVar[int] = 2
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # 1 had neither costs nor the pretrained baseline
+    version: ClassVar[int] = 3
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}  # 1 had no costs and baseline; 2 none of its classes
 
     last: ScoredCheckpoint
     """Checkpoint after all epochs."""

@@ -98,6 +98,7 @@ def compare_with_untouched(untouched: Mapping[Split, Figures], tuned: Evaluation
         validation=validation.report.metrics if validation else None,
         test=test.report.metrics,
         difference={name: PairedDifference.model_validate(change.as_dict()) for name, change in differences.items()},
+        classes=len(tuned.labels.unique()),
     )
 
 

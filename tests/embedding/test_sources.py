@@ -13,6 +13,7 @@ import torch
 
 from dmlkit.embedding.gallery.change import create_gallery
 from dmlkit.embedding.points import PointsInMemory, all_points
+from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.run import embed
 from dmlkit.embedding.sources import open_points
 from dmlkit.files.source import kind_of
@@ -164,6 +165,23 @@ def test_identify_takes_the_threshold_of_a_run_that_was_calibrated_later(home: H
     again = dmlkit("identify", home.gallery, home.embeddings, "-o", table)
     (home.run / "threshold.json").unlink()
     assert again.code == 0 and "without a threshold" not in again.out
+
+
+def test_a_run_that_is_calibrated_again_gives_its_newest_threshold(home: Home, tmp_path: Path, dmlkit: Cli):
+    threshold, calibrate = home.run / "threshold.json", ("calibrate", home.run, "--device", "cpu", "--far")
+    assert dmlkit(*calibrate, "0.3").code == 0
+    own, taken = tmp_path / "own", tmp_path / "taken"
+    create_gallery(home.run, home.photos, taken, device="cpu")
+    create_gallery(home.run, home.photos, own, threshold=0.125, device="cpu")
+    first = json.loads(threshold.read_text())["threshold"]
+    assert identify(taken, home.embeddings).threshold == first
+    assert dmlkit(*calibrate, "0.6").code == 0
+    second = json.loads(threshold.read_text())["threshold"]
+    assert second < first
+    assert identify(taken, home.embeddings).threshold == second
+    assert identify(own, home.embeddings).threshold == 0.125
+    threshold.unlink()  # or the run has moved
+    assert identify(taken, home.embeddings).threshold == first
 
 
 @every_kind

@@ -58,9 +58,18 @@ def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path
     assert "over 3 same-class and 1 different-class pairs" in again.out
 
 
-def test_two_images(dmlkit, photos: Path):
-    result = dmlkit("verify", photos / "run", photos / "a1.png", photos / "a1.png")
-    assert result.code == 0 and " 1 " in result.out and "same" in result.out
+def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path):
+    threshold, seen = json.loads((photos / "run" / "threshold.json").read_text())["threshold"], set[str]()
+    for other in ("a1", "a2", "b1", "b2"):
+        pair = photos / "a1.png", photos / f"{other}.png"
+        result = dmlkit("verify", photos / "run", *pair)
+        score = json.loads(dmlkit("verify", photos / "run", *pair, "--json").out)["pairs"][0]["score"]
+        verdict = "same class" if score >= threshold else "different classes"
+        assert result.code == 0 and result.out == f"{verdict}\ncosine {score:.6g}, threshold {threshold:.6g}\n"
+        seen.add(verdict)
+    assert seen == {"same class", "different classes"}
+    table = dmlkit("verify", photos / "run", "--pairs", photos / "pairs.csv").out
+    assert [word.strip() for word in table.splitlines()[2].split("┃")[1:-1]] == ["verdict", "known", "score", "a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "duplicates": (
         ("run --threshold 0.9", "split=test,all device csv html overrides=dataset.seed=3"),
         ("run/embeddings/test --threshold 0.5", "csv html other"),
+        ("run/embeddings/test", "threshold other"),
         ("x.npy z.npy --threshold -0.5", "manifold csv html"),
     ),
     "embed": (
@@ -186,7 +187,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "gallery remove": (("gallery --label ant", "label=bee,cat"),),
     "gallery restore": (("gallery 1", ""),),
     "identify": (
-        ("gallery photos/ant/0.png -o new.csv", "by html run device threshold"),
+        ("gallery photos/ant/0.png", "output=new.csv,new.json by html run device threshold"),
         ("gallery photos -o new.csv --by vote", "k html run threshold"),
         ("x.npy z.npy -o new.csv --labels y.npy", "by html manifold threshold"),
     ),

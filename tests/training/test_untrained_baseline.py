@@ -294,20 +294,42 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     ("interval", "tuned", "ends"),
     [
         ((0.081, 0.105), 0.420, "+0.093 (0.081 to 0.105)"),
-        ((-0.001, 0.105), 0.420, "+0.093 (-0.001 to 0.105): no gain is detectable with these test classes; "),
-        ((0.0, 0.105), 0.420, "+0.093 (0.000 to 0.105): no gain is detectable with these test classes; "),
-        ((-0.002, 0.005), 0.328, "+0.001 (-0.002 to 0.005): training did not help here"),
-        ((-0.006, 0.001), 0.326, "-0.001 (-0.006 to 0.001): no gain is detectable with these test classes; "),
-        ((-0.03, -0.01), 0.307, "-0.020 (-0.030 to -0.010): training made it worse; "),
-        ((-0.003, -0.001), 0.325, "-0.002 (-0.003 to -0.001): training made it worse; "),
+        ((0.001, 0.012), 0.333, "+0.006 (0.001 to 0.012)"),
+        ((0.001, 0.005), 0.330, "training did not help here (+0.003, 0.001 to 0.005); "),
+        ((-0.001, 0.105), 0.420, "no gain is detectable with 30 classes (+0.093, -0.001 to 0.105); "),
+        ((0.0, 0.105), 0.420, "no gain is detectable with 30 classes (+0.093, 0.000 to 0.105); "),
+        ((-0.003, 0.048), 0.349, "no gain is detectable with 30 classes (+0.022, -0.003 to 0.048); "),
+        ((-0.05, 0.006), 0.310, "no gain is detectable with 30 classes (-0.017, -0.050 to 0.006); "),
+        ((-0.002, 0.005), 0.328, "training did not help here (+0.001, -0.002 to 0.005); "),
+        ((-0.006, 0.001), 0.326, "training did not help here (-0.001, -0.006 to 0.001); "),
+        ((-0.003, -0.001), 0.325, "training did not help here (-0.002, -0.003 to -0.001); "),
+        ((-0.03, -0.01), 0.307, "training made it worse (-0.020, -0.030 to -0.010); "),
         (None, 0.420, "+0.093, without an interval"),
         (None, 0.307, "-0.020, without an interval"),
     ],
 )
 def test_the_line_says_whether_training_paid(interval, tuned: float, ends: str):
-    line = gain_message("map@r", tuned, 0.327, interval)
-    advice = "try more epochs, more classes, or other tuning (docs/tuning.md)" if ends.endswith("; ") else ""
-    assert line == f"map@r on test: {tuned:.3f} tuned, 0.327 untouched: {ends}{advice}"
+    line = gain_message("map@r", tuned, 0.327, interval, "30 classes")
+    advice = "try more epochs, backbone.tuning last_blocks or more classes, see docs/tuning.md"
+    assert line == f"map@r on test: {tuned:.3f} tuned, 0.327 untouched: {ends}{advice if ends.endswith('; ') else ''}"
+
+
+def test_train_eval_and_compare_state_the_same_gain(dmlkit, recipe: Path, tmp_path: Path):
+    """The line of `train` comes from summary.json, those of `eval` and `compare` from stored reports."""
+    runs = [tmp_path / name for name in ("first", "second")]
+    trained = [dmlkit("train", recipe, "-o", run, *CPU, "--set", f"seed={seed}").out for seed, run in enumerate(runs)]
+    lines = [next(line for line in out.splitlines() if " untouched: " in line) for out in trained]
+    compared = dmlkit("compare", *runs, "--markdown", "--device", "cpu").err
+    classes = json.loads((runs[0] / "untouched" / "test.json").read_text())["classes"]
+    for run, line in zip(runs, lines, strict=True):
+        assert line in dmlkit("eval", run, "--device", "cpu").out.splitlines()
+        assert f"{run.name}: {line}" in compared.splitlines()
+        assert "detectable" not in line or f"with {classes} classes" in line
+        assert summary_of(run).untouched.classes == classes  # pyright: ignore[reportOptionalMemberAccess]
+    validation = dmlkit("eval", runs[0], "--split", "validation", "--device", "cpu").out
+    assert "map@r on validation: " in validation
+    other = dmlkit("eval", runs[0], "--set", "transform.size=20", "--device", "cpu")
+    assert other.code == 0 and "untouched" not in other.out
 
 
 def row(epoch: int, seconds: float | None) -> EpochRow:

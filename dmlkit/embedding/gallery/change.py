@@ -219,9 +219,16 @@ def create_gallery(
     trained = load_model(RunFolder(run), fabric, checkpoint)
     description = describe(trained)
     calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
+    is_own = threshold is not None
     if threshold is None and calibrated is not None:
         threshold = calibrated.threshold
-    manifest = GalleryManifest(**dict(description), run=str(run.resolve()), thumbnails=thumbnails, threshold=threshold)
+    manifest = GalleryManifest(
+        **dict(description),
+        run=str(run.resolve()),
+        thumbnails=thumbnails,
+        threshold=threshold,
+        threshold_is_own=is_own,
+    )
     with sole_writer(output, what="the creation of a gallery"):
         _check_new(output)
         _discard(output)  # of a creation that was stopped

@@ -60,8 +60,9 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 4  # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
+    version: ClassVar[int] = 5
+    # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: ()}
 
     run: str
     """Run whose model embeds images, at the time of creation."""
@@ -69,6 +70,9 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """Whether rows have small pictures."""
     threshold: FiniteFloat | None
     """Similarity below which an image is unknown."""
+    threshold_is_own: bool = True
+    """Whether the threshold was given for this gallery; otherwise it is that of the run at the time of creation, and a
+    newer one of the run replaces it."""
     approximate: ApproximateIndex | None = None
     """Index built by ``dmlkit gallery index``."""
     contents: dict[int, Content] = Field(default_factory=dict[int, Content])

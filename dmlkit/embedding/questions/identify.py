@@ -1,43 +1,83 @@
 """Labels of images among labeled images, or none of them: ``dmlkit identify``."""
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
-from dmlkit.embedding.gallery.index import ApproximateGallery
 from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.points import PointSet
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.answers import Answers, Neighbor, write_table
-from dmlkit.embedding.questions.search import QUERY_ROWS, nearest, searcher_of
-from dmlkit.embedding.search import Gallery, StoredGallery
+from dmlkit.embedding.questions.answers import Answers, Neighbor, check_table, write_table
+from dmlkit.embedding.questions.decisions import Decider, Rule
+from dmlkit.embedding.questions.probability import estimate_probability
+from dmlkit.embedding.questions.search import QUERY_ROWS, nearest
 from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
+from dmlkit.files.document import Document
+from dmlkit.files.outputs import check_output, writing
 from dmlkit.files.source import kind_of
-from dmlkit.manifolds.numerics.frechet import frechet_mean
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
-Decision = Literal["nearest", "vote", "mean"]
-VOTERS = 5  # by default
 NEAREST = 3  # images listed per answer
-FIRST = 16  # neighbors in which another label is looked for at first
-ANSWER_COLUMNS = ("path", "label", "score", "margin", *(f"nearest_{rank}" for rank in range(1, NEAREST + 1)))
+ANSWER_COLUMNS = (
+    *("path", "label", "guess", "probability", "score", "margin", "known"),
+    *(f"{name}_{rank}" for rank in range(1, NEAREST + 1) for name in ("nearest", "label", "similarity")),
+)
 
 
 class Answer(NamedTuple):
     """Answer for one image."""
 
     label: str  # UNKNOWN where the score is below the threshold
+    guess: str  # the label if there were no threshold
+    probability: float | None  # of the guess, for an image that has one of the labels; None if it cannot be estimated
     score: float  # similarity of the label's nearest picture, or of its mean
     margin: float | None  # the score less that of the best other label; None where there is no other
+    known: str | None  # the correct label, if it is known and one of the labels
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the label is the correct one; None if that is not known."""
+        return None if self.known is None else self.label == self.known
+
+
+class Accuracy(BaseModel, frozen=True, extra="forbid"):
+    """Counts of the images whose correct label is known."""
+
+    images: int
+    right: int
+    """Images with the correct label."""
+    unknown: int
+    """Images without a label, because their score is below the threshold."""
+    guessed: int
+    """Images whose guess is correct, also below the threshold."""
+    expected: float | None
+    """Sum of the probabilities of the guesses: far more than ``guessed`` if the images differ from the source's."""
+
+
+class AnswersFile(Document, frozen=True):
+    """JSON file that ``dmlkit identify`` writes."""
+
+    kind: ClassVar[str] = "file of answers of dmlkit identify"
+
+    similarity: str
+    threshold: float | None
+    accuracy: Accuracy | None
+    """Counts over images whose correct label is known; null if there are none."""
+    images: tuple[dict[str, str | float | list[dict[str, str | float | int | None]] | None], ...]
+    """Path, label, guess, probability, score, margin, known and nearest images of each image."""
+    skipped: tuple[str, ...]
+    """One message per image that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +92,77 @@ class Identified:
         """Yield each query's path with its answer."""
         yield from zip(self.neighbors.queries, self.answers, strict=True)
 
+    @cached_property
+    def accuracy(self) -> Accuracy | None:
+        """Counts over the images whose correct label is known; None if there are none."""
+        checked = [answer for answer in self.answers if answer.known is not None]
+        if not checked:
+            return None
+        chances = [answer.probability for answer in checked]
+        return Accuracy(
+            images=len(checked),
+            right=sum(answer.label == answer.known for answer in checked),
+            unknown=sum(answer.label == UNKNOWN for answer in checked),
+            guessed=sum(answer.guess == answer.known for answer in checked),
+            expected=None if None in chances else sum(filter(None, chances)),
+        )
+
+    def most_doubtful_first(self) -> "Identified":
+        """Return the answers in another order: unknown ones first, then by probability, margin and score."""
+
+        def doubt(row: int) -> tuple[float, ...]:
+            answer = self.answers[row]
+            margin = inf if answer.margin is None else answer.margin
+            return answer.label != UNKNOWN, answer.probability or 0.0, margin, answer.score
+
+        rows = sorted(range(len(self.answers)), key=doubt)
+        order, near = torch.tensor(rows, dtype=torch.int64), self.neighbors
+        queries = [near.queries[row] for row in rows]
+        near = replace(near, queries=queries, similarities=near.similarities[order], rows=near.rows[order])
+        return Identified([self.answers[row] for row in rows], near, self.threshold)
+
     def write(self, path: Path) -> None:
-        """Write the answers as a CSV table."""
+        """Write the answers in the order of the images, as JSON if the name ends in ``.json``, else as a CSV table."""
         rows = zip(self.answers, self.neighbors.neighbors(), strict=True)
-        write_table(path, ANSWER_COLUMNS, (_cells(answer, *found) for answer, found in rows))
+        if path.suffix.lower() != ".json":
+            write_table(path, ANSWER_COLUMNS, (_cells(answer, *found) for answer, found in rows))
+            return
+        images = tuple(
+            {"path": name, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
+            for answer, (name, found) in rows
+        )
+        near = self.neighbors
+        document = AnswersFile(
+            similarity=near.searched.manifold.similarity_name,
+            threshold=self.threshold,
+            accuracy=self.accuracy,
+            images=images,
+            skipped=tuple(near.skipped),
+        )
+        with writing(path):
+            document.write(path)
+
+
+def check_answers_file(path: Path, *, option: str) -> None:
+    """Raise an error unless answers may be written to a file.
+
+    Raises:
+        UserError: it does not end in .csv or .json, or exists and is something else.
+    """
+    match path.suffix.lower():
+        case ".csv":
+            check_table(path, ANSWER_COLUMNS, option=option)
+        case ".json":
+            check_output(path, AnswersFile.is_at, option=option)
+        case _:
+            raise UserError(f"{option} {path}: expected a name that ends in .csv or .json")
 
 
 def identify(
     source: Path,
     images: Path,
     *,
-    by: Decision = "nearest",
+    by: Rule = "nearest",
     k: int | None = None,
     threshold: float | None = None,
     run: Path | None = None,
@@ -72,6 +172,8 @@ def identify(
     bar: Bar = no_bar,
 ) -> Identified:
     """Find the label of each image among labeled images, or report it as unknown.
+
+    The probability of a guess is estimated from its margin and score, see `estimate_probability`.
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
@@ -93,77 +195,50 @@ def identify(
     check_threshold(threshold)
     kind = kind_of(source)
     searched = open_points(source, device=device if kind == "run" else None, labels=labels, manifold=manifold, bar=bar)
-    known = list(searched.labels)
-    if None in known:
+    given = list(searched.labels)
+    if None in given:
         advice = "remove them, and add them with --label" if kind == "gallery" else "give every image a label"
-        raise UserError(f"{source}: {known.count(None)} of {len(known)} images have no label; {advice}")
-    names, codes = np.unique(np.array(known, dtype=object), return_inverse=True)
+        raise UserError(f"{source}: {given.count(None)} of {len(given)} images have no label; {advice}")
+    names, codes = np.unique(np.array(given, dtype=object), return_inverse=True)
     asked = open_queries(images, searched, run=run, device=device, bar=bar)
-    searcher = searcher_of(searched)
-    voters = VOTERS if by == "vote" and k is None else k or 1
-    decided = _by_mean(searched, codes, asked) if by == "mean" else _by_pictures(searcher, codes, asked, voters)
+    decider = Decider(searched, codes, by, k)
     floor = _threshold_of(searched) if threshold is None else threshold
-    answers = [
-        Answer(UNKNOWN if floor is not None and score < floor else str(names[code]), score, margin)
-        for code, score, margin in decided
-    ]
+    sigmoid = estimate_probability(decider) if len(asked) else None
+    answers: list[Answer] = []
+    known = iter(_known_labels(images, asked, names.tolist()))
+    for code, score, margin in (one for block in asked.blocks(QUERY_ROWS) for one in decider.decide(block)):
+        guess = str(names[code])
+        label = UNKNOWN if floor is not None and score < floor else guess
+        probability = None if sigmoid is None or margin is None else sigmoid.at(margin, score)
+        answers.append(Answer(label, guess, probability, score, margin, next(known)))
     return Identified(answers, nearest(searched, asked, NEAREST), floor)
 
 
+def _known_labels(images: Path, asked: PointSet, names: Sequence[str]) -> Iterator[str | None]:
+    """Yield the correct label of each query: its own, or the outermost folder named after a label of the source."""
+    labels, root = set(names), images.absolute()
+    for path, label in zip(asked.paths, asked.labels, strict=True):
+        if label or not root.is_dir():
+            yield label if label in labels else None
+            continue
+        place = Path(path).absolute()
+        folders = place.relative_to(root).parts[:-1] if place.is_relative_to(root) else ()
+        yield next((name for name in (root.name, *folders) if name in labels), None)
+
+
 def _threshold_of(searched: PointSet) -> float | None:
-    """Return the threshold of a gallery, or else of the calibrated run."""
-    if isinstance(searched, GalleryFolder) and searched.manifest.threshold is not None:
-        return searched.manifest.threshold
+    """Return the threshold that was given for a gallery, else that of the calibrated run, now or at the creation."""
+    stored = searched.manifest.threshold if isinstance(searched, GalleryFolder) else None
+    if isinstance(searched, GalleryFolder) and searched.manifest.threshold_is_own and stored is not None:
+        return stored
     if searched.run is None or searched.manifest is None:
-        return None
+        return stored
     calibrated = threshold_of(RunFolder(searched.run), searched.manifest.model.fingerprint)
-    return calibrated.threshold if calibrated else None
-
-
-Decided = tuple[int, float, float | None]
-"""Code of a label, its score and its margin."""
-
-
-def _by_pictures(
-    searcher: StoredGallery | ApproximateGallery, codes: np.ndarray, asked: PointSet, voters: int
-) -> Iterator[Decided]:
-    """Search among more and more neighbors, until there is one with another label."""
-    labels = len(np.unique(codes))
-    for block in asked.blocks(QUERY_ROWS):
-        decided: dict[int, Decided] = {}
-        remaining, length = list(range(len(block))), min(max(FIRST, voters), len(codes))
-        while remaining:
-            found = searcher.search(block[remaining], length)
-            for query, similarities, rows in zip(remaining, found.similarities, found.indices, strict=True):
-                near = codes[rows.numpy()]
-                if len(np.unique(near)) > 1 or labels == 1 or length == len(codes):
-                    decided[query] = _vote(near.tolist(), (similarities + 0.0).tolist(), voters)
-            remaining = [query for query in remaining if query not in decided]
-            length = min(2 * length, len(codes))
-        yield from (decided[query] for query in range(len(block)))
-
-
-def _vote(near: list[int], similarities: list[float], voters: int) -> Decided:
-    """Return the label of most voters, if tied that of the nearest, with its score and margin."""
-    winner = Counter(near[:voters]).most_common(1)[0][0]  # in the order in which they come first
-    others = [similarity for code, similarity in zip(near, similarities, strict=True) if code != winner]
-    score = similarities[near.index(winner)]
-    return winner, score, score - others[0] if others else None
-
-
-def _by_mean(searched: PointSet, codes: np.ndarray, asked: PointSet) -> Iterator[Decided]:
-    manifold = searched.manifold
-    order = torch.from_numpy(np.argsort(codes, kind="stable"))
-    groups = order.split(np.bincount(codes).tolist())
-    means = torch.stack([frechet_mean(manifold, searched.points_at(rows)) for rows in groups])
-    gallery = Gallery(manifold, means.float())
-    for block in asked.blocks(QUERY_ROWS):
-        found = gallery.search(block, min(2, len(means)))
-        for scores, best in zip((found.similarities + 0.0).tolist(), found.indices.tolist(), strict=True):
-            yield best[0], scores[0], scores[0] - scores[1] if len(scores) > 1 else None
+    return calibrated.threshold if calibrated else stored
 
 
 def _cells(answer: Answer, path: str, neighbors: list[Neighbor]) -> list[str]:
-    near = [neighbor.item.path for neighbor in neighbors]
-    margin = "" if answer.margin is None else f"{answer.margin:.9g}"
-    return [path, answer.label, f"{answer.score:.9g}", margin, *near, *[""] * (NEAREST - len(near))]
+    near = [text for _, similarity, item in neighbors for text in (item.path, item.label or "", f"{similarity:.9g}")]
+    numbers = ["" if value is None else f"{value:.9g}" for value in (answer.probability, answer.score, answer.margin)]
+    cells = [path, answer.label, answer.guess, *numbers, answer.known or "", *near]
+    return cells + [""] * (len(ANSWER_COLUMNS) - len(cells))

@@ -33,6 +33,7 @@ figcaption span { display: block; }
 .right img, .right .gone { outline-offset: -3px; outline: 3px solid light-dark(#1a7f37, #4ac26b); }
 .wrong img, .wrong .gone { outline-offset: -3px; outline: 3px dashed light-dark(#b35900, #f0a04b); }
 """
+WIDE = "body { max-width: none; }\np { max-width: 75rem; }\n"
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
     Raises:
         UserError: the page cannot be written.
     """
-    with open_page(path, title) as page:
+    with open_page(path, title, style=WIDE) as page:
         for note in notes:
             page.text(note)
         for number, shelf in enumerate(shelves):

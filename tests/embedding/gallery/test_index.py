@@ -26,7 +26,7 @@ from dmlkit.embedding.gallery.incoming import schema_of
 from dmlkit.embedding.gallery.index import ApproximateGallery, index_gallery
 from dmlkit.embedding.gallery.manifest import GalleryManifest, content_of, row_checksums
 from dmlkit.embedding.manifest import index_of
-from dmlkit.embedding.questions.identify import FIRST
+from dmlkit.embedding.questions.decisions import FIRST
 from dmlkit.embedding.questions.search import searcher_of
 from dmlkit.embedding.search import StoredGallery
 from dmlkit.errors import UserError

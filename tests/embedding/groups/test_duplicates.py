@@ -1,6 +1,7 @@
 """`dmlkit duplicates` and `data check --model`: groups, pairs, tables, pages, and what is refused."""
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,51 @@ def test_pairs_of_two_folders(dmlkit: Cli, tmp_path: Path):
         ("photos/1.jpg", "photos/0.jpg", cosines[1]),
         ("photos/3.jpg", "photos/2.jpg", cosines[2]),
     ]
+
+
+@pytest.mark.parametrize("space", [None, EUCLIDEAN])
+def test_without_a_threshold_the_most_similar_pairs_and_a_proposal(
+    dmlkit: Cli, tmp_path: Path, space: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Against all pairs by NumPy. Three images of one kind, two of another, and 15 others."""
+    monkeypatch.setenv("COLUMNS", "80")
+    generator = np.random.default_rng(2)
+    points = generator.normal(size=(20, 8))
+    points[5], points[9], points[12] = (points[row] + 0.01 * generator.normal(size=8) for row in (2, 2, 3))
+    points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+    one = embeddings_at(tmp_path / "one", points, **({"manifold": space} if space else {}))
+    other = embeddings_at(tmp_path / "other", points[:4], **({"manifold": space} if space else {}))
+    exact = points.astype(np.float64)
+    alike = -np.linalg.norm(exact[:, None] - exact, axis=2) if space else exact @ exact.T
+    pairs = sorted(((alike[i, j], i, j) for i in range(20) for j in range(i + 1, 20)), reverse=True)
+    result = dmlkit("duplicates", one)
+    assert result.code == 0, result.err
+    rows = [line.split("│")[1:4] for line in result.out.splitlines() if line.startswith("│")]
+    found = [(float(value), a.strip(), b.strip()) for value, a, b in rows]
+    assert [row[1:] for row in found] == [(f"photos/{i}.jpg", f"photos/{j}.jpg") for _, i, j in pairs[:10]]
+    assert [row[0] for row in found] == pytest.approx([value for value, *_ in pairs[:10]], abs=6e-5)
+    nearest = np.sort((alike - 9 * np.eye(20)).max(axis=1))[::-1]
+    threshold = (nearest[4] + nearest[5]) / 2  # 5 images have a near-duplicate
+    assert f"proposal: --threshold {threshold:.6g}; 5 of 20 images reach it" in result.out
+    assert "5 of them in 2 groups" in dmlkit("duplicates", one, "--threshold", f"{threshold:.6g}").out
+    across = dmlkit("duplicates", one, other).out
+    nearest = np.sort(alike[:, :4].max(axis=1))[::-1]
+    place = np.argmax(nearest[:10] - nearest[1:11])
+    threshold = (nearest[place] + nearest[place + 1]) / 2
+    proposal = re.search(r"proposal: --threshold (\S+); (\d+) of 20 images reach it", across)
+    assert proposal and float(proposal[1]) == pytest.approx(threshold, abs=1e-5) and int(proposal[2]) == place + 1
+    assert "no threshold is proposed: at least half" in dmlkit("duplicates", other, one).out
+    for option in ("--csv", "--html"):
+        result = dmlkit("duplicates", one, option, tmp_path / "x")
+        assert result.code == 2 and f"{option} {tmp_path / 'x'} needs --threshold" in result.err
+    single = embeddings_at(tmp_path / "single", points[:1], **({"manifold": space} if space else {}))
+    assert "has a single image; expected at least two" in dmlkit("duplicates", single).err
+
+
+def test_many_equal_images_are_the_most_similar_pairs(tmp_path: Path, dmlkit: Cli):
+    source = embeddings_at(tmp_path / "e", turned(*[0] * 30, 50, 90))
+    result = dmlkit("duplicates", source)
+    assert result.code == 0 and result.out.count("1.0000") == 10 and "no threshold is proposed" in result.out
 
 
 def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):

@@ -1,6 +1,7 @@
 """`dmlkit identify` against a naive loop over the pictures of a gallery."""
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.points import in_memory
-from dmlkit.embedding.questions import identify as identify_module
+from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.sources import open_queries
 from dmlkit.manifolds.numerics.frechet import frechet_mean
@@ -65,7 +66,7 @@ def naive(gallery: GalleryFolder, query: torch.Tensor, by: str, k: int) -> tuple
 @pytest.mark.parametrize("first", [1, 16])
 @pytest.mark.parametrize("by", ["nearest", "vote", "mean"])
 def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(identify_module, "FIRST", first)
+    monkeypatch.setattr(decisions, "FIRST", first)
     found = identify(place / "gallery", place / "asked", by=by, k=5 if by == "vote" else None, device="cpu")
     gallery = GalleryFolder(place / "gallery")
     asked = in_memory(open_queries(place / "asked", gallery, device="cpu"))
@@ -85,15 +86,64 @@ def test_the_table_says_unknown_below_the_threshold(place: Path, tmp_path: Path,
     result = dmlkit(*asked, "--threshold", "-1e-5", "--html", page)
     (place / "asked" / "broken.jpg").unlink()
     assert result.code == 0, result.err
-    assert f"13 images, 12 unknown: wrote {table}" in result.out and "1 image could not be read" in result.out
+    assert "13 images, 12 unknown (score below -1e-05)" in result.out and f"wrote {table}" in result.out
+    assert "1 image could not be read" in result.out
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["path", "label", "score", "margin", "nearest_1", "nearest_2", "nearest_3"]
+    near = [f"{name}_{rank}" for rank in (1, 2, 3) for name in ("nearest", "label", "similarity")]
+    assert list(rows[0]) == ["path", "label", "guess", "probability", "score", "margin", "known", *near]
     assert [row["label"] for row in rows] == ["unknown"] * 12 + ["finch"]
-    assert rows[-1]["nearest_1"].endswith("photos/finch/0.jpg")
+    assert rows[-1]["nearest_1"].endswith("photos/finch/0.jpg") and rows[-1]["label_1"] == "finch"
+    assert {row["guess"] for row in rows} <= set(BIRDS) and {row["known"] for row in rows} == {""}
     assert page.read_text().count("<img") == 4 * 13 and "unknown" in page.read_text()
     result = dmlkit(*asked)
     assert "0 unknown" in result.out and "note: without a threshold no image is unknown" in result.out
+
+
+def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for number, name in enumerate(("crow", "gull", "emu")):
+        for index in range(5):
+            trees.photo(tmp_path / "asked" / name / f"{index}.jpg", 300 + 10 * number + index, (40, 30))
+    trees.photo(tmp_path / "asked" / "gull" / "same.jpg", 30, (40, 30))  # gull/0.jpg of the gallery
+    table, page = tmp_path / "answers.json", tmp_path / "page.html"
+    scores = sorted(answer.score for answer in identify(place / "gallery", tmp_path / "asked", device="cpu").answers)
+    words = ("identify", place / "gallery", tmp_path / "asked", "--device", "cpu", "--threshold", scores[6])
+    result = dmlkit(*words, "-o", table, "--html", page)
+    assert result.code == 0, result.err
+    answers = json.loads(table.read_text())["images"]
+    for answer in answers:
+        folder = Path(answer["path"]).parent.name
+        assert answer["known"] == (None if folder == "emu" else folder)
+        assert answer["label"] == ("unknown" if answer["score"] < scores[6] else answer["guess"])
+        assert answer["nearest"][0]["label"] == answer["guess"]
+    known = [answer for answer in answers if answer["known"]]
+    right = sum(answer["label"] == answer["known"] for answer in known)
+    unknown = sum(answer["label"] == "unknown" for answer in known)
+    guessed = sum(answer["guess"] == answer["known"] for answer in known)
+    expected = {"images": 11, "right": right, "unknown": unknown, "guessed": guessed}
+    accuracy = json.loads(table.read_text())["accuracy"]
+    by_chance = sum(answer["probability"] for answer in known)
+    assert accuracy.pop("expected") == pytest.approx(by_chance) and accuracy == expected and 0 < right < 11
+    assert f"{guessed} guesses are right, {by_chance:.0f} expected by their probabilities" in result.out
+    counts = f"{right} right, {unknown} unknown, {11 - right - unknown} wrong"
+    assert f"accuracy {right / 11:.3f} over 11 images with known labels: {counts}" in result.out
+    # the most doubtful first: unknown ones, then by probability, and by margin where those are equal
+    order = sorted(answers, key=lambda one: (one["label"] != "unknown", one["probability"], one["margin"]))
+    lines = result.out.splitlines()
+    shown = [line.split("│")[1].strip() for line in lines if ".jpg" in line]
+    assert shown == ["/".join(Path(answer["path"]).parts[-2:]) for answer in order[:10]]
+    assert max(map(len, lines[: lines.index(next(line for line in lines if "└" in line)) + 1])) <= 80
+    text = page.read_text()
+    places = [text.index(f'title="{answer["path"]}"') for answer in order]
+    assert places == sorted(places) and "max-width: none" in text and "✗ wrong" in text
+    assert dmlkit(*words, "-o", table).code == 0  # replaces its own file
+    table.write_text("[]")
+    assert "exists already" in dmlkit(*words, "-o", table).err
+    alone = dmlkit(*words[:-2], "--threshold", "-99")
+    assert alone.code == 0 and "wrote" not in alone.out and "0 unknown (score below -99)" in alone.out
+    own = dmlkit("identify", place / "gallery", place / "photos" / "gull", "--threshold", "-99", "--device", "cpu")
+    assert "accuracy 1.000 over 5 images" in own.out  # they are in the gallery
 
 
 def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):
@@ -114,7 +164,7 @@ def test_one_label_has_no_margin(place: Path, tmp_path: Path):
         assert {answer.margin for answer in found.answers} == {None}
     found.write(tmp_path / "answers.csv")
     row = (tmp_path / "answers.csv").read_text().splitlines()[1].split(",")
-    assert row[3] == "" and row[-1] == "" and len(row) == 7  # two pictures: no third one is near
+    assert row[3] == "" and row[5] == "" and row[-1] == "" and len(row) == 16  # two pictures: no third one is near
 
 
 def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
@@ -133,6 +183,7 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
         ((tmp_path, place / "asked"), "expected a run, a folder of embeddings, a gallery"),
         ((place / "gallery", place / "asked", "-o", tmp_path / "mine.csv"), "exists already"),
+        ((place / "gallery", place / "asked", "-o", tmp_path / "a.txt"), "a.txt: expected a name that ends in .csv or"),
     ):
         result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))
         assert result.code == 2 and len(result.err.strip().splitlines()) == 1 and told in result.err, result.err

@@ -15,7 +15,7 @@ from dmlkit.embedding.gallery.change import create_gallery
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.manifest import Description, Manifest, index_of
-from dmlkit.embedding.questions import identify as identify_module
+from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.manifolds.euclidean import Euclidean
@@ -126,7 +126,7 @@ def test_decisions_are_those_of_numpy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(identify_module, "FIRST", 2)  # so that it has to look further
+    monkeypatch.setattr(decisions, "FIRST", 2)  # so that it has to look further
     points, labels, queries = stocked(place, tmp_path, space)
     ties, names = 0, sorted(set(labels))
     means = np.stack([mean_of(space, points[np.array(labels) == name]) for name in names])

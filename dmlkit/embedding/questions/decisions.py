@@ -1,0 +1,106 @@
+"""How labeled images decide on the label of another: the nearest, a vote of several, or the nearest mean."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.embedding.points import PointSet
+from dmlkit.embedding.questions.search import searcher_of
+from dmlkit.embedding.search import Gallery
+from dmlkit.manifolds.numerics.frechet import frechet_mean
+
+Rule = Literal["nearest", "vote", "mean"]
+VOTERS = 5  # by default
+FIRST = 16  # neighbors in which another label is looked for at first
+
+
+class Decision(NamedTuple):
+    """Decision on one image."""
+
+    code: int  # of the label
+    score: float  # similarity of the label's nearest picture, or of its mean
+    margin: float | None  # the score less that of the best other label; None where there is no other
+
+
+class Decider:
+    """Labeled points with a rule for the label of other points.
+
+    Args:
+        searched: the points.
+        codes: (N,) the labels of all points as integers from 0.
+        rule: see `dmlkit.embedding.questions.identify.identify`.
+        k: number of images that vote.
+    """
+
+    def __init__(self, searched: PointSet, codes: np.ndarray, rule: Rule, k: int | None = None) -> None:
+        self.searched, self.codes, self.rule = searched, codes, rule
+        self.voters = k or VOTERS if rule == "vote" else 1
+        self.sizes = np.bincount(codes)
+        if rule == "mean":
+            order = torch.from_numpy(np.argsort(codes, kind="stable"))
+            self.groups = order.split(self.sizes.tolist())
+            means = [frechet_mean(searched.manifold, searched.points_at(rows)) for rows in self.groups]
+            self.means = Gallery(searched.manifold, torch.stack(means).float())
+            self.last_group = -1, torch.empty(0)
+        else:
+            self.searcher = searcher_of(searched)
+
+    def decide(self, points: Tensor, own: Tensor | None = None) -> list[Decision]:
+        """Decide on points (Q, D).
+
+        Args:
+            points: the points.
+            own: (Q,) rows of the points, if they are labeled ones, which are then left out of their own decisions;
+                fastest in the order of their labels.
+        """
+        if self.rule == "mean":
+            return list(self._by_means(points, own))
+        return self._by_pictures(points, own)
+
+    def _by_pictures(self, points: Tensor, own: Tensor | None) -> list[Decision]:
+        """Search among more and more neighbors, until there is one with another label."""
+        found: dict[int, Decision] = {}
+        remaining, size = list(range(len(points))), len(self.codes)
+        length = min(max(FIRST, self.voters + 1), size)
+        while remaining:
+            near = self.searcher.search(points[remaining], length)
+            for query, similarities, rows in zip(remaining, near.similarities, near.indices, strict=True):
+                kept = torch.ones_like(rows, dtype=torch.bool) if own is None else rows != own[query]
+                codes = self.codes[rows[kept].numpy()]
+                if len(np.unique(codes)) > 1 or len(self.sizes) == 1 or length == size:
+                    found[query] = _vote(codes.tolist(), (similarities[kept] + 0.0).tolist(), self.voters)
+            remaining = [query for query in remaining if query not in found]
+            length = min(2 * length, size)
+        return [found[query] for query in range(len(points))]
+
+    def _by_means(self, points: Tensor, own: Tensor | None) -> Iterator[Decision]:
+        found = self.means.search(points, min(2 if own is None else 3, len(self.sizes)))
+        for query, (scores, codes) in enumerate(
+            zip((found.similarities + 0.0).tolist(), found.indices.tolist(), strict=True)
+        ):
+            ranked = list(zip(scores, codes, strict=True))
+            if own is not None:
+                code = int(self.codes[int(own[query])])
+                score = self._score_without(code, int(own[query]), points[query])
+                ranked = sorted([(score, code), *(pair for pair in ranked if pair[1] != code)], reverse=True)
+            score, code = ranked[0]
+            yield Decision(code, score, score - ranked[1][0] if len(ranked) > 1 else None)
+
+    def _score_without(self, code: int, row: int, point: Tensor) -> float:
+        """Return the similarity of a point to the mean of the others with its label."""
+        if self.last_group[0] != code:
+            self.last_group = code, self.searched.points_at(self.groups[code])
+        mean = frechet_mean(self.searched.manifold, self.last_group[1][self.groups[code] != row])
+        return float(self.searched.manifold.paired_similarity(point.double(), mean))
+
+
+def _vote(near: list[int], similarities: list[float], voters: int) -> Decision:
+    """Return the label of most voters, if tied that of the nearest, with its score and margin."""
+    winner = Counter(near[:voters]).most_common(1)[0][0]  # in the order in which they come first
+    others = [similarity for code, similarity in zip(near, similarities, strict=True) if code != winner]
+    score = similarities[near.index(winner)]
+    return Decision(winner, score, score - others[0] if others else None)
