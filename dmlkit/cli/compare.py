@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, Set, examples
+from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, Set, checked, examples
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +22,12 @@ app = typer.Typer()
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Two or more run folders; the first is the baseline.", show_default=False),
+        typer.Argument(
+            metavar="RUN",
+            help="Two or more run folders; the first is the baseline.",
+            callback=checked(require_run),
+            show_default=False,
+        ),
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,

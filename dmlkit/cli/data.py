@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, examples
+from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, checked, examples
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,6 +53,7 @@ def check(
         typer.Option(
             metavar="RUN",
             help="Also look for near-duplicates across splits, by the embeddings of this run.",
+            callback=checked(require_run),
             show_default=False,
         ),
     ] = None,

@@ -5,7 +5,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Plugins, RunPath, SetDataset, SplitName, examples
+from dmlkit.cli.options import (
+    USE,
+    Checkpoint,
+    Debug,
+    Device,
+    Plugins,
+    RunPath,
+    SetDataset,
+    SplitName,
+    checked,
+    examples,
+)
+from dmlkit.files.source import require_images
 
 app = typer.Typer()
 
@@ -18,7 +30,12 @@ def embed(
     run: RunPath,
     images: Annotated[
         Path | None,
-        typer.Argument(metavar="IMAGES", help="Folder of images, or .npy file of vectors.", show_default=False),
+        typer.Argument(
+            metavar="IMAGES",
+            help="Folder of images, or .npy file of vectors.",
+            callback=checked(require_images),
+            show_default=False,
+        ),
     ] = None,
     split: Annotated[
         SplitName | None,

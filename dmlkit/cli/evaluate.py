@@ -8,7 +8,7 @@ import typer
 from dmlkit.cli.evaluation_report import Shown
 from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Json, Plugins, Set, SplitName, examples
 from dmlkit.errors import UserError
-from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of
+from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -226,7 +226,7 @@ def evaluated_kind(
     check_options(source, kind, {**of_runs, "--manifold": manifold})
     if kind == "images":
         raise UserError(f"eval: {source}: expected {EXPECTED}, or --dataset-root {source} with a run")
-    return kind
+    return require_source(source)
 
 
 def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:

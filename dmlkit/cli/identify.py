@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, ArrayLabels, ArrayManifold, Debug, Device, Plugins, SourcePath, examples
+from dmlkit.cli.options import (
+    USE,
+    ArrayLabels,
+    ArrayManifold,
+    Debug,
+    Device,
+    Plugins,
+    QueryPath,
+    QueryRun,
+    SourcePath,
+    examples,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,10 +31,7 @@ app = typer.Typer()
 )
 def identify(
     source: SourcePath,
-    images: Annotated[
-        Path,
-        typer.Argument(metavar="QUERIES", help="Image, folder of images, or another SOURCE of the same model."),
-    ],
+    images: QueryPath,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="CSV table to write.", show_default=False)
     ],
@@ -48,12 +56,7 @@ def identify(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
     ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN", help="Run that embeds images. Default: the run of SOURCE, if known.", show_default=False
-        ),
-    ] = None,
+    run: QueryRun = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
     device: Device = "auto",

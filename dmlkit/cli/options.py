@@ -1,9 +1,12 @@
 """Options that several commands share, declared once."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+from dmlkit.files.source import require_queries, require_run, require_source
 
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
@@ -92,12 +95,54 @@ Plugins = Annotated[
         show_default=False,
     ),
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, written by train.", show_default=False)]
+
+
+def checked(check: Callable[[Path], object]) -> Callable[[Any], Any]:
+    """Return a callback that checks the paths of an argument before the command imports torch, which takes seconds.
+
+    Typer calls it neither for --help nor to complete a command line.
+    """
+
+    def callback(value: Any) -> Any:
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if path is not None:
+                check(path)
+        return value
+
+    return callback
+
+
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Run folder, written by train.", callback=checked(require_run), show_default=False
+    ),
+]
+QueryRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="Run that embeds images. Default: the run of SOURCE, if known.",
+        callback=checked(require_run),
+        show_default=False,
+    ),
+]
+QueryPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="QUERIES",
+        help="Image, folder of images, or another SOURCE of the same model.",
+        callback=checked(require_queries),
+        show_default=False,
+    ),
+]
 SourcePath = Annotated[
     Path,
     typer.Argument(
         metavar="SOURCE",
         help="Run, embeddings folder, gallery, or .npy file (N, D) of embeddings of any model.",
+        callback=checked(require_source),
         show_default=False,
     ),
 ]

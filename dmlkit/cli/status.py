@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Debug, Json, examples
+from dmlkit.cli.options import RESEARCH, Debug, Json, checked, examples
+from dmlkit.files.source import require_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +21,13 @@ app = typer.Typer()
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit status runs/study/mpa"))
 def status(
     folder: Annotated[
-        Path, typer.Argument(metavar="STUDY", help="Study folder, written by study.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="STUDY",
+            help="Study folder, written by study.",
+            callback=checked(require_study),
+            show_default=False,
+        ),
     ],
     json: Json = False,
     debug: Debug = False,

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, examples
+from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, checked, examples
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_study
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -180,7 +181,12 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="STUDY", help="One or more study folders, written by study.", show_default=False),
+        typer.Argument(
+            metavar="STUDY",
+            help="One or more study folders, written by study.",
+            callback=checked(require_study),
+            show_default=False,
+        ),
     ],
     output: Annotated[
         Path,

@@ -14,6 +14,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial
 from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
+from dmlkit.files.source import require_run
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
 from dmlkit.recipe.provenance import changed_plugins, open_plugins
 from dmlkit.recipe.schema import Recipe
@@ -138,11 +139,7 @@ class RunFolder:
         Raises:
             UserError: the folder has no run, its plug-ins are missing, or its recipe has keys that are unknown here.
         """
-        if not (self.recipe_path.exists() and self.environment_path.exists()):
-            raise UserError(
-                f"{self.path}: no run here (recipe.yaml or environment.json is missing); expected a folder that "
-                "train wrote"
-            )
+        require_run(self.path)
         open_plugins(Environment.read(self.environment_path).plugins, str(self.path))
         return read_recipe(self.recipe_path, is_trained=True)
 

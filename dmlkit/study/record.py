@@ -13,6 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
 from dmlkit.files.document import Document, differences
 from dmlkit.files.lock import LOCK, sole_writer
+from dmlkit.files.source import STUDY_MARK, require_study
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 
@@ -67,12 +68,8 @@ class StudyRecord(Document, frozen=True):
         Raises:
             UserError: the folder has no record.
         """
-        path = folder / "study.json"
-        if not path.exists():
-            raise UserError(
-                f"{folder}: is not a study (study.json is missing); expected a folder that dmlkit study wrote"
-            )
-        return cls.read(path)
+        require_study(folder)
+        return cls.read(folder / STUDY_MARK)
 
 
 class StudyFailures(Document, frozen=True):
@@ -127,7 +124,7 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command:
     Raises:
         UserError: the folder has other contents or a study with other runs, or another process works on it.
     """
-    path = folder / "study.json"
+    path = folder / STUDY_MARK
     started = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
     if path.exists():
         stored, new = (one.study.model_dump(mode="json") for one in (StudyRecord.read(path), started))

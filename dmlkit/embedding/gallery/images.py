@@ -15,6 +15,7 @@ from dmlkit.datasets.files.listing import ListedImages
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.tar import file_content
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_addable
 
 UNKNOWN = "unknown"
 """Answer for an image that has none of the labels of a gallery."""
@@ -68,10 +69,9 @@ def images_of(source: Path, label: str | None) -> list[LabelledImage]:
         found = _of_table(source)
     elif source.is_dir():
         found = _of_folder(source)
-    elif source.exists():
-        found = [LabelledImage(str(source.absolute()), None)]
     else:
-        raise UserError(f"{source}: no such file or folder; expected an image, a folder of images, or a table")
+        require_addable(source)
+        found = [LabelledImage(str(source.absolute()), None)]
     if label is not None:
         found = [LabelledImage(image.path, label, image.box) for image in found]
     raise_faults(unreadable_name(image.path) for image in found if not readable_name(image.path))
