@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, Set, checked, examples
+from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, Set, examples
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_run
+from dmlkit.files.source import require_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,6 @@ def compare(
         typer.Argument(
             metavar="RUN",
             help="Two or more run folders; the first is the baseline.",
-            callback=checked(require_run),
             show_default=False,
         ),
     ],
@@ -45,6 +44,7 @@ def compare(
     """Compare runs on the test classes, with intervals and paired tests against the first run."""
     if markdown + latex + json > 1:
         raise UserError("compare: expected at most one of --markdown, --latex and --json")
+    require_runs(runs)
 
     from rich.console import Console
 

@@ -3,7 +3,7 @@
 It imports no torch, so that the command line refuses a wrong path at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -135,6 +135,20 @@ def require_run(path: Path) -> None:
         raise UserError(
             f"{path}: no run here ({' or '.join(RUN_MARKS)} is missing); expected a folder that train wrote"
         )
+
+
+def require_runs(paths: Sequence[Path]) -> None:
+    """Check that there are runs to compare.
+
+    Raises:
+        UserError: there are fewer than two, one is given twice, or one is not a run.
+    """
+    if len(paths) < 2:
+        raise UserError(f"compare: expected at least two runs, got {len(paths)}")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("compare: a run is given twice; remove one of them")
+    for path in paths:
+        require_run(path)
 
 
 def require_gallery(path: Path) -> None:
