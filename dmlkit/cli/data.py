@@ -84,6 +84,7 @@ def check(
         raise UserError(
             "data check: --model RUN needs --threshold SIMILARITY, and --threshold and --device need --model RUN"
         )
+    check_target(target, overrides)
 
     from rich.console import Console
 
@@ -111,6 +112,14 @@ def check(
     print_findings(findings, f"{config.name}: {target}", console)
     if not findings.sound:
         raise typer.Exit(DATA_ERROR)
+
+
+def check_target(target: Path, overrides: list[str] | None) -> None:
+    """Check a target that is a recipe, before torch is imported."""
+    from dmlkit.recipe.early import check_recipe
+
+    if target.suffix in (".yaml", ".yml"):
+        check_recipe(target, overrides or [])
 
 
 def print_findings(findings: "Findings", title: str, console: "Console") -> None:
@@ -147,6 +156,10 @@ def cache(
     debug: Debug = False,
 ) -> None:
     """Store all images decoded and resized, so that training does not decode them (key dataset.cache)."""
+    from dmlkit.recipe.early import check_recipe
+
+    check_recipe(recipe, overrides or [])
+
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -182,6 +195,8 @@ def shards(
     debug: Debug = False,
 ) -> None:
     """Write a dataset as tar files, for disks on which opening millions of files takes too long."""
+    check_target(target, overrides)
+
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say

@@ -212,6 +212,10 @@ def evaluated_kind(
     given = [name for name, path in arrays.items() if path is not None]
     if untrained:
         refuse_untrained(source, given, {"--checkpoint": of_runs["--checkpoint"], "--manifold": manifold})
+        if source is not None and not source.is_dir():
+            from dmlkit.recipe.early import check_recipe
+
+            check_recipe(source, of_runs["--set"] or [])
         return "untrained"
     check_arrays(source, arrays, given)
     if source is None:

@@ -159,6 +159,10 @@ def copy(
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2"))
 def check(recipe: RecipePath, overrides: Set = None, plugins: Plugins = None, debug: Debug = False) -> None:
     """Check a recipe and print it with every default."""
+    from dmlkit.recipe.early import check_recipe
+
+    check_recipe(recipe, overrides or [])
+
     from dmlkit.recipe.file import dump_recipe, read_recipe
 
     typer.echo(dump_recipe(read_recipe(recipe, overrides or [])), nl=False)

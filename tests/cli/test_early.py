@@ -15,7 +15,7 @@ NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a f
 NO_SOURCE = "no such file or folder; expected a run, a folder of embeddings, a gallery or an .npy file"
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
 NO_STUDY = "is not a study (study.json is missing); expected a folder that dmlkit study wrote"
-TO_ADD = "no such file or folder; expected an image, a folder of images, or a table"
+NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
 IMPORTED = "import sys; from dmlkit.cli.app import main\ntry: main()\nfinally: print('torch' in sys.modules)"
 
 
@@ -37,9 +37,21 @@ def place(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
     for name in ("half/recipe.yaml", "run/recipe.yaml", "run/environment.json"):
         (tmp_path / name).touch()
+    (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
+    (tmp_path / "broken.yaml").write_text("dataset:\n\tname: glyphs\n")
     (tmp_path / "stopped" / "creating.json").write_text("")
     (tmp_path / "study" / "study.json").write_text("")
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache folder with the names of all components, as ``dmlkit list`` leaves it."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        subprocess.run([sys.executable, "-m", "dmlkit", "list"], check=True, capture_output=True)
+    return str(folder)
 
 
 @pytest.mark.slow
@@ -95,11 +107,34 @@ def place(tmp_path: Path) -> Path:
         ("gallery restore none 2", f"none: {NO_GALLERY}"),
         ("gallery compact none", f"none: {NO_GALLERY}"),
         ("gallery index empty", f"empty: {NO_GALLERY}"),
+        ("train none", f"none: {NO_RECIPE}"),
+        (
+            "train glyphs/tripled",
+            "glyphs/tripled: no such file; expected a recipe; did you mean glyphs/triplet, which comes with dmlkit?",
+        ),
+        ("check none.yaml", f"none.yaml: {NO_RECIPE}"),
+        ("check broken.yaml", "broken.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),
+        (
+            "train glyphs/triplet --set loss.margin",
+            "--set loss.margin: expected key.subkey=value, e.g. --set loss.margin=0.2",
+        ),
+        ("train wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+        (
+            "check wrong.yaml --set loss.name=triplt",
+            "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'?",
+        ),
+        ("protocol official none -o new", f"none: {NO_RECIPE}"),
+        ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+        ("data check wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+        ("eval none --untrained", f"none: {NO_RECIPE}"),
         ("status none", f"none: {NO_STUDY}"),
         ("report study empty -o page.md", f"empty: {NO_STUDY}"),
     ],
 )
-def test_a_wrong_path_is_refused_without_torch(place: Path, words: str, message: str):
+def test_a_mistake_is_refused_without_torch(
+    place: Path, words: str, message: str, catalogue: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", catalogue)
     result = without_torch(place, *words.split())
     assert (result.code, result.err) == (2, f"error: {message}\n")
 
