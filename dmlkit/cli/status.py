@@ -56,7 +56,7 @@ def status(
 
 def rows_of(found: "StudyStatus") -> list[list[str]]:
     """Return one row per variant, or one per value that is tried for it."""
-    from dmlkit.study.reports.tables import format_duration
+    from dmlkit.study.duration import format_duration
 
     rows = [["variant", "seeds", "validation", "spent"]]
     for (variant, choice), group in groupby(found.runs, key=lambda run: (run.variant, run.choice)):
@@ -84,7 +84,7 @@ def seeds_of(runs: "Iterable[RunStatus]") -> str:
 
 def totals(found: "StudyStatus") -> str:
     """Return counts and times on one line."""
-    from dmlkit.study.reports.tables import format_duration
+    from dmlkit.study.duration import format_duration
 
     counts = [f"{found.count('done')} of {len(found.runs)} runs done"]
     counts += [f"{found.count(state)} {state}" for state in ("running", "stopped", "failed") if found.count(state)]

@@ -71,7 +71,7 @@ def study(
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
-    from dmlkit.study.reports.tables import parse_duration
+    from dmlkit.study.duration import parse_duration
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
 
     console, output = Console(), output or Path("runs") / "study" / study.stem

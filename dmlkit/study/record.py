@@ -4,9 +4,8 @@ import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lightning_fabric import Fabric
 from pydantic import BaseModel, ValidationError
 
 from dmlkit.errors import UserError
@@ -14,8 +13,10 @@ from dmlkit.files.atomic import is_partial
 from dmlkit.files.document import Document, differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.source import STUDY_MARK, require_study
-from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 FAILURES = "failures.json"
 # keys on which no figure depends; the paper of a statement is another one
@@ -110,7 +111,7 @@ class ProtocolRecord(Document, frozen=True):
 
 
 @contextmanager
-def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command: str) -> Generator[None]:
+def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", command: str) -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
 
     A study that is continued may have more seeds and another wording of its claim.
@@ -148,6 +149,8 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command:
 
 def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
     """Add the defaults of newer keys to a recipe without its seed that an older dmlkit recorded."""
+    from dmlkit.recipe.schema import Recipe
+
     try:
         return Recipe.model_validate_json(json.dumps(recipe)).model_dump(mode="json", exclude={"seed"})
     except ValidationError:  # a key was removed since: the difference shows which one
@@ -155,7 +158,7 @@ def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def open_protocol(name: str, folder: Path, fabric: Fabric, runs: str) -> Generator[None]:
+def open_protocol(name: str, folder: Path, fabric: "Fabric", runs: str) -> Generator[None]:
     """Start or continue a protocol in a folder, and lock the folder during the block.
 
     Args:
@@ -186,7 +189,7 @@ def is_taken(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(record: Document, path: Path, fabric: Fabric) -> Generator[None]:
+def _locked(record: Document, path: Path, fabric: "Fabric") -> Generator[None]:
     fabric.barrier()  # all ranks have checked before the first one writes
     with sole_writer(path.parent, what=f"a {path.stem}") if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:

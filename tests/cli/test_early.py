@@ -1,5 +1,6 @@
 """A wrong path is refused before torch is imported, which takes seconds; commands that only read need no torch."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,3 +144,14 @@ def test_a_mistake_is_refused_without_torch(
 def test_help_after_a_wrong_path_is_help(dmlkit: Cli, words: str):
     result = dmlkit(*words.split())
     assert result.code == 0 and "Usage:" in result.out
+
+
+@pytest.mark.slow
+def test_the_status_of_a_study_needs_no_torch(place: Path):
+    recipe = {"training": {"epochs": 4, "select_by": "map@r"}}
+    study = {"claim": "Margins matter", "paper": None, "table": None, "protocol": "official", "metrics": ["map@r"]}
+    study |= {"seeds": [0, 1], "reference": "a", "expect": [], "variants": {"a": {"": recipe}}}
+    record = {"format": 2, "study": study, "command": "dmlkit study s.yaml"}
+    (place / "study" / "study.json").write_text(json.dumps(record))
+    result = without_torch(place, "status", "study")
+    assert "Margins matter" in result.out and "0 of 2 runs done" in result.out, result.err
