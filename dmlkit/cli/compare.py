@@ -33,7 +33,11 @@ def compare(
     json: Json = False,
     by: Annotated[
         Literal["classes", "queries"],
-        typer.Option(help="Unit of intervals and p-values; queries treats the queries of a class as independent."),
+        typer.Option(
+            metavar="UNIT",
+            help="Unit of intervals and p-values: classes, or queries, which treats the queries of a class as "
+            "independent.",
+        ),
     ] = "classes",
     checkpoint: Checkpoint = None,
     overrides: Set = None,

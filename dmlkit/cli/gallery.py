@@ -255,7 +255,10 @@ def index(
     gallery: GalleryPath,
     kind: Annotated[
         Literal["ivf_pq", "ivf_hnsw_sq"],
-        typer.Option(help="Type of index: compact codes, or a graph, which takes longer to build."),
+        typer.Option(
+            metavar="KIND",
+            help="Type of index: ivf_pq (compact codes), or ivf_hnsw_sq (a graph, which takes longer to build).",
+        ),
     ] = "ivf_pq",
     recall: Annotated[
         float, typer.Option(metavar="SHARE", help="Required share of the 10 nearest images that a search finds.")

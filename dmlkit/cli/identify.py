@@ -37,7 +37,10 @@ def identify(
     ],
     by: Annotated[
         Literal["nearest", "vote", "mean"],
-        typer.Option(help="Rule for the label: nearest image, vote of the -k nearest, or nearest class mean."),
+        typer.Option(
+            metavar="RULE",
+            help="Rule for the label: nearest (image), vote (of the -k nearest), or mean (the nearest class mean).",
+        ),
     ] = "nearest",
     k: Annotated[
         int | None,

@@ -157,7 +157,8 @@ RecipePath = Annotated[
 Checkpoint = Annotated[
     Literal["best", "last"] | None,
     typer.Option(
-        help="Checkpoint to use. Default: best (on validation classes) if the run has one, else last.",
+        metavar="NAME",
+        help="Checkpoint to use: best (on validation classes) or last. Default: best if the run has one, else last.",
         show_default=False,
     ),
 ]

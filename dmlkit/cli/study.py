@@ -43,7 +43,10 @@ def study(
     ] = 1,
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="Where to train: this machine, or a Ray cluster that can reach the study folder."),
+        typer.Option(
+            metavar="ENGINE",
+            help="Where to train: local (this machine), or ray (a Ray cluster that can reach the study folder).",
+        ),
     ] = "local",
     budget: Annotated[
         str | None,
