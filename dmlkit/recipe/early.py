@@ -13,7 +13,7 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.recipe.catalogue import stored_reference
 from dmlkit.recipe.extends import read_tree
-from dmlkit.recipe.faults import fault_line, shown, suggest
+from dmlkit.recipe.faults import fault_line, key_line, shown, suggest
 from dmlkit.recipe.overrides import apply_overrides
 from dmlkit.recipe.reference import Reference
 from dmlkit.recipe.yaml_tree import Key, Tree
@@ -85,10 +85,10 @@ class NameCheck:
             if name in data:
                 yield from self._value((*key, name), data[name], list(self._choices(schema)))
             elif name in required:
-                yield fault_line(self.tree, (*key, name), "this key is missing and has no default; add it")
+                yield key_line(self.tree, (*key, name), "this key is missing and has no default; add it")
         for name in data:
             if name not in properties:
-                yield fault_line(self.tree, (*key, name), f"unknown key; {suggest(name, list(properties))}")
+                yield key_line(self.tree, (*key, name), f"unknown key; {suggest(name, list(properties))}")
 
     def _value(self, key: Key, value: Any, choices: list[dict[str, Any]]) -> Iterator[str]:
         members = {one["properties"]["name"]["const"]: one for one in choices if "const" in _name_of(one)}

@@ -9,7 +9,7 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.recipe.extends import EXTENDS
-from dmlkit.recipe.faults import shown
+from dmlkit.recipe.faults import OPTION, shown
 from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml
 
 INDEX = re.compile("[0-9]{1,9}")  # index of a list item, counted from 0
@@ -48,12 +48,12 @@ def parse_override(text: str) -> Override:
     Raises:
         UserError: there is no ``=``, or the value is not valid YAML.
     """
-    source = f"--set {printable(excerpt(text))}"
+    source = f"{OPTION}{printable(excerpt(text))}"
     key, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
-    parsed = parse_yaml(value, source)
-    return Override(key, Tree(source, parsed.data, dict.fromkeys(parsed.origins, source)))
+    parsed = parse_yaml(value, source, has_lines=False)
+    return Override(key, parsed)
 
 
 def _apply(tree: Tree, override: Override) -> None:
@@ -67,7 +67,10 @@ def _apply(tree: Tree, override: Override) -> None:
     parent: Any = tree.data
     for index, step in enumerate(key[:-1]):
         if isinstance(step, str) and isinstance(parent, dict):
-            parent = parent.setdefault(step, {})
+            if step not in parent:
+                parent[step] = {}
+                tree.origins[key[: index + 1]] = source
+            parent = parent[step]
         elif isinstance(step, int) and isinstance(parent, list) and step < len(parent):
             parent = parent[step]
         else:

@@ -114,7 +114,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
             "glyphs/tripled: no such file; expected a recipe; did you mean glyphs/triplet, which comes with dmlkit?",
         ),
         ("check none.yaml", f"none.yaml: {NO_RECIPE}"),
-        ("check broken.yaml", "broken.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),
+        ("check broken.yaml", "broken.yaml:2: not valid YAML: found a tab; indent with spaces"),
         (
             "train glyphs/triplet --set loss.margin",
             "--set loss.margin: expected key.subkey=value, e.g. --set loss.margin=0.2",
