@@ -127,7 +127,7 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
     from rich.table import Table
     from rich.text import Text
 
-    from dmlkit.cli.console import cells, say, show_table
+    from dmlkit.cli.console import cells, counted, say, show_table
     from dmlkit.files.escape import printable
 
     table = Table("check", "expected", "found", "verdict", title=Text(printable(title)), title_justify="left")
@@ -140,8 +140,7 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
     for kind, lines in (("error", findings.faults), ("note", findings.notes)):
         for line in lines:
             say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
-    count = len(findings.faults) + sum(row.verdict == "fault" for row in findings.rows)
-    say(console, "sound" if findings.sound else f"not sound: {count} {'error' if count == 1 else 'errors'}")
+    say(console, "sound" if findings.sound else f"not sound: {counted(findings.errors, 'error', 'errors')}")
 
 
 @app.command(epilog=examples("dmlkit data cache recipe.yaml -o caches/birds"))
