@@ -16,6 +16,7 @@ from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
+from dmlkit.datasets.files.paths import readable_name
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import default_workers
@@ -93,6 +94,7 @@ def stray_file_notes(listing: Listing) -> list[str]:
     files = sorted(path for path in listing.root.rglob("*") if path.is_file())
     stray = [path.relative_to(listing.root) for path in files if str(path) not in used]
     visible = [str(path) for path in stray if not any(part.startswith(".") for part in path.parts)]
+    visible = [path for path in visible if readable_name(path)]  # others have an error already
     if not visible:
         return []
     more = f" and {len(visible) - MOST_NAMED} more" if len(visible) > MOST_NAMED else ""

@@ -155,6 +155,7 @@ def write_out(tree: Tree) -> None:
         return
     try:
         if named:
+            backbone.check_weights()
             data["backbone"] |= backbone.resolved_keys()
         transform = data.get("transform")
         if isinstance(transform, dict) and transform.get("name") == "pretrained" and not transform.keys() >= KEYS:

@@ -320,3 +320,19 @@ def test_a_requirement_that_an_override_breaks_names_the_option():
     text = "dataset: {name: glyphs}\nloss: {name: margin, miner: {name: distance_weighted}}\n"
     (line,) = faults(text, "manifold.name=poincare")
     assert line.startswith("--set manifold.name=poincare: loss.miner: distance_weighted needs manifold.name sphere")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ("name: resnet18, weights: imagnet", "unknown weights 'imagnet'; did you mean 'imagenet'?"),
+        ("name: vit, weights: swag", "unknown weights 'swag'; expected imagenet, one of IMAGENET1K_V1"),
+        ("name: convnext, weights: IMAGENET1K_V9", "unknown weights 'IMAGENET1K_V9'; did you mean 'IMAGENET1K_V1'?"),
+        ("name: googlenet, weights: x", "unknown weights 'x'; expected imagenet, one of IMAGENET1K_V1"),
+        ("name: bn_inception, weights: imagenet", "'imagenet': expected a file"),
+        ("name: timm, model: resnet18, weights: imagnet", "got 'imagnet', expected pretrained or a file"),
+    ],
+)
+def test_unknown_weights_are_refused_when_a_recipe_is_read(backbone: str, message: str):
+    (line,) = faults(f"dataset: {{name: glyphs}}\nloss: {{name: triplet}}\nbackbone: {{{backbone}}}\n")
+    assert line.startswith(f"r.yaml:3: backbone.weights: {message}")
