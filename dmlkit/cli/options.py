@@ -97,19 +97,28 @@ Plugins = Annotated[
 ]
 
 
-def checked(check: Callable[[Path], object]) -> Callable[[Any], Any]:
-    """Return a callback that checks the paths of an argument before the command imports torch, which takes seconds.
+def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
+    """Return a callback that checks the path or paths of an argument before the command imports torch (3 s).
 
-    Typer calls it neither for --help nor to complete a command line.
+    Typer does not call it for --help, and it checks nothing where a command line is only parsed, outside the program.
     """
 
-    def callback(value: Any) -> Any:
-        for path in value if isinstance(value, list | tuple) else [value]:
-            if path is not None:
-                check(path)
+    def callback(context: typer.Context, value: Any) -> Any:
+        if value is not None and context.parent is not None and not context.resilient_parsing:
+            check(value)
         return value
 
     return callback
+
+
+def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
+    """Return a check of several paths."""
+
+    def check_all(paths: list[Path]) -> None:
+        for path in paths:
+            check(path)
+
+    return check_all
 
 
 RunPath = Annotated[

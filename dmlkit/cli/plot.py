@@ -15,6 +15,7 @@ from dmlkit.cli.options import (
     SetDataset,
     SplitName,
     checked,
+    each,
     examples,
 )
 from dmlkit.errors import UserError
@@ -64,12 +65,10 @@ def require_plotted_run(path: Path) -> None:
     require_run(path)
 
 
-def require_runs_or_study(paths: list[Path]) -> list[Path]:
+def require_runs_or_study(paths: list[Path]) -> None:
     """Check that paths are runs, or a single study."""
     if not (len(paths) == 1 and is_study(paths[0])):
-        for path in paths:
-            require_run(path)
-    return paths
+        each(require_run)(paths)
 
 
 def require_results(path: Path) -> None:
@@ -89,7 +88,7 @@ RunsOrStudy = Annotated[
     typer.Argument(
         metavar="RUN|STUDY",
         help="One or more run folders, or one study folder.",
-        callback=require_runs_or_study,
+        callback=checked(require_runs_or_study),
         show_default=False,
     ),
 ]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, checked, examples
+from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, checked, each, examples
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_study
 
@@ -187,7 +187,7 @@ def report(
         typer.Argument(
             metavar="STUDY",
             help="One or more study folders, written by study.",
-            callback=checked(require_study),
+            callback=checked(each(require_study)),
             show_default=False,
         ),
     ],
