@@ -118,7 +118,7 @@ def export(
     require_exportable(source, format)
     if format in MODEL_FORMATS:
         path = None if output is None else Path(output)
-        return _export_run(source, cast(ModelFormat, format), path, checkpoint, overrides)
+        return _export_run(source, format, path, checkpoint, overrides)
     check_options(source, "embeddings", {"--checkpoint": checkpoint, "--set": list(overrides)})
     if output is not None and not is_address(str(output)):
         check_place(Path(output), data_of(EmbeddingFolder(source)))
