@@ -56,6 +56,13 @@ class BackboneConfig(ComponentConfig, frozen=True):
         """Return the backbone with the recipe's weights loaded, before tuning and freezing."""
         raise TypeError(f"{type(self).__name__} has no weights of its own; use build()")
 
+    def check_weights(self) -> None:
+        """Check the name of the weights, before anything is built; a file is checked when it is loaded.
+
+        Raises:
+            UserError: the backbone has no weights of this name.
+        """
+
     def resolved_keys(self) -> dict[str, Any]:
         """Return keys to add to the recipe, so that a run does not read them from the Hub or a folder again."""
         return {}

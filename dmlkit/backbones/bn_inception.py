@@ -36,6 +36,10 @@ class BNInceptionConfig(BackboneConfig, frozen=True):
             weights=self.weights, pooling=self.pooling.build(), batchnorm_momentum=self.batchnorm_momentum
         )
 
+    def check_weights(self) -> None:
+        if self.weights is not None and not is_file(self.weights):
+            raise UserError(f"backbone.weights: {self.weights!r}: expected a file, e.g. the download of {URL}")
+
     def requirements(self) -> Iterable[Requirement]:
         if self.weights is None:
             return []

@@ -9,6 +9,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.pretrained.weights import (
     PublishedInput,
     build_torchvision,
+    check_name,
     torchvision_input,
     torchvision_requirements,
 )
@@ -34,6 +35,9 @@ class ConvNeXtConfig(BackboneConfig, frozen=True):
 
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
+
+    def check_weights(self) -> None:
+        check_name(f"convnext_{self.size}", self.weights)
 
     def published_input(self) -> PublishedInput:
         return torchvision_input(f"convnext_{self.size}", self.weights)

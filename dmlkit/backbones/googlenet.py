@@ -9,6 +9,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.pretrained.weights import (
     PublishedInput,
     build_torchvision,
+    check_name,
     torchvision_input,
     torchvision_requirements,
 )
@@ -30,6 +31,9 @@ class GoogLeNetConfig(BackboneConfig, frozen=True):
 
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
+
+    def check_weights(self) -> None:
+        check_name("googlenet", self.weights)
 
     def published_input(self) -> PublishedInput:
         return torchvision_input("googlenet", self.weights)

@@ -9,6 +9,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained.weights import (
     PublishedInput,
     build_torchvision,
+    check_name,
     torchvision_input,
     torchvision_requirements,
 )
@@ -31,6 +32,9 @@ class ResNet18Config(BackboneConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
 
+    def check_weights(self) -> None:
+        check_name(self.name, self.weights)
+
     def published_input(self) -> PublishedInput:
         return torchvision_input(self.name, self.weights)
 
@@ -50,6 +54,9 @@ class ResNet50Config(BackboneConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
 
+    def check_weights(self) -> None:
+        check_name(self.name, self.weights)
+
     def published_input(self) -> PublishedInput:
         return torchvision_input(self.name, self.weights)
 
@@ -68,6 +75,9 @@ class ResNet101Config(BackboneConfig, frozen=True):
 
     def requirements(self) -> Iterable[Requirement]:
         return torchvision_requirements(self.weights)
+
+    def check_weights(self) -> None:
+        check_name(self.name, self.weights)
 
     def published_input(self) -> PublishedInput:
         return torchvision_input(self.name, self.weights)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -87,6 +87,11 @@ class TimmConfig(BackboneConfig, frozen=True):
         statistics = {"mean": tuple(in_timm.mean), "std": tuple(in_timm.std), "channels": "rgb", "pixel_max": 1}
         yield from input_requirements(statistics, "these weights were trained with these statistics")
 
+    def check_weights(self) -> None:
+        is_named = self.weights is not None and not is_file(self.weights)
+        if is_named and self.weights not in ("pretrained", "imagenet"):
+            refuse_weights(str(self.weights))
+
     def resolved_keys(self) -> dict[str, Any]:
         if not self.model.startswith(SOURCES) or self.architecture is not None:
             return {}
@@ -100,6 +105,14 @@ class TimmConfig(BackboneConfig, frozen=True):
             return timm_input(self.model, folder.settings, self.image_size or built_size(folder))
         check_registered(self.model)
         return timm_input(self.model, registered_settings(self.model), self.image_size)
+
+
+def refuse_weights(weights: str) -> NoReturn:
+    """Raise the error for weights that a model of timm does not have."""
+    raise UserError(
+        f"backbone.weights: got {weights!r}, expected pretrained or a file (imagenet is available only for "
+        f"{efficientnet_lite.MODEL})"
+    )
 
 
 class Timm(Backbone):
@@ -153,10 +166,7 @@ class Timm(Backbone):
         if weights == "imagenet" and model.partition(".")[0] == efficientnet_lite.MODEL:
             return efficientnet_lite.imagenet_file()
         if weights != "pretrained":
-            raise UserError(
-                f"backbone.weights: got {weights!r}, expected pretrained or a file (imagenet is available only for "
-                f"{efficientnet_lite.MODEL})"
-            )
+            refuse_weights(weights)
         return weights_file(model) if model.startswith(SOURCES) else None
 
     def blocks(self) -> list[nn.Module]:

@@ -11,6 +11,7 @@ from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained.weights import (
     PublishedInput,
     build_torchvision,
+    check_name,
     torchvision_input,
     torchvision_requirements,
 )
@@ -39,6 +40,9 @@ class ViTConfig(BackboneConfig, frozen=True):
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("transform.size", (self.image_size,), "its position embeddings have backbone.image_size")
         yield from torchvision_requirements(self.weights)
+
+    def check_weights(self) -> None:
+        check_name(f"vit_{self.variant}", self.weights)
 
     def published_input(self) -> PublishedInput:
         return torchvision_input(f"vit_{self.variant}", self.weights)._replace(size=self.image_size)

@@ -8,6 +8,7 @@ import typer
 
 from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, Set, examples
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,14 +22,22 @@ app = typer.Typer()
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Two or more run folders; the first is the baseline.", show_default=False),
+        typer.Argument(
+            metavar="RUN",
+            help="Two or more run folders; the first is the baseline.",
+            show_default=False,
+        ),
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
     json: Json = False,
     by: Annotated[
         Literal["classes", "queries"],
-        typer.Option(help="Unit of intervals and p-values; queries treats the queries of a class as independent."),
+        typer.Option(
+            metavar="UNIT",
+            help="Unit of intervals and p-values: classes, or queries, which treats the queries of a class as "
+            "independent.",
+        ),
     ] = "classes",
     checkpoint: Checkpoint = None,
     overrides: Set = None,
@@ -39,6 +48,7 @@ def compare(
     """Compare runs on the test classes, with intervals and paired tests against the first run."""
     if markdown + latex + json > 1:
         raise UserError("compare: expected at most one of --markdown, --latex and --json")
+    require_runs(runs)
 
     from rich.console import Console
 

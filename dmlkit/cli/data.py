@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, examples
+from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, checked, examples
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,6 +53,7 @@ def check(
         typer.Option(
             metavar="RUN",
             help="Also look for near-duplicates across splits, by the embeddings of this run.",
+            callback=checked(require_run),
             show_default=False,
         ),
     ] = None,
@@ -82,6 +84,7 @@ def check(
         raise UserError(
             "data check: --model RUN needs --threshold SIMILARITY, and --threshold and --device need --model RUN"
         )
+    check_target(target, overrides)
 
     from rich.console import Console
 
@@ -111,12 +114,20 @@ def check(
         raise typer.Exit(DATA_ERROR)
 
 
+def check_target(target: Path, overrides: list[str] | None) -> None:
+    """Check a target that is a recipe, before torch is imported."""
+    from dmlkit.recipe.early import check_recipe
+
+    if target.suffix in (".yaml", ".yml"):
+        check_recipe(target, overrides or [])
+
+
 def print_findings(findings: "Findings", title: str, console: "Console") -> None:
     """Print the table, then each error and each note on a line of its own."""
     from rich.table import Table
     from rich.text import Text
 
-    from dmlkit.cli.console import cells, say, show_table
+    from dmlkit.cli.console import cells, counted, say, show_table
     from dmlkit.files.escape import printable
 
     table = Table("check", "expected", "found", "verdict", title=Text(printable(title)), title_justify="left")
@@ -129,8 +140,7 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
     for kind, lines in (("error", findings.faults), ("note", findings.notes)):
         for line in lines:
             say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
-    count = len(findings.faults) + sum(row.verdict == "fault" for row in findings.rows)
-    say(console, "sound" if findings.sound else f"not sound: {count} {'error' if count == 1 else 'errors'}")
+    say(console, "sound" if findings.sound else f"not sound: {counted(findings.errors, 'error', 'errors')}")
 
 
 @app.command(epilog=examples("dmlkit data cache recipe.yaml -o caches/birds"))
@@ -145,6 +155,10 @@ def cache(
     debug: Debug = False,
 ) -> None:
     """Store all images decoded and resized, so that training does not decode them (key dataset.cache)."""
+    from dmlkit.recipe.early import check_recipe
+
+    check_recipe(recipe, overrides or [])
+
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -180,6 +194,8 @@ def shards(
     debug: Debug = False,
 ) -> None:
     """Write a dataset as tar files, for disks on which opening millions of files takes too long."""
+    check_target(target, overrides)
+
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say

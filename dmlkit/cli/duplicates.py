@@ -6,8 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ArrayManifold, Debug, Plugins, RunDevice, RunSplit, SetDataset, SourcePath, examples
+from dmlkit.cli.options import (
+    USE,
+    ArrayManifold,
+    Debug,
+    Plugins,
+    RunDevice,
+    RunSplit,
+    SetDataset,
+    SourcePath,
+    checked,
+    examples,
+)
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_source
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +46,7 @@ def duplicates(
         typer.Argument(
             metavar="SOURCE",
             help="Second source to compare with; must come from the same model.",
+            callback=checked(require_source),
             show_default=False,
         ),
     ] = None,

@@ -5,7 +5,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Plugins, RunPath, SetDataset, SplitName, examples
+from dmlkit.cli.options import (
+    USE,
+    Checkpoint,
+    Debug,
+    Device,
+    Plugins,
+    RunPath,
+    SetDataset,
+    SplitName,
+    checked,
+    examples,
+)
+from dmlkit.files.source import require_images
 
 app = typer.Typer()
 
@@ -21,6 +33,7 @@ def embed(
         typer.Argument(
             metavar="IMAGES",
             help="Image, folder of images, table with a column path, or .npy file of vectors.",
+            callback=checked(require_images),
             show_default=False,
         ),
     ] = None,

@@ -8,7 +8,7 @@ import typer
 from dmlkit.cli.evaluation_report import Shown
 from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Json, Plugins, Set, SplitName, examples
 from dmlkit.errors import UserError
-from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of
+from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -217,6 +217,10 @@ def evaluated_kind(
     given = [name for name, path in arrays.items() if path is not None]
     if untrained:
         refuse_untrained(source, given, {"--checkpoint": of_runs["--checkpoint"], "--manifold": manifold})
+        if source is not None and not source.is_dir():
+            from dmlkit.recipe.early import check_recipe
+
+            check_recipe(source, of_runs["--set"] or [])
         return "untrained"
     check_arrays(source, arrays, given)
     if source is None:
@@ -231,7 +235,7 @@ def evaluated_kind(
     check_options(source, kind, {**of_runs, "--manifold": manifold})
     if kind == "images":
         raise UserError(f"eval: {source}: expected {EXPECTED}, or --dataset-root {source} with a run")
-    return kind
+    return require_source(source)
 
 
 def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """``dmlkit export``."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Plugins, SetDataset, SourcePath, examples
+from dmlkit.cli.options import USE, Checkpoint, Debug, Plugins, SetDataset, examples
+from dmlkit.files.source import require_exportable
 
 app = typer.Typer()
 
@@ -18,7 +20,7 @@ app = typer.Typer()
     ),
 )
 def export(
-    source: SourcePath,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Run, or embeddings folder.", show_default=False)],
     format: Annotated[  # noqa: A002
         Literal[
             "safetensors",
@@ -62,6 +64,8 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Export the model of a run, or embeddings, for other programs."""
+    require_exportable(source, format)
+
     from rich.console import Console
 
     from dmlkit.cli.console import say

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, examples
+from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, checked, examples
+from dmlkit.files.source import require_addable, require_gallery, require_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +19,12 @@ app = typer.Typer(
     rich_help_panel=USE,
     help="Keep labeled embeddings in a folder; add and remove images, and restore old versions.",
 )
-GalleryPath = Annotated[Path, typer.Argument(metavar="GALLERY", help="Gallery folder, written by gallery create.")]
+GalleryPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="GALLERY", help="Gallery folder, written by gallery create.", callback=checked(require_gallery)
+    ),
+]
 IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
 Label = Annotated[
     str | None,
@@ -37,7 +43,12 @@ def create(
     ],
     images: Annotated[
         Path | None,
-        typer.Argument(metavar="IMAGES", help=f"{IMAGES} Default: an empty gallery.", show_default=False),
+        typer.Argument(
+            metavar="IMAGES",
+            help=f"{IMAGES} Default: an empty gallery.",
+            callback=checked(require_addable),
+            show_default=False,
+        ),
     ] = None,
     label: Label = None,
     thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Also store small pictures for HTML pages.")] = False,
@@ -78,10 +89,16 @@ def create(
 @app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
 def add(
     gallery: GalleryPath,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES)],
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES, callback=checked(require_addable))],
     label: Label = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run of the gallery, if it was moved.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run of the gallery, if it was moved.",
+            callback=checked(require_run),
+            show_default=False,
+        ),
     ] = None,
     device: Device = "auto",
     plugins: Plugins = None,
@@ -238,7 +255,10 @@ def index(
     gallery: GalleryPath,
     kind: Annotated[
         Literal["ivf_pq", "ivf_hnsw_sq"],
-        typer.Option(help="Type of index: compact codes, or a graph, which takes longer to build."),
+        typer.Option(
+            metavar="KIND",
+            help="Type of index: ivf_pq (compact codes), or ivf_hnsw_sq (a graph, which takes longer to build).",
+        ),
     ] = "ivf_pq",
     recall: Annotated[
         float, typer.Option(metavar="SHARE", help="Required share of the 10 nearest images that a search finds.")

@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, ArrayLabels, ArrayManifold, Debug, Device, Plugins, SourcePath, examples
+from dmlkit.cli.options import (
+    USE,
+    ArrayLabels,
+    ArrayManifold,
+    Debug,
+    Device,
+    Plugins,
+    QueryPath,
+    QueryRun,
+    SourcePath,
+    examples,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,10 +36,7 @@ MOST_SHOWN = 10  # images printed in the terminal
 )
 def identify(
     source: SourcePath,
-    images: Annotated[
-        Path,
-        typer.Argument(metavar="QUERIES", help="Images (file, folder or table), or another SOURCE of the same model."),
-    ],
+    images: QueryPath,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -41,7 +49,10 @@ def identify(
     ] = None,
     by: Annotated[
         Literal["nearest", "vote", "mean"],
-        typer.Option(help="Rule for the label: nearest image, vote of the -k nearest, or nearest class mean."),
+        typer.Option(
+            metavar="RULE",
+            help="Rule for the label: nearest (image), vote (of the -k nearest), or mean (the nearest class mean).",
+        ),
     ] = "nearest",
     k: Annotated[
         int | None,
@@ -60,12 +71,7 @@ def identify(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
     ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN", help="Run that embeds images. Default: the run of SOURCE, if known.", show_default=False
-        ),
-    ] = None,
+    run: QueryRun = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
     device: Device = "auto",

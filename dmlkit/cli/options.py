@@ -1,9 +1,12 @@
 """Options that several commands share, declared once."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+from dmlkit.files.source import require_queries, require_run, require_source
 
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
@@ -92,12 +95,63 @@ Plugins = Annotated[
         show_default=False,
     ),
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, written by train.", show_default=False)]
+
+
+def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
+    """Return a callback that checks the path or paths of an argument before the command imports torch (3 s).
+
+    Typer does not call it for --help, and it checks nothing where a command line is only parsed, outside the program.
+    """
+
+    def callback(context: typer.Context, value: Any) -> Any:
+        if value is not None and context.parent is not None and not context.resilient_parsing:
+            check(value)
+        return value
+
+    return callback
+
+
+def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
+    """Return a check of several paths."""
+
+    def check_all(paths: list[Path]) -> None:
+        for path in paths:
+            check(path)
+
+    return check_all
+
+
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Run folder, written by train.", callback=checked(require_run), show_default=False
+    ),
+]
+QueryRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="Run that embeds images. Default: the run of SOURCE, if known.",
+        callback=checked(require_run),
+        show_default=False,
+    ),
+]
+QueryPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="QUERIES",
+        help="Images (file, folder or table), or another SOURCE of the same model.",
+        callback=checked(require_queries),
+        show_default=False,
+    ),
+]
 SourcePath = Annotated[
     Path,
     typer.Argument(
         metavar="SOURCE",
         help="Run, embeddings folder, gallery, or .npy file (N, D) of embeddings of any model.",
+        callback=checked(require_source),
         show_default=False,
     ),
 ]
@@ -112,7 +166,8 @@ RecipePath = Annotated[
 Checkpoint = Annotated[
     Literal["best", "last"] | None,
     typer.Option(
-        help="Checkpoint to use. Default: best (on validation classes) if the run has one, else last.",
+        metavar="NAME",
+        help="Checkpoint to use: best (on validation classes) or last. Default: best if the run has one, else last.",
         show_default=False,
     ),
 ]

@@ -12,12 +12,14 @@ from dmlkit.cli.options import (
     Debug,
     Device,
     Plugins,
-    RunPath,
     SetDataset,
     SplitName,
+    checked,
+    each,
     examples,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.source import is_study, require_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,9 +57,40 @@ app = typer.Typer(
     epilog=examples("dmlkit plot tsne runs/demo --images", "dmlkit plot epochs runs/one runs/two -o epochs.pdf"),
 )
 
+
+def require_plotted_run(path: Path) -> None:
+    """Check that a folder is a run, and not the study of runs that other kinds of pictures draw."""
+    if is_study(path):
+        raise UserError(f"{path}: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs")
+    require_run(path)
+
+
+def require_runs_or_study(paths: list[Path]) -> None:
+    """Check that paths are runs, or a single study."""
+    if not (len(paths) == 1 and is_study(paths[0])):
+        each(require_run)(paths)
+
+
+def require_results(path: Path) -> None:
+    """Check that a folder is a study."""
+    if not is_study(path):
+        raise UserError(f"{path}: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs")
+
+
+PlottedRun = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Run folder, written by train.", callback=checked(require_plotted_run), show_default=False
+    ),
+]
 RunsOrStudy = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN|STUDY", help="One or more run folders, or one study folder.", show_default=False),
+    typer.Argument(
+        metavar="RUN|STUDY",
+        help="One or more run folders, or one study folder.",
+        callback=checked(require_runs_or_study),
+        show_default=False,
+    ),
 ]
 Split = Annotated[
     SplitName,
@@ -89,7 +122,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
 
     @app.command(kind, help=help_text, epilog=examples(f"dmlkit plot {kind} runs/demo --images"))
     def _draw(
-        run: RunPath,
+        run: PlottedRun,
         split: Split = "test",
         classes: Classes = 20,
         images: Annotated[bool, typer.Option("--images", help="Draw the images themselves instead of dots.")] = False,
@@ -117,7 +150,7 @@ add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
 
 @app.command(epilog=examples("dmlkit plot retrieval runs/demo --queries 4 --neighbors 5"))
 def retrieval(
-    run: RunPath,
+    run: PlottedRun,
     split: Split = "test",
     queries: Annotated[
         int,
@@ -151,7 +184,7 @@ def retrieval(
 
 @app.command(epilog=examples("dmlkit plot heatmap runs/demo --split train"))
 def heatmap(
-    run: RunPath,
+    run: PlottedRun,
     split: Split = "test",
     classes: Classes = 20,
     output: Output = None,
@@ -177,7 +210,7 @@ def heatmap(
 
 @app.command(epilog=examples("dmlkit plot histogram runs/demo"))
 def histogram(
-    run: RunPath,
+    run: PlottedRun,
     split: Split = "test",
     output: Output = None,
     checkpoint: Checkpoint = None,
@@ -236,7 +269,15 @@ def epochs(
 
 @app.command(epilog=examples("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf"))
 def results(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="Study folder, written by study.", show_default=False)],
+    study: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STUDY",
+            help="Study folder, written by study.",
+            callback=checked(require_results),
+            show_default=False,
+        ),
+    ],
     metric: Annotated[
         str | None, typer.Option(metavar="NAME", help="Metric to draw. Default: all.", show_default=False)
     ] = None,
@@ -253,8 +294,6 @@ def results(
     from dmlkit.study.reports.overview import read_results
     from dmlkit.study.reports.plot import plot_study, requested_metrics
 
-    if not is_study(study):
-        raise UserError(f"{study}: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs")
     output = output or study / "plots" / "results.png"
     check_target(output, [])
     found = read_results(study)
@@ -275,16 +314,9 @@ def embed_run(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.split import embed_split
 
-    if is_study(run):
-        raise UserError(f"{run}: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs")
     check_target(output, [run])
     console = Console()
     return embed_split(run, split, overrides=overrides or [], bar=bars(console), **options), console
-
-
-def is_study(folder: Path) -> bool:
-    """Return whether a folder is a study's."""
-    return (folder / "study.json").exists()
 
 
 def check_target(output: Path | None, runs: "Sequence[Path]") -> None:

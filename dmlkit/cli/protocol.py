@@ -64,6 +64,10 @@ def run(
     name: "ProtocolName", path: Path, output: Path, repeats: int, overrides: list[str], device: str, as_json: bool
 ) -> None:
     """Run a protocol and print its table."""
+    from dmlkit.recipe.early import check_recipe
+
+    check_recipe(path, overrides)
+
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json

@@ -9,21 +9,37 @@ from dmlkit.cli.options import MORE, Debug, Plugins, RecipePath, Set, examples
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from rich.console import Console
 
     from dmlkit.recipe.reference import MemberReference, Reference
+    from dmlkit.recipe.shipped import RecipeHeader
 
     Families = dict[str, tuple[MemberReference, ...]]
 
 app = typer.Typer()
+LEAST_ROOM = 20  # characters of a description, also where the terminal is narrower
 
 
-@app.command(name="list", rich_help_panel=MORE, epilog=examples("dmlkit list losses", "dmlkit list recipes"))
+@app.command(
+    name="list",
+    rich_help_panel=MORE,
+    epilog=examples("dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start"),
+)
 def list_members(
     family: Annotated[
         str | None,
         typer.Argument(
             metavar="FAMILY", help="Family of components, e.g. losses; or the word recipes.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Member of the family, e.g. proxy_anchor; or group of recipes, e.g. start.",
+            show_default=False,
         ),
     ] = None,
     root: Annotated[
@@ -38,7 +54,7 @@ def list_members(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """List the families of components, the members and keys of one family, or the recipes."""
+    """List the families of components, the members of one family with their keys, or the recipes."""
     from rich.console import Console
 
     if root is not None and family != "recipes":
@@ -50,11 +66,11 @@ def list_members(
 
         typer.echo(as_markdown(find_reference(plugins)), nl=False)
     elif family == "recipes":
-        print_recipes(root, Console())
+        print_recipes(root, name, Console())
     elif family is None:
         print_families(find_reference(plugins).families, Console())
     else:
-        print_family(family, find_reference(plugins).families, Console())
+        print_members(members_of(find_reference(plugins).families, family, name), Console())
 
 
 def find_reference(plugins: list[Path] | None) -> "Reference":
@@ -83,13 +99,27 @@ def print_families(families: "Families", console: "Console") -> None:
     say(console, "dmlkit list recipes shows the recipes")
 
 
-def print_family(family: str, families: "Families", console: "Console") -> None:
-    """Print each member of a family, with the default and the meaning of each key."""
-    from dmlkit.cli.console import say
+def members_of(families: "Families", family: str, name: str | None) -> "tuple[MemberReference, ...]":
+    """Return the members of a family, or the one with a name.
+
+    Raises:
+        UserError: there is no such family or member.
+    """
+    from dmlkit.recipe.faults import suggest
 
     if family not in families:
         raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(families)}")
-    for member in families[family]:
+    found = tuple(member for member in families[family] if name in (None, member.name))
+    if not found:
+        raise UserError(f"list: {family} has no {name!r}; {suggest(str(name), [one.name for one in families[family]])}")
+    return found
+
+
+def print_members(members: "Iterable[MemberReference]", console: "Console") -> None:
+    """Print each member, with the default and the meaning of each key."""
+    from dmlkit.cli.console import say
+
+    for member in members:
         say(console, f"{member.name} ({member.plugin})" if member.plugin else member.name, style="bold")
         say_indented(console, member.meaning, 2)
         for key in member.keys:
@@ -107,27 +137,63 @@ def say_indented(console: "Console", text: str, indent: int) -> None:
     console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
 
 
-def print_recipes(root: Path | None, console: "Console") -> None:
-    """Print one table per folder of recipes, which is a paper: below ``root``, or of those installed with dmlkit."""
+def print_recipes(root: Path | None, group: str | None, console: "Console") -> None:
+    """Print the recipes of dmlkit, a line each; those of one group, or below ``root``, with all that their headers say.
+
+    Raises:
+        UserError: there is no such group.
+    """
+    from dmlkit.cli.console import say
+    from dmlkit.recipe.shipped import find_recipes, shipped_recipes
+
+    groups = {
+        path.name if root is None else str(path): found
+        for path, found in find_recipes(root or shipped_recipes()).items()
+    }
+    if group is not None and group not in groups:
+        raise UserError(f"list: there is no group of recipes {group!r}; expected one of {', '.join(groups)}")
+    shown = [group] if group else sorted(groups, key=lambda name: (name != "start", name != "glyphs", name))
+    for name in shown:
+        if group or root:
+            print_headers(name, groups[name], console, is_shipped=root is None)
+        else:
+            print_lines(name, groups[name], console)
+    if root is None:
+        say(console, "dmlkit train NAME trains a recipe; dmlkit copy NAME FILE copies it, so that you can change it")
+    if root is None and group is None:
+        say(console, "dmlkit list recipes GROUP shows whole descriptions and published results, e.g. of cgml")
+
+
+def print_lines(group: str, headers: "Sequence[RecipeHeader]", console: "Console") -> None:
+    """Print a line per recipe: its name, and as much of its description as fits."""
+    from dmlkit.cli.console import say
+
+    say(console, group, style="bold")
+    names = [f"{group}/{header.path.stem}" for header in headers]
+    width = max(map(len, names))
+    room = max(console.width - width - 4, LEAST_ROOM)
+    for name, header in zip(names, headers, strict=True):
+        text = header.summary if len(header.summary) <= room else f"{header.summary[: room - 3]}..."
+        say(console, f"  {name:{width}}  {text}".rstrip())
+    console.print()
+
+
+def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: "Console", *, is_shipped: bool) -> None:
+    """Print a table of the recipes of a group."""
     from rich.table import Table
     from rich.text import Text
 
-    from dmlkit.cli.console import cells, say, show_table
+    from dmlkit.cli.console import cells, show_table
     from dmlkit.files.escape import printable
-    from dmlkit.recipe.shipped import find_recipes, shipped_recipes
 
-    for paper, headers in find_recipes(root or shipped_recipes()).items():
-        title = str(paper) if root else paper.name
-        table = Table(title=Text(printable(title)), title_justify="left")
-        table.add_column("recipe", no_wrap=root is None)  # names must be copyable
-        table.add_column("description")
-        table.add_column("published")
-        for header in headers:
-            name = header.path.name if root else f"{paper.name}/{header.path.stem}"
-            table.add_row(*cells([name, header.summary, header.published]))
-        show_table(table, console)
-    if root is None:
-        say(console, "dmlkit train NAME trains a recipe; dmlkit copy NAME FILE copies it, so that you can change it")
+    table = Table(title=Text(printable(group)), title_justify="left")
+    table.add_column("recipe", no_wrap=is_shipped)  # names must be copyable
+    table.add_column("description")
+    table.add_column("published")
+    for header in headers:
+        name = f"{group}/{header.path.stem}" if is_shipped else header.path.name
+        table.add_row(*cells([name, header.summary, header.published]))
+    show_table(table, console)
 
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit copy glyphs/proxy_anchor mine.yaml"))
@@ -159,6 +225,10 @@ def copy(
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2"))
 def check(recipe: RecipePath, overrides: Set = None, plugins: Plugins = None, debug: Debug = False) -> None:
     """Check a recipe and print it with every default."""
+    from dmlkit.recipe.early import check_recipe
+
+    check_recipe(recipe, overrides or [])
+
     from dmlkit.recipe.file import dump_recipe, read_recipe
 
     typer.echo(dump_recipe(read_recipe(recipe, overrides or [])), nl=False)

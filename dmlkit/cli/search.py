@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ArrayManifold, Debug, Device, Json, Plugins, SourcePath, examples
+from dmlkit.cli.options import (
+    USE,
+    ArrayManifold,
+    Debug,
+    Device,
+    Json,
+    Plugins,
+    QueryPath,
+    QueryRun,
+    SourcePath,
+    examples,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,22 +36,12 @@ MOST_SHOWN = 10  # queries printed in the terminal
 )
 def search(
     source: SourcePath,
-    queries: Annotated[
-        Path,
-        typer.Argument(metavar="QUERIES", help="Images (file, folder or table), or another SOURCE of the same model."),
-    ],
+    queries: QueryPath,
     k: Annotated[int, typer.Option("-k", metavar="COUNT", help="Number of neighbors per query.")] = 10,
     exact: Annotated[
         bool, typer.Option("--exact", help="Compare with every image, even if the gallery has an index.")
     ] = False,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Run that embeds images. Default: the run of SOURCE, if known.",
-            show_default=False,
-        ),
-    ] = None,
+    run: QueryRun = None,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="CSV table of all neighbors to write.", show_default=False)
     ] = None,

@@ -1,11 +1,13 @@
 """``dmlkit start``: a first recipe for your photos."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Device, examples
+from dmlkit.cli.options import TRAIN, Debug, Device, checked, examples
+from dmlkit.files.source import require_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,7 @@ def start(
         typer.Argument(
             metavar="ROOT|TABLE",
             help="Folder with one subfolder per class, or table of images and labels.",
+            callback=checked(partial(require_path, expected="a folder with one subfolder per class, or a table")),
             show_default=False,
         ),
     ],
@@ -65,8 +68,8 @@ def start(
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
     text = starting_recipe(Photos(config, images, classes, found.trained, own, backbone, at_hand, gpu))
     recipe = parse_recipe(text, str(output))
-    with atomic_write(output) as partial:
-        partial.write_text(text, encoding="utf-8")
+    with atomic_write(output) as written:
+        written.write_text(text, encoding="utf-8")
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
     say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
     print_estimate(recipe, device, console)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Debug, Json, examples
+from dmlkit.cli.options import RESEARCH, Debug, Json, checked, examples
+from dmlkit.files.source import require_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +21,13 @@ app = typer.Typer()
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit status runs/study/mpa"))
 def status(
     folder: Annotated[
-        Path, typer.Argument(metavar="STUDY", help="Study folder, written by study.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="STUDY",
+            help="Study folder, written by study.",
+            callback=checked(require_study),
+            show_default=False,
+        ),
     ],
     json: Json = False,
     debug: Debug = False,
@@ -49,7 +56,7 @@ def status(
 
 def rows_of(found: "StudyStatus") -> list[list[str]]:
     """Return one row per variant, or one per value that is tried for it."""
-    from dmlkit.study.reports.tables import format_duration
+    from dmlkit.study.duration import format_duration
 
     rows = [["variant", "seeds", "validation", "spent"]]
     for (variant, choice), group in groupby(found.runs, key=lambda run: (run.variant, run.choice)):
@@ -77,7 +84,7 @@ def seeds_of(runs: "Iterable[RunStatus]") -> str:
 
 def totals(found: "StudyStatus") -> str:
     """Return counts and times on one line."""
-    from dmlkit.study.reports.tables import format_duration
+    from dmlkit.study.duration import format_duration
 
     counts = [f"{found.count('done')} of {len(found.runs)} runs done"]
     counts += [f"{found.count(state)} {state}" for state in ("running", "stopped", "failed") if found.count(state)]

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, examples
+from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, checked, each, examples
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_study
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +43,10 @@ def study(
     ] = 1,
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="Where to train: this machine, or a Ray cluster that can reach the study folder."),
+        typer.Option(
+            metavar="ENGINE",
+            help="Where to train: local (this machine), or ray (a Ray cluster that can reach the study folder).",
+        ),
     ] = "local",
     budget: Annotated[
         str | None,
@@ -70,7 +74,7 @@ def study(
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
-    from dmlkit.study.reports.tables import parse_duration
+    from dmlkit.study.duration import parse_duration
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
 
     console, output = Console(), output or Path("runs") / "study" / study.stem
@@ -182,7 +186,12 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="STUDY", help="One or more study folders, written by study.", show_default=False),
+        typer.Argument(
+            metavar="STUDY",
+            help="One or more study folders, written by study.",
+            callback=checked(each(require_study)),
+            show_default=False,
+        ),
     ],
     output: Annotated[
         Path,

@@ -47,6 +47,10 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a recipe and write a run folder: weights, curves, metrics on unseen classes."""
+    from dmlkit.recipe.early import check_recipe
+
+    check_recipe(recipe, overrides or [])
+
     from rich.console import Console
 
     from dmlkit.cli.console import say

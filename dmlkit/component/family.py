@@ -6,7 +6,7 @@ class that owns the options. A new member is one new file in the family's folder
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import isclass
@@ -153,6 +153,18 @@ def tag(name: str) -> str:
 def _discriminator(value: Any) -> str | None:
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return tag(name) if isinstance(name, str) else None
+
+
+def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
+    """Yield every component in a value, including nested ones, with its key."""
+    if isinstance(value, ComponentConfig):
+        yield key, value
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from components_below((*key, name), getattr(value, name))
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from components_below((*key, index), item)
 
 
 def load_family(package: str) -> None:

@@ -8,7 +8,8 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.incoming import Incoming
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.questions.answers import Answers
-from dmlkit.embedding.questions.identify import Decision, Identified, identify
+from dmlkit.embedding.questions.decisions import Rule
+from dmlkit.embedding.questions.identify import Identified, identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.files.source import kind_of
 
@@ -82,7 +83,7 @@ class ImageGallery:
         self,
         queries: str | Path,
         *,
-        by: Decision = "nearest",
+        by: Rule = "nearest",
         k: int | None = None,
         threshold: float | None = None,
     ) -> Identified:

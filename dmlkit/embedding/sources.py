@@ -21,7 +21,7 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
-from dmlkit.files.source import EXPECTED, check_options, kind_of
+from dmlkit.files.source import check_options, require_queries, require_source
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
@@ -57,7 +57,7 @@ def open_points(
     Raises:
         UserError: the source is none of these or has no points, or an option does not apply to it.
     """
-    kind = kind_of(source)
+    kind = require_source(source)
     options = {"--split": split, "--set": list(overrides), "--checkpoint": checkpoint, "--device": device}
     check_options(source, kind, {**options, "--labels": labels, "--manifold": manifold})
     found: PointSet
@@ -70,10 +70,8 @@ def open_points(
             found = EmbeddingFolder(source)
         case "gallery":
             found = GalleryFolder(source)
-        case "array":
+        case _:
             found = array_points(source, labels, manifold or "sphere")
-        case "images":
-            raise UserError(f"{source}: expected {EXPECTED}; embed images with dmlkit embed first")
     if len(found) == 0 and not may_be_empty:
         is_gallery = kind == "gallery"
         advice = "add images to it with dmlkit gallery add" if is_gallery else "expected at least one embedding"
@@ -96,7 +94,7 @@ def open_queries(
     Raises:
         UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
     """
-    kind = kind_of(queries, f"an image, a folder of images, {EXPECTED}")
+    kind = require_queries(queries)
     check_options(queries, kind, {"--run": run})
     if kind == "array":
         return array_points(queries, None, searched.manifold)

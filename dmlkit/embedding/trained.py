@@ -11,7 +11,8 @@ from lightning_fabric import Fabric
 from dmlkit.backbones.tuning import FullTuningConfig
 from dmlkit.errors import UserError
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
-from dmlkit.recipe.file import dump_recipe, parse_override, parse_recipe
+from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder

@@ -20,6 +20,7 @@ from dmlkit.evaluation.statistics import (
     holm,
     paired_differences,
 )
+from dmlkit.files.source import require_runs
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
@@ -78,10 +79,7 @@ def compare_runs(
     Raises:
         UserError: there are fewer than two runs, one is given twice, or one cannot be evaluated.
     """
-    if len(paths) < 2:
-        raise UserError(f"compare: expected at least two runs, got {len(paths)}")
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("compare: a run is given twice; remove one of them")
+    require_runs(paths)
     fabric = fabric or start_fabric(device)
     found = [
         evaluate_run(path, checkpoint=checkpoint, overrides=overrides, fabric=fabric, again=False) for path in paths

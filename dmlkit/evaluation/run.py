@@ -20,7 +20,8 @@ from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.recipe.file import dump_recipe, parse_override, parse_recipe
+from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.question import Question

@@ -20,7 +20,7 @@ from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
 from dmlkit.files.outputs import check_place
-from dmlkit.files.source import NAMES, check_options, kind_of
+from dmlkit.files.source import MODEL_FORMATS, check_options, require_exportable
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -115,13 +115,10 @@ def export(
         raise UserError("export: --output is empty; expected a file, a folder or an address")
     if output is not None and not is_store and is_address(str(output)):
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
-    if format in get_args(ModelFormat):
+    require_exportable(source, format)
+    if format in MODEL_FORMATS:
         path = None if output is None else Path(output)
-        return _export_run(source, cast(ModelFormat, format), path, checkpoint, overrides)
-    kind = kind_of(source) if source.exists() else "embeddings"
-    if kind in ("run", "gallery", "array"):
-        first = f": run dmlkit embed {source} first" if kind == "run" else ""
-        raise UserError(f"{source}: is {NAMES[kind]}; --format {format} exports a folder of embeddings{first}")
+        return _export_run(source, format, path, checkpoint, overrides)
     check_options(source, "embeddings", {"--checkpoint": checkpoint, "--set": list(overrides)})
     if output is not None and not is_address(str(output)):
         check_place(Path(output), data_of(EmbeddingFolder(source)))
@@ -140,9 +137,6 @@ def _export_run(
     checkpoint: CheckpointName | None,
     overrides: Sequence[str],
 ) -> Exported:
-    kind = kind_of(source) if source.exists() else "run"
-    if kind not in ("run", "images"):
-        raise UserError(f"{source}: expected a run, since --format {format} exports a model; got {NAMES[kind]}")
     run = RunFolder(source)
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])

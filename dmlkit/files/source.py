@@ -1,13 +1,16 @@
-"""The one place that looks at what a path is, by the files that dmlkit writes, and which options go with it."""
+"""The one place that looks at what a path is, by the files that dmlkit writes, and which options go with it.
 
-from collections.abc import Mapping
+It imports no torch, so that the command line refuses a wrong path at once.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import RUN_MARKS
+from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
 
-GALLERY_MARKS = ("gallery.json", "creating.json")  # the second one while it is created
+CREATING_MARK, STUDY_MARK = "creating.json", "study.json"
 Kind = Literal["run", "embeddings", "gallery", "array", "images"]
 NAMES: dict[Kind, str] = {
     "run": "a run",
@@ -17,6 +20,8 @@ NAMES: dict[Kind, str] = {
     "images": "an image or a folder of images",
 }
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
+MODEL_FORMATS = ("safetensors", "onnx", "torch-export")
+"""Formats in which dmlkit export writes a model; the others are of embeddings."""
 APPLIES: dict[str, tuple[Kind, ...]] = {
     "--split": ("run",),
     "--checkpoint": ("run",),
@@ -38,13 +43,142 @@ def kind_of(path: Path, expected: str = EXPECTED) -> Kind:
     """
     if path.is_file():
         return "array" if path.suffix == ".npy" else "images"
-    if not path.is_dir():
-        raise UserError(f"{path}: no such file or folder; expected {expected}")
-    if any((path / name).exists() for name in GALLERY_MARKS):
+    require_path(path, expected)
+    if any((path / name).exists() for name in (GALLERY_MARK, CREATING_MARK)):
         return "gallery"
     if any((path / name).exists() for name in ("manifest.json", "embeddings.npy")):
         return "embeddings"
     return "run" if any((path / name).exists() for name in RUN_MARKS) else "images"
+
+
+def require_source(path: Path) -> Kind:
+    """Return what a path is: a run, embeddings, a gallery or an array.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    kind = kind_of(path)
+    if kind == "images":
+        raise UserError(f"{path}: expected {EXPECTED}; embed images with dmlkit embed first")
+    if kind == "run":
+        require_run(path)
+    if kind == "gallery":
+        require_gallery(path)
+    return kind
+
+
+def require_exportable(path: Path, export_format: str) -> None:
+    """Check that a path is what a format exports: a run for `MODEL_FORMATS`, otherwise a folder of embeddings.
+
+    Raises:
+        UserError: it is something else.
+    """
+    kind = kind_of(path) if path.exists() else "images"
+    if export_format in MODEL_FORMATS:
+        if kind not in ("run", "images"):
+            raise UserError(
+                f"{path}: expected a run, since --format {export_format} exports a model; got {NAMES[kind]}"
+            )
+        require_run(path)
+    elif kind in ("run", "gallery", "array"):
+        first = f": run dmlkit embed {path} first" if kind == "run" else ""
+        raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{first}")
+    elif not (path / "manifest.json").exists():
+        raise UserError(f"{path / 'manifest.json'}: missing; expected a manifest of embeddings that dmlkit wrote")
+
+
+def require_queries(path: Path) -> Kind:
+    """Return what a path is: images to search with, or whatever `require_source` returns.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    return kind_of(path, f"an image, a folder of images, {EXPECTED}")
+
+
+def require_path(path: Path, expected: str) -> None:
+    """Check that a path exists.
+
+    Raises:
+        UserError: it does not; ``expected`` completes the message.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; expected {expected}")
+
+
+def require_images(path: Path) -> None:
+    """Check that there is a folder of images to embed, or a path of a file of vectors.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not path.suffix and not path.exists():
+        raise UserError(f"{path}: no such folder; expected a folder with images")
+
+
+def require_addable(path: Path) -> None:
+    """Check that there are images to add to a gallery.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    require_path(path, "an image, a folder of images, or a table")
+
+
+def require_run(path: Path) -> None:
+    """Check that a folder is a run.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not all((path / name).exists() for name in RUN_MARKS):
+        raise UserError(
+            f"{path}: no run here ({' or '.join(RUN_MARKS)} is missing); expected a folder that train wrote"
+        )
+
+
+def require_runs(paths: Sequence[Path]) -> None:
+    """Check that there are runs to compare.
+
+    Raises:
+        UserError: there are fewer than two, one is given twice, or one is not a run.
+    """
+    if len(paths) < 2:
+        raise UserError(f"compare: expected at least two runs, got {len(paths)}")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("compare: a run is given twice; remove one of them")
+    for path in paths:
+        require_run(path)
+
+
+def require_gallery(path: Path) -> None:
+    """Check that a folder is a gallery.
+
+    Raises:
+        UserError: it is not, or its creation was interrupted.
+    """
+    if (path / GALLERY_MARK).exists():
+        return
+    if (path / CREATING_MARK).exists():
+        raise UserError(f"{path}: the creation of this gallery was stopped; give the same command again")
+    raise UserError(
+        f"{path}: no gallery here ({GALLERY_MARK} is missing); expected a folder that dmlkit gallery create wrote"
+    )
+
+
+def require_study(path: Path) -> None:
+    """Check that a folder is a study.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not is_study(path):
+        raise UserError(f"{path}: is not a study ({STUDY_MARK} is missing); expected a folder that dmlkit study wrote")
+
+
+def is_study(path: Path) -> bool:
+    """Return whether a folder is a study's."""
+    return (path / STUDY_MARK).exists()
 
 
 def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> None:

@@ -1,6 +1,8 @@
 """Error messages of files: pydantic's errors as lines with file, line and key."""
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from inspect import isclass
 from typing import Any, get_args
@@ -10,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 from dmlkit.files.escape import EXCERPT, excerpt
 from dmlkit.recipe.yaml_tree import Key, Tree
 
+OPTION = "--set "
+"""Start of the origin of a value that an option of the command line sets."""
 WORDS = {
     "a valid array": "a list",
     "an object": "a mapping",
@@ -27,15 +31,15 @@ def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) 
 
 def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
     if fault["type"] == "requirements":
-        return [fault_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
+        return [requirement_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
     location = fault["loc"]
     key: Key = tuple(step for step in location if not _is_tag(step))
     match fault["type"]:
         case "extra_forbidden":
             known = list(_model_at(location[:-1], model).model_fields)
-            return [fault_line(tree, key, f"unknown key; {suggest(str(key[-1]), known)}")]
+            return [key_line(tree, key, f"unknown key; {suggest(str(key[-1]), known)}")]
         case "missing":
-            return [fault_line(tree, key, "this key is missing and has no default; add it")]
+            return [key_line(tree, key, "this key is missing and has no default; add it")]
         case "union_tag_invalid":
             family, name = _model_at(location, model), fault["input"]["name"]
             what = family.__name__.removesuffix("Config").lower()
@@ -75,6 +79,25 @@ def fault_line(tree: Tree, key: Key, text: str) -> str:
     """
     dotted = excerpt(".".join(map(str, key)))
     return f"{tree.origin(key)}: {dotted}: {text}" if dotted else f"{tree.origin(key)}: {text}"
+
+
+def key_line(tree: Tree, key: Key, text: str) -> str:
+    """Return the message on a key that its component does not have, or lacks: the name may come from ``--set``."""
+    name = tree.origins.get((*key[:-1], "name"), "")
+    is_named_later = name.startswith(OPTION) and not tree.origin(key).startswith(OPTION)
+    return fault_line(replace(tree, source=name, origins={}) if is_named_later else tree, key, text)
+
+
+def requirement_line(tree: Tree, key: Key, text: str) -> str:
+    """Return the message on components that do not go together, from the ``--set`` that changed one of them, if any."""
+    if tree.origin(key).startswith(OPTION):
+        return fault_line(tree, key, text)
+    for place, origin in tree.origins.items():
+        dotted = ".".join(map(str, place[:-1] if place[-1:] == ("name",) else place))
+        is_named = place[:-1] == key or re.search(rf"\b{re.escape(dotted)}\b", text)
+        if origin.startswith(OPTION) and dotted and is_named:
+            return fault_line(replace(tree, source=origin, origins={}), key, text)
+    return fault_line(tree, key, text)
 
 
 def suggest(name: str, known: Sequence[str]) -> str:

@@ -1,10 +1,7 @@
 """Reader of recipes: from YAML 1.2 and ``--set`` to a checked `Recipe`, or to all errors with file and line."""
 
 import json
-import re
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,30 +13,15 @@ from pydantic_core.core_schema import ModelSchema
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import ComponentConfig, from_weights, one_of
 from dmlkit.errors import UserError
-from dmlkit.files.escape import excerpt, printable
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.extends import EXTENDS, read_tree
-from dmlkit.recipe.faults import describe_faults, shown
+from dmlkit.recipe.faults import describe_faults
 from dmlkit.recipe.key_meanings import meanings_of
+from dmlkit.recipe.overrides import Override, apply_overrides
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml
+from dmlkit.recipe.yaml_tree import Key, Tree, parse_yaml
 from dmlkit.transforms.presets import PretrainedConfig
-
-INDEX = re.compile("[0-9]{1,9}")  # index of a list item, counted from 0
-
-
-@dataclass(frozen=True)
-class Override:
-    """Value for a key of a recipe.
-
-    Args:
-        key: dotted key, e.g. ``loss.margin``.
-        value: value with its source, which messages name.
-    """
-
-    key: str
-    value: Tree
 
 
 def read_recipe(path: Path, overrides: Sequence[str | Override] = (), *, is_trained: bool = False) -> Recipe:
@@ -71,10 +53,7 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = (
 
 
 def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool = False) -> Recipe:
-    for override in overrides if isinstance(tree.data, dict) else ():
-        _apply_override(tree, parse_override(override) if isinstance(override, str) else override)
-    if isinstance(tree.data, dict) and EXTENDS in tree.data:
-        raise UserError(f"{tree.origin((EXTENDS,))}: {EXTENDS}: only a recipe file can extend another")
+    apply_overrides(tree, overrides)
     _name_default_members(tree.data)
     spell_out(tree)
     write_out(tree)
@@ -117,51 +96,6 @@ def _name_default_members(data: Any) -> None:
     for name, info in Recipe.model_fields.items() if isinstance(data, dict) else ():
         if isinstance(data.get(name), dict) and isinstance(info.default, ComponentConfig):
             data[name].setdefault("name", info.default.name)
-
-
-def parse_override(text: str) -> Override:
-    """Parse a value of ``--set``, ``key.subkey=value``.
-
-    Raises:
-        UserError: there is no ``=``, or the value is not valid YAML.
-    """
-    source = f"--set {printable(excerpt(text))}"
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
-    parsed = parse_yaml(value, source)
-    return Override(key, Tree(source, parsed.data, dict.fromkeys(parsed.origins, source)))
-
-
-def _apply_override(tree: Tree, override: Override) -> None:
-    name, source = override.key, override.value.source
-    steps = name.split(".")
-    if not all(steps) or len(steps) > MAX_DEPTH:
-        raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
-    if MERGE_KEY in steps:
-        raise UserError(f"{source}: {NO_MERGE}")
-    key: Key = tuple(int(step) if INDEX.fullmatch(step) else step for step in steps)
-    parent: Any = tree.data
-    for index, step in enumerate(key[:-1]):
-        if isinstance(step, str) and isinstance(parent, dict):
-            parent = parent.setdefault(step, {})
-        elif isinstance(step, int) and isinstance(parent, list) and step < len(parent):
-            parent = parent[step]
-        else:
-            raise UserError(f"{source}: {excerpt('.'.join(steps[: index + 1]))} does not exist in {tree.source}")
-        if not isinstance(parent, dict | list):
-            where = excerpt(".".join(steps[: index + 1]))
-            raise UserError(f"{source}: {where} is the value {shown(parent)}, expected a mapping")
-    last = key[-1]
-    if isinstance(parent, list) and not (isinstance(last, int) and last < len(parent)):
-        raise UserError(f"{source}: {excerpt(name)} does not exist in {tree.source}")
-    value = deepcopy(override.value.data)  # the same override may be applied to several recipes
-    if isinstance(parent, list):
-        parent[int(last)] = value
-    else:
-        parent[str(last)] = value
-    tree.origins = {old: origin for old, origin in tree.origins.items() if old[: len(key)] != key}
-    tree.origins.update({key: source} | {(*key, *below): origin for below, origin in override.value.origins.items()})
 
 
 def schema() -> dict[str, Any]:
@@ -221,6 +155,7 @@ def write_out(tree: Tree) -> None:
         return
     try:
         if named:
+            backbone.check_weights()
             data["backbone"] |= backbone.resolved_keys()
         transform = data.get("transform")
         if isinstance(transform, dict) and transform.get("name") == "pretrained" and not transform.keys() >= KEYS:

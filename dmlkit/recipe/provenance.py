@@ -2,12 +2,16 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from dmlkit.component import components_below
 from dmlkit.errors import UserError
 from dmlkit.recipe.plugin import loaded_plugins, plugin_of
-from dmlkit.recipe.schema import Recipe, components_below
+
+if TYPE_CHECKING:
+    from dmlkit.recipe.schema import Recipe
 
 
 class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -21,7 +25,7 @@ class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):
     """SHA-256 of the code."""
 
 
-def plugins_of(recipe: Recipe) -> tuple[PluginRecord, ...]:
+def plugins_of(recipe: "Recipe") -> tuple[PluginRecord, ...]:
     """Return the plug-ins that a recipe has members of, sorted by name.
 
     Example:

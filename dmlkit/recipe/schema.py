@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from dmlkit.backbones import BackboneConfig, SmallCNNConfig
 from dmlkit.backbones.tuning import TuningConfig
-from dmlkit.component import ComponentConfig, one_of
+from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
@@ -226,18 +226,6 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
         if self.training.precision == "fp16":
             yield (key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16")
-
-
-def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
-    """Yield every component in a value, including nested ones, with its key."""
-    if isinstance(value, ComponentConfig):
-        yield key, value
-    if isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from components_below((*key, name), getattr(value, name))
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from components_below((*key, index), item)
 
 
 FAMILIES: dict[str, type[ComponentConfig]] = {

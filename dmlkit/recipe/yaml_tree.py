@@ -24,6 +24,8 @@ MAX_BYTES = 1_000_000  # size of a file
 MAX_NODES = 10_000  # stops aliases that multiply ("billion laughs")
 MAX_DEPTH = 50
 MAX_DIGITS = 400  # a 64-bit float may have 309 digits before the point
+STARTED = ("while scanning a simple key", "while scanning a quoted scalar")
+FLOW = ("while parsing a flow sequence", "while parsing a flow mapping")
 MERGE_KEY = "<<"
 NO_MERGE = "YAML's merge keys are not supported; write the keys out, or build on another file with extends"
 
@@ -103,8 +105,8 @@ def read_yaml(path: Path, kind: str, missing: str) -> Tree:
     return parse_yaml(text, str(path))
 
 
-def parse_yaml(text: str, source: str) -> Tree:
-    """Parse one YAML document.
+def parse_yaml(text: str, source: str, *, has_lines: bool = True) -> Tree:
+    """Parse one YAML document; errors and origins have line numbers, unless it is the value of an option.
 
     Raises:
         UserError: the text is not valid YAML, repeats a key, uses a tag, or has too many values or levels.
@@ -115,28 +117,56 @@ def parse_yaml(text: str, source: str) -> Tree:
     """
     try:
         node = yaml.compose(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from None
+        line = _line_of(error, text) if has_lines else None
+        where = source if line is None else f"{source}:{line + 1}"
+        raise UserError(f"{where}: not valid YAML: {_reason(error)}") from None
     except RecursionError:
         raise UserError(f"{source}: the YAML has more than {MAX_DEPTH} levels; expected a recipe") from None
     tree = Tree(source)
     if node is not None:
-        tree.data = _build(node, (), tree)
+        tree.data = _build(node, (), tree, has_lines)
     return tree
 
 
-def _build(node: yaml.Node, key: Key, tree: Tree) -> Any:
-    where = f"{tree.source}:{node.start_mark.line + 1}"
+def _line_of(error: yaml.YAMLError, text: str) -> int | None:
+    """Return the index of the line to correct, which may be before the one where PyYAML notices the error."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return text.count("\n", 0, error.position)
+    context, mark = getattr(error, "context", None), getattr(error, "problem_mark", None)
+    begin = getattr(error, "context_mark", None)
+    if mark is None:
+        return None
+    problem = str(getattr(error, "problem", ""))
+    if begin is not None and (context in STARTED or "<stream end>" in problem):  # not closed, or without its colon
+        return begin.line
+    lines = text.splitlines()
+    start = lines[mark.line][: mark.column] if mark.line < len(lines) else ""
+    above = next((line for line in range(mark.line - 1, -1, -1) if lines[line].strip()), mark.line)
+    if context in FLOW and "got ':'" in problem and not set(start) & set(",:[{"):
+        return above  # a comma or a bracket is missing there
+    is_key = ":" in lines[above] or lines[above].lstrip().startswith("-")
+    if problem.startswith("mapping values") and not set(start) & set(":") and not is_key:
+        return above  # a colon is missing there
+    return mark.line
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return str(error).splitlines()[0]
+    problem = str(error.problem or error.context)
+    return "found a tab; indent with spaces" if "'\\t'" in problem else problem
+
+
+def _build(node: yaml.Node, key: Key, tree: Tree, has_lines: bool) -> Any:
+    where = _place(node, tree.source, has_lines)
     tree.origins.setdefault(key, where)
     if len(tree.origins) > MAX_NODES or len(key) > MAX_DEPTH:
         raise UserError(f"{where}: the YAML has more than {MAX_NODES} values or {MAX_DEPTH} levels; expected a recipe")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for name_node, value_node in node.value:
-            here = f"{tree.source}:{name_node.start_mark.line + 1}"
+            here = _place(name_node, tree.source, has_lines)
             if not isinstance(name_node, yaml.ScalarNode):
                 raise UserError(f"{here}: got a list or a mapping as the name of a key; expected a word")
             name = str(name_node.value)
@@ -146,11 +176,15 @@ def _build(node: yaml.Node, key: Key, tree: Tree) -> Any:
             if name in mapping:
                 raise UserError(f"{here}: {dotted}: this key is given twice; remove one")
             tree.origins[*key, name] = here
-            mapping[name] = _build(value_node, (*key, name), tree)
+            mapping[name] = _build(value_node, (*key, name), tree, has_lines)
         return mapping
     if isinstance(node, yaml.SequenceNode):
-        return [_build(item, (*key, index), tree) for index, item in enumerate(node.value)]
+        return [_build(item, (*key, index), tree, has_lines) for index, item in enumerate(node.value)]
     return _scalar(node, where)
+
+
+def _place(node: yaml.Node, source: str, has_lines: bool) -> str:
+    return f"{source}:{node.start_mark.line + 1}" if has_lines else source
 
 
 def _scalar(node: yaml.Node, where: str) -> Any:

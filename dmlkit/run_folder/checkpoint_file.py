@@ -4,7 +4,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ Keys = Mapping[str, type | tuple[type, ...]]
 WEIGHTS: Keys = {"model": dict, "objective": dict, "epoch": int}
 PROGRESS: Keys = {"step": int, "loss_sum": float, "seconds": float, "best": (dict, NoneType), "skipped": list}
 SESSION: Keys = {"optimizer": dict, "precision": dict, "random": dict}
+CHECKPOINTS: dict[Literal["best", "last"], Keys] = {"best": WEIGHTS, "last": {**WEIGHTS, **PROGRESS, **SESSION}}
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

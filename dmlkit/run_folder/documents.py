@@ -3,16 +3,17 @@
 import platform
 import sys
 from importlib.metadata import version
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from pydantic import BaseModel, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dmlkit import __version__
 from dmlkit.files.document import Document
 from dmlkit.recipe.provenance import PluginRecord, plugins_of
-from dmlkit.recipe.schema import Recipe
+
+if TYPE_CHECKING:  # a run's progress is read without torch, which takes seconds to import
+    from dmlkit.recipe.schema import Recipe
 
 Metrics = dict[str, float]
 PACKAGES = ("torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "matplotlib")
@@ -168,8 +169,10 @@ class Environment(Document, frozen=True):
         return packages
 
     @classmethod
-    def here(cls, recipe: Recipe) -> "Environment":
+    def here(cls, recipe: "Recipe") -> "Environment":
         """Return the environment of this process, for a run of a recipe."""
+        import torch
+
         return cls(
             python=platform.python_version(),
             platform=platform.platform(),

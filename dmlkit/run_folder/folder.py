@@ -2,26 +2,28 @@
 
 A new run in the folder of an old one is written to `NEW`. When it has its first checkpoint, `take_over` removes the
 files of the old run and moves the new ones into their place. Each step can be interrupted and resumed.
+
+Only what reads recipes or checkpoints imports torch, which takes seconds: the progress of runs is read without it.
 """
 
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial
 from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
-from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
+from dmlkit.files.source import require_run
 from dmlkit.recipe.provenance import changed_plugins, open_plugins
-from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.checkpoint_file import PROGRESS, SESSION, WEIGHTS, Keys, read_checkpoint, write_checkpoint
 from dmlkit.run_folder.documents import Environment, EpochRow
 
+if TYPE_CHECKING:
+    from dmlkit.recipe.schema import Recipe
+
 CheckpointName = Literal["last", "best"]
-CHECKPOINTS: dict[CheckpointName, Keys] = {"best": WEIGHTS, "last": {**WEIGHTS, **PROGRESS, **SESSION}}
 FREE = ("loggers", "workers")  # keys of training that change no weight and no metric
 WEIGHT_KEYS = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
 """Recipe keys that a run and its checkpoint must share; the dataset may have moved."""
@@ -105,7 +107,7 @@ class RunFolder:
             return f" ({error})"
         return ""
 
-    def create(self, recipe: Recipe, *, overwrite: bool) -> None:
+    def create(self, recipe: "Recipe", *, overwrite: bool) -> None:
         """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs.
 
         Raises:
@@ -122,8 +124,10 @@ class RunFolder:
         Environment.here(recipe).write(self.environment_path)
         self.write_recipe(recipe)
 
-    def write_recipe(self, recipe: Recipe) -> None:
+    def write_recipe(self, recipe: "Recipe") -> None:
         """Write the recipe with which the run starts or continues."""
+        from dmlkit.recipe.file import dump_recipe
+
         with atomic_write(self.recipe_path) as partial:
             partial.write_text(dump_recipe(recipe), encoding="utf-8")
 
@@ -137,26 +141,26 @@ class RunFolder:
             and not (self.checkpoints.exists() and any(self.checkpoints.iterdir()))
         )
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "Recipe":
         """Read the resolved recipe of the run.
 
         Raises:
             UserError: the folder has no run, its plug-ins are missing, or its recipe has keys that are unknown here.
         """
-        if not (self.recipe_path.exists() and self.environment_path.exists()):
-            raise UserError(
-                f"{self.path}: no run here (recipe.yaml or environment.json is missing); expected a folder that "
-                "train wrote"
-            )
+        from dmlkit.recipe.file import read_recipe
+
+        require_run(self.path)
         open_plugins(Environment.read(self.environment_path).plugins, str(self.path))
         return read_recipe(self.recipe_path, is_trained=True)
 
-    def check_same_recipe(self, recipe: Recipe) -> None:
+    def check_same_recipe(self, recipe: "Recipe") -> None:
         """Check that a run is continued with its own recipe, except the keys in `FREE`, and with its plug-ins' code.
 
         Raises:
             UserError: the recipe or a plug-in differs; the message lists every key that differs.
         """
+        from dmlkit.recipe.file import plain
+
         plugins = changed_plugins(Environment.read(self.environment_path).plugins)
         if plugins:
             raise UserError(
@@ -171,6 +175,8 @@ class RunFolder:
 
     def save_checkpoint(self, name: CheckpointName, state: dict[str, Any]) -> None:
         """Write a checkpoint, see `write_checkpoint`; with the first ``last.pt`` a new run replaces an old one."""
+        from dmlkit.run_folder.checkpoint_file import write_checkpoint
+
         write_checkpoint(self.checkpoint_path(name), state)
         if name == "last":
             take_over(self.path)
@@ -182,6 +188,9 @@ class RunFolder:
         Raises:
             UserError: the file is missing, damaged, of another format, or of another run.
         """
+        from dmlkit.recipe.file import parse_recipe, plain
+        from dmlkit.run_folder.checkpoint_file import CHECKPOINTS, read_checkpoint
+
         path = self.checkpoint_path(name)
         state = read_checkpoint(path, CHECKPOINTS[name])
         if "recipe" in state:  # not in those of dmlkit 0.1.0

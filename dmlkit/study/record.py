@@ -4,17 +4,19 @@ import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lightning_fabric import Fabric
 from pydantic import BaseModel, ValidationError
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
 from dmlkit.files.document import Document, differences
 from dmlkit.files.lock import LOCK, sole_writer
-from dmlkit.recipe.schema import Recipe
+from dmlkit.files.source import STUDY_MARK, require_study
 from dmlkit.run_folder.folder import RunFolder
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 FAILURES = "failures.json"
 # keys on which no figure depends; the paper of a statement is another one
@@ -67,12 +69,8 @@ class StudyRecord(Document, frozen=True):
         Raises:
             UserError: the folder has no record.
         """
-        path = folder / "study.json"
-        if not path.exists():
-            raise UserError(
-                f"{folder}: is not a study (study.json is missing); expected a folder that dmlkit study wrote"
-            )
-        return cls.read(path)
+        require_study(folder)
+        return cls.read(folder / STUDY_MARK)
 
 
 class StudyFailures(Document, frozen=True):
@@ -113,7 +111,7 @@ class ProtocolRecord(Document, frozen=True):
 
 
 @contextmanager
-def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command: str) -> Generator[None]:
+def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", command: str) -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
 
     A study that is continued may have more seeds and another wording of its claim.
@@ -127,7 +125,7 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command:
     Raises:
         UserError: the folder has other contents or a study with other runs, or another process works on it.
     """
-    path = folder / "study.json"
+    path = folder / STUDY_MARK
     started = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
     if path.exists():
         stored, new = (one.study.model_dump(mode="json") for one in (StudyRecord.read(path), started))
@@ -151,6 +149,8 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: Fabric, command:
 
 def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
     """Add the defaults of newer keys to a recipe without its seed that an older dmlkit recorded."""
+    from dmlkit.recipe.schema import Recipe
+
     try:
         return Recipe.model_validate_json(json.dumps(recipe)).model_dump(mode="json", exclude={"seed"})
     except ValidationError:  # a key was removed since: the difference shows which one
@@ -158,7 +158,7 @@ def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def open_protocol(name: str, folder: Path, fabric: Fabric, runs: str) -> Generator[None]:
+def open_protocol(name: str, folder: Path, fabric: "Fabric", runs: str) -> Generator[None]:
     """Start or continue a protocol in a folder, and lock the folder during the block.
 
     Args:
@@ -189,7 +189,7 @@ def is_taken(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(record: Document, path: Path, fabric: Fabric) -> Generator[None]:
+def _locked(record: Document, path: Path, fabric: "Fabric") -> Generator[None]:
     fabric.barrier()  # all ranks have checked before the first one writes
     with sole_writer(path.parent, what=f"a {path.stem}") if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from dmlkit.datasets.base import FOLDS
 from dmlkit.files.lock import is_held
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -119,7 +118,7 @@ class _Reader:
     def _run(self, variant: str, label: str, seed: int) -> RunStatus:
         folder = self.folder / variant / label / f"seed-{seed}"
         name = str(folder.relative_to(self.folder))
-        models = [folder / f"fold-{fold}" for fold in range(FOLDS)] if self._models > 1 else [folder]
+        models = [folder / f"fold-{fold}" for fold in range(self._models)] if self._models > 1 else [folder]
         far = [_progress(RunFolder(path), self._training(variant)["select_by"]) for path in models]
         scores = [score for _, score, _ in far if score is not None]
         reason = self.failed.get(name)
@@ -158,7 +157,11 @@ class _Reader:
 
     @property
     def _models(self) -> int:
-        return FOLDS if self.study.protocol == "reality_check" else 1
+        if self.study.protocol != "reality_check":
+            return 1
+        from dmlkit.datasets.base import FOLDS  # imports torch
+
+        return FOLDS
 
     def _training(self, variant: str) -> dict[str, Any]:
         training = next(iter(self.study.variants[variant].values()))["training"]

@@ -65,7 +65,7 @@ def test_a_failed_download_says_which_file_to_put_where(monkeypatch: pytest.Monk
     url = models.ResNet18_Weights.DEFAULT.url
     assert url in str(error.value) and "no route to host" in str(error.value)
     assert str(tmp_path / "hub" / "checkpoints" / url.rsplit("/", 1)[1]) in str(error.value)
-    with pytest.raises(UserError, match="unknown weights 'imgnet'; expected imagenet, one of IMAGENET1K_V1"):
+    with pytest.raises(UserError, match="unknown weights 'imgnet'; did you mean 'imagenet'"):
         ResNet18Config(weights="imgnet").build()
 
 

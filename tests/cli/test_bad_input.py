@@ -201,17 +201,24 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_any_command_in_a_line(number: int, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_and_sigterm_end_any_command_in_a_line(
+    number: int, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "study.json").touch()
     monkeypatch.setattr("dmlkit.study.status.status_of", lambda _: os.kill(os.getpid(), number))
     handler = signal.getsignal(signal.SIGTERM)
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-    result = dmlkit("status", "study")
+    result = dmlkit("status", tmp_path)
     signal.signal(signal.SIGINT, interrupt)
     assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(
+    dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "study.json").touch()
+
     class Interrupted:
         def __del__(self):
             os.kill(os.getpid(), signal.SIGINT)
@@ -223,6 +230,6 @@ def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(dmlkit: Cli, monke
 
     monkeypatch.setattr("dmlkit.study.status.status_of", status)
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    result = dmlkit("status", "study")
+    result = dmlkit("status", tmp_path)
     signal.signal(signal.SIGINT, interrupt)
     assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")

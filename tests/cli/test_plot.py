@@ -105,7 +105,11 @@ def test_a_mistake_is_one_line_and_nothing_is_written(dmlkit, here: Path, words:
         ["pca", "one", "two"],
     ],
 )
-def test_options_of_other_kinds_are_refused(dmlkit, words: list[str]):
+def test_options_of_other_kinds_are_refused(dmlkit, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one/recipe.yaml", "one/environment.json", "study/study.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
     result = dmlkit("plot", *words)
     assert result.code == 2 and ("No such option" in result.err or "unexpected extra argument" in result.err)
 

@@ -119,6 +119,24 @@ def test_help_holds_nothing_that_a_terminal_obeys_s4(dmlkit, command: list[str])
     assert "Usage" in held(dmlkit(*command, "--help"))
 
 
+LEAVES = [
+    [name, *below]
+    for name, command in get_command(app).commands.items()  # pyright: ignore[reportAttributeAccessIssue]
+    for below in [[one] for one in getattr(command, "commands", {})] or [[]]
+]
+
+
+@pytest.mark.parametrize("command", LEAVES, ids=" ".join)
+def test_help_has_choices_in_its_texts_and_not_in_a_wide_column(
+    dmlkit, command: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A column with <nearest|vote|mean> left 32 of 80 columns for the text."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = dmlkit(*command, "--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if re.search(r"<\w+\|", line)]
+
+
 def test_class_and_run_names_are_shown_as_they_are_s4_s5(dmlkit, tiny_recipe: Path, tmp_path: Path, photos: Path):
     run = tmp_path / "runs[red]\x1b[31m"
     sets = (

@@ -11,7 +11,8 @@ import torch
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.losses.base import LossConfig
-from dmlkit.recipe.file import parse_override, parse_recipe
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.training import summary
 from dmlkit.training.progress import Silent

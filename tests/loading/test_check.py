@@ -126,6 +126,19 @@ def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
     assert result.code == 1 and "leads out of the root" in result.out
 
 
+def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dmlkit, tmp_path: Path):
+    root = trees.presplit(tmp_path / "tree")
+    for name in ("train/1/0.jpg", "notes.txt", "train/notes.csv", "train/1/.hidden", "test/stray.jpg"):
+        (root / name).write_bytes(b"x")
+    result = dmlkit("data", "check", root)
+    lines = result.out.splitlines()
+    assert lines[-1] == "not sound: 1 error" and sum(line.startswith("error: ") for line in lines) == 1
+    assert (
+        "note: 3 files are not read, being no image in a class folder: notes.txt, test/stray.jpg, train/notes.csv"
+        in (result.out)
+    )
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [

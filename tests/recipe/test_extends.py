@@ -162,7 +162,7 @@ def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(
         ("own.yaml", r"own.yaml:1: extends: .*own.yaml extends this file"),
         ("list.yaml", r"list.yaml:1: this file has no keys"),
         ("empty.yaml", r"empty.yaml: this file has no keys"),
-        ("broken.yaml", r"broken.yaml:3: not valid YAML"),
+        ("broken.yaml", r"broken.yaml:2: not valid YAML"),
         (".", "cannot read this recipe"),
     ],
 )

@@ -110,7 +110,7 @@ def test_values_of_one_part_that_do_not_go_together_are_told_plainly():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("a: 1\nb: [1\n", "r.yaml:3: not valid YAML"),
+        ("a: 1\nb: [1\n", "r.yaml:2: not valid YAML"),
         ("a: 1\na: 2\n", "r.yaml:2: a: this key is given twice"),
         ("a: !!python/object/apply:os.system [ls]\n", "is not allowed"),
         ("a: .nan\n", "r.yaml:1: .nan is not a finite number"),
@@ -252,3 +252,87 @@ def test_a_message_shows_an_excerpt_of_a_file_u7(text: str):
 def test_faults_are_told_once_and_in_words_of_recipes_u6_u8(change: str, told: str):
     (line,) = faults(GOOD, change)
     assert line.startswith(f"--set {change}: {told}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\nb: [1, 2\nc: 3\n", 2),
+        ("a: 1\nb: [1, 2\n", 2),
+        ("a: 1\nloss: {name: triplet\nc: {d: 3}\n", 2),
+        ("a: 1\nloss: {name: triplet\n", 2),
+        ("a: 1\nloss: {name: triplet,\n  margin: 0.2\n  scale: 3}\n", 3),
+        ("a: 1\nb: [1, 2}\nc: 3\n", 2),
+        ("a: 1\nb: [1, 2]]\nc: 3\n", 2),
+        ("a: 1\nb: {x: 2}}\nc: 3\n", 2),
+        ("a: 1\nb:\n\tc: 3\n", 3),
+        ("a: 1\nb:\n  c: 3\n\td: 4\n", 4),
+        ("a: 1\nb: 'x\nc: 3\nd: 4\n", 2),
+        ('a: 1\nb: "x\nc: 3\nd: 4\n', 2),
+        ("a: 1\nb 2\nc: 3\n", 2),
+        ("a: 1\nb:\n  c 2\n  d: 3\n", 3),
+        ("a: 1\nb:2\nc: 3\n", 2),
+        ("a: 1\nb:2\n", 2),
+        ("a:\n  b: 1\n   c: 2\n", 3),
+        ("a:\n  b:\n    c: 1\n   d: 2\n", 4),
+        ("a:\n   b: 1\n  c: 2\n", 3),
+        ("a:\n  - 1\n  b: 2\n", 3),
+        ("a: 1\nb: c: 2\n", 2),
+        ("a: 1\nb: @x\n", 2),
+        ("a: 1\nb: `x\n", 2),
+        ("a: 1\n%b: 2\n", 2),
+        ("a: 1\nb: *x\n", 2),
+        ("a: 1\n---\nb: 2\n", 2),
+        ("a: 1\nb: \x07\n", 2),
+        ("a: 1\nb: 2\na: 3\n", 3),
+        ("a: 1\nb: *\n", 2),
+        ('a: 1\nb: "\\q"\n', 2),
+        ("a: 1\nloss: {name: triplet margin: 2}\n", 2),
+        ("a: 1\n# x\nb: [1,\n  2,\n\n# y\nc: 3\n", 3),
+    ],
+)
+def test_an_error_of_yaml_has_the_line_to_correct(text: str, line: int):
+    with pytest.raises(UserError, match=rf"^r\.yaml:{line}: "):
+        parse_yaml(text, "r.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.name=contrastive", "loss.margin: unknown key; expected one of name, positive_margin"),
+        ("dataset.name=folder", "dataset.root: this key is missing and has no default; add it"),
+        ("transform=null", "transform: got null, but dataset glyphs has images"),
+        ("nothing.x=1", "nothing: unknown key"),
+        ("metrics.0=3", "metrics: got {'0': 3}, expected a list"),
+        ("loss={name: triplet", "not valid YAML: expected ',' or '}', but got '<stream end>'"),
+        ("training.epochs=two", "training.epochs: got 'two', expected a valid integer"),
+        ("loss={name: triplet, name: margin}", "name: this key is given twice; remove one"),
+        ("loss=!x y", "not valid YAML: the tag !x is not allowed; write plain values"),
+        ("training.ema=.inf", ".inf is not a finite number; expected one"),
+    ],
+)
+def test_an_error_of_an_override_names_the_option(override: str, message: str):
+    (line,) = faults(GOOD, override)
+    assert line.startswith(f"--set {override}: {message}")
+
+
+def test_a_requirement_that_an_override_breaks_names_the_option():
+    text = "dataset: {name: glyphs}\nloss: {name: margin, miner: {name: distance_weighted}}\n"
+    (line,) = faults(text, "manifold.name=poincare")
+    assert line.startswith("--set manifold.name=poincare: loss.miner: distance_weighted needs manifold.name sphere")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ("name: resnet18, weights: imagnet", "unknown weights 'imagnet'; did you mean 'imagenet'?"),
+        ("name: vit, weights: swag", "unknown weights 'swag'; expected imagenet, one of IMAGENET1K_V1"),
+        ("name: convnext, weights: IMAGENET1K_V9", "unknown weights 'IMAGENET1K_V9'; did you mean 'IMAGENET1K_V1'?"),
+        ("name: googlenet, weights: x", "unknown weights 'x'; expected imagenet, one of IMAGENET1K_V1"),
+        ("name: bn_inception, weights: imagenet", "'imagenet': expected a file"),
+        ("name: timm, model: resnet18, weights: imagnet", "got 'imagnet', expected pretrained or a file"),
+    ],
+)
+def test_unknown_weights_are_refused_when_a_recipe_is_read(backbone: str, message: str):
+    (line,) = faults(f"dataset: {{name: glyphs}}\nloss: {{name: triplet}}\nbackbone: {{{backbone}}}\n")
+    assert line.startswith(f"r.yaml:3: backbone.weights: {message}")

@@ -63,3 +63,30 @@ def test_an_unknown_name_is_not_copied(dmlkit: Callable[..., Result]):
 def test_the_list_shows_names_to_type(dmlkit: Callable[..., Result]):
     shown = dmlkit("list", "recipes").out
     assert "glyphs/proxy_anchor" in shown and "dmlkit copy NAME FILE" in shown
+
+
+def test_the_list_has_a_line_per_recipe_and_opens_with_the_recipes_to_start_with(
+    dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = dmlkit("list", "recipes").out.splitlines()
+    assert lines[0] == "start" and max(map(len, lines[:-2])) <= 80
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert sorted(names) == sorted(names_of_recipes()) and names[0] == "start/frozen_convnext_t"
+
+
+def test_a_group_is_listed_with_published_results(dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = dmlkit("list", "recipes", "cgml").out
+    assert "R@1 54.8, R@2 66.2, R@4 76.2, R@8 84.5, NMI 61.6, F1 30.7" in shown and "glyphs/" not in shown
+    told = dmlkit("list", "recipes", "cgm")
+    assert told.code == 2 and told.err.startswith(
+        "error: list: there is no group of recipes 'cgm'; expected one of cgml"
+    )
+
+
+def test_one_component_is_listed_with_its_keys(dmlkit: Callable[..., Result]):
+    shown = dmlkit("list", "losses", "proxy_anchor").out
+    assert shown.startswith("proxy_anchor\n") and "    margin: 0.1" in shown and "arcface" not in shown
+    told = dmlkit("list", "losses", "proxy_ancor")
+    assert (told.code, told.err) == (2, "error: list: losses has no 'proxy_ancor'; did you mean 'proxy_anchor'?\n")

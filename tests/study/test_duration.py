@@ -3,7 +3,7 @@
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.study.reports.tables import parse_duration
+from dmlkit.study.duration import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.errors import UserError
-from dmlkit.run_folder.folder import CHECKPOINTS, RunFolder
+from dmlkit.run_folder.checkpoint_file import CHECKPOINTS
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, copy_to_cpu
 from dmlkit.training.progress import Silent
 from tests.training.test_train import assert_equal_weights, weights

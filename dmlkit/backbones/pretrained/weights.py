@@ -1,6 +1,7 @@
 """Loading of pretrained weights, from a download or from a file with one of the usual layouts."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from math import floor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,10 +97,22 @@ def named_weights(enum: Any, weights: str) -> Any:
     """
     known = list(enum.__members__)
     if weights not in ("imagenet", "DEFAULT", *known):
-        raise UserError(
-            f"backbone.weights: unknown weights {weights!r}; expected imagenet, one of {', '.join(known)}, or a file"
-        )
+        near = get_close_matches(weights, ["imagenet", *known], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected imagenet, one of {', '.join(known)}, or a file"
+        raise UserError(f"backbone.weights: unknown weights {weights!r}; {hint}")
     return enum.DEFAULT if weights in ("imagenet", "DEFAULT") else enum[weights]
+
+
+def check_name(model: str, weights: str | None) -> None:
+    """Check that torchvision has weights of a model, unless they are None or a file.
+
+    Raises:
+        UserError: the name is unknown.
+    """
+    from torchvision.models import get_model_weights
+
+    if weights is not None and not is_file(weights):
+        named_weights(get_model_weights(model), weights)
 
 
 def load_weights(

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, FiniteFloat, PositiveInt
 from dmlkit.embedding.manifest import Description, file_checksum
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
+from dmlkit.files.source import require_gallery
 
 MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
@@ -102,14 +103,7 @@ def read_gallery_manifest(path: Path) -> GalleryManifest:
     Raises:
         UserError: there is no gallery, its creation was interrupted, or it is damaged.
     """
-    if not holds_gallery(path):
-        stopped = (path / CREATING).exists()
-        told = (
-            "the creation of this gallery was stopped; give the same command again"
-            if stopped
-            else ("no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote")
-        )
-        raise UserError(f"{path}: {told}")
+    require_gallery(path)
     return GalleryManifest.read(path / MANIFEST)
 
 

@@ -15,7 +15,8 @@ from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.extends import path_in_collection
 from dmlkit.recipe.faults import describe_faults, fault_line, shown, suggest
-from dmlkit.recipe.file import Override, parse_override, read_recipe
+from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.overrides import Override, parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import Key, Tree, read_yaml
 from dmlkit.study.definition.config import FIGURES, Axis, Candidate, MethodsConfig, Study, StudyConfig, Variant

@@ -9,7 +9,8 @@ from math import inf, isclose, prod
 from typing import Any
 
 from dmlkit.errors import UserError
-from dmlkit.recipe.file import Override, dump_recipe, parse_recipe
+from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.overrides import Override
 from dmlkit.recipe.yaml_tree import Key, Tree
 from dmlkit.study.definition.config import Candidate, MethodsConfig
 

@@ -16,6 +16,7 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import check_output, is_our_picture, writing
 from dmlkit.study.definition.config import Expectation
+from dmlkit.study.duration import format_duration
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.findings.verdicts import Difference, by_both_figures, judge, over_seeds
 from dmlkit.study.record import StudyRecord
@@ -29,7 +30,7 @@ from dmlkit.study.reports.report import (
     paper_paragraphs,
     study_section,
 )
-from dmlkit.study.reports.tables import format_duration, shared_rows, verdict_rows
+from dmlkit.study.reports.tables import shared_rows, verdict_rows
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:

@@ -10,13 +10,13 @@ from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import writing
+from dmlkit.study.duration import format_duration
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.findings.verdicts import JudgedStatement
 from dmlkit.study.record import StudyFailures
 from dmlkit.study.reports.plot import plot_study
 from dmlkit.study.reports.tables import (
     disagreement_rows,
-    format_duration,
     statement_rows,
     trained_rows,
     tuning_rows,

@@ -1,0 +1,165 @@
+"""A wrong path is refused before torch is imported, which takes seconds; commands that only read need no torch."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from dmlkit.files.source import MODEL_FORMATS
+from tests.conftest import Result
+
+Cli = Callable[..., Result]
+NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
+NO_SOURCE = "no such file or folder; expected a run, a folder of embeddings, a gallery or an .npy file"
+NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
+NO_STUDY = "is not a study (study.json is missing); expected a folder that dmlkit study wrote"
+NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
+IMPORTED = "import sys; from dmlkit.cli.app import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+
+
+def without_torch(folder: Path, *words: object) -> Result:
+    """The result of a command line in a process of its own, which must not import torch."""
+    found = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *map(str, words)], cwd=folder, capture_output=True, text=True
+    )
+    *lines, imported = found.stdout.splitlines()
+    assert imported == "False", found.stdout + found.stderr
+    return Result(found.returncode, "\n".join(lines), found.stderr)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with an array, an empty folder, half a run, half a gallery and what looks like a study."""
+    np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
+    for name in ("empty", "half", "run", "stopped", "study"):
+        (tmp_path / name).mkdir()
+    for name in ("half/recipe.yaml", "run/recipe.yaml", "run/environment.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
+    (tmp_path / "broken.yaml").write_text("dataset:\n\tname: glyphs\n")
+    (tmp_path / "stopped" / "creating.json").write_text("")
+    (tmp_path / "study" / "study.json").write_text("")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache folder with the names of all components, as ``dmlkit list`` leaves it."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        subprocess.run([sys.executable, "-m", "dmlkit", "list"], check=True, capture_output=True)
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("eval none", f"none: {NO_SOURCE}"),
+        ("eval half", f"half: {NO_RUN}"),
+        ("embed none x", f"none: {NO_RUN}"),
+        ("embed run none", "none: no such folder; expected a folder with images"),
+        ("export none --format onnx", f"none: {NO_RUN}"),
+        ("export x.npy --format onnx", "x.npy: expected a run, since --format onnx exports a model; got an .npy file"),
+        (
+            "export run --format npz",
+            "run: is a run; --format npz exports a folder of embeddings: run dmlkit embed run first",
+        ),
+        (
+            "export empty --format npz",
+            "empty/manifest.json: missing; expected a manifest of embeddings that dmlkit wrote",
+        ),
+        ("calibrate empty", f"empty: {NO_RUN}"),
+        ("inspect none -o page.html", f"none: {NO_SOURCE}"),
+        ("plot pca none", f"none: {NO_RUN}"),
+        ("plot tsne study", "study: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs"),
+        ("plot epochs half", f"half: {NO_RUN}"),
+        ("plot epochs study none", f"study: {NO_RUN}"),
+        ("plot results none", "none: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs"),
+        ("cluster none --clusters 2", f"none: {NO_SOURCE}"),
+        ("duplicates none --threshold 0.9", f"none: {NO_SOURCE}"),
+        ("duplicates x.npy none --threshold 0.9", f"none: {NO_SOURCE}"),
+        ("curvature none", f"none: {NO_SOURCE}"),
+        (
+            "search empty x.npy",
+            "empty: expected a run, a folder of embeddings, a gallery or an .npy file; embed images with dmlkit embed "
+            "first",
+        ),
+        ("search x.npy none", f"none: {NO_SOURCE.replace('expected ', 'expected an image, a folder of images, ')}"),
+        ("search x.npy x.npy --run none", f"none: {NO_RUN}"),
+        ("identify none x.npy -o answers.csv", f"none: {NO_SOURCE}"),
+        (
+            "identify stopped x -o a.csv",
+            "stopped: the creation of this gallery was stopped; give the same command again",
+        ),
+        ("verify none a.png b.png", f"none: {NO_RUN}"),
+        ("compare empty half", f"empty: {NO_RUN}"),
+        ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
+        ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
+        ("gallery create none -o new", f"none: {NO_RUN}"),
+        ("gallery add none images", f"none: {NO_GALLERY}"),
+        ("gallery remove none --label robin", f"none: {NO_GALLERY}"),
+        ("gallery info none", f"none: {NO_GALLERY}"),
+        ("gallery history none", f"none: {NO_GALLERY}"),
+        ("gallery restore none 2", f"none: {NO_GALLERY}"),
+        ("gallery compact none", f"none: {NO_GALLERY}"),
+        ("gallery index empty", f"empty: {NO_GALLERY}"),
+        ("train none", f"none: {NO_RECIPE}"),
+        (
+            "train glyphs/tripled",
+            "glyphs/tripled: no such file; expected a recipe; did you mean glyphs/triplet, which comes with dmlkit?",
+        ),
+        ("check none.yaml", f"none.yaml: {NO_RECIPE}"),
+        ("check broken.yaml", "broken.yaml:2: not valid YAML: found a tab; indent with spaces"),
+        (
+            "train glyphs/triplet --set loss.margin",
+            "--set loss.margin: expected key.subkey=value, e.g. --set loss.margin=0.2",
+        ),
+        ("train wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+        (
+            "check wrong.yaml --set loss.name=triplt",
+            "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'?",
+        ),
+        ("protocol official none -o new", f"none: {NO_RECIPE}"),
+        ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+        ("data check wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+        ("eval none --untrained", f"none: {NO_RECIPE}"),
+        ("status none", f"none: {NO_STUDY}"),
+        ("report study empty -o page.md", f"empty: {NO_STUDY}"),
+    ],
+)
+def test_a_mistake_is_refused_without_torch(
+    place: Path, words: str, message: str, catalogue: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", catalogue)
+    result = without_torch(place, *words.split())
+    assert (result.code, result.err) == (2, f"error: {message}\n")
+
+
+@pytest.mark.parametrize("words", ["embed none --help", "gallery info none --help", "plot epochs none --help"])
+def test_help_after_a_wrong_path_is_help(dmlkit: Cli, words: str):
+    result = dmlkit(*words.split())
+    assert result.code == 0 and "Usage:" in result.out
+
+
+@pytest.mark.slow
+def test_the_status_of_a_study_needs_no_torch(place: Path):
+    recipe = {"training": {"epochs": 4, "select_by": "map@r"}}
+    study = {"claim": "Margins matter", "paper": None, "table": None, "protocol": "official", "metrics": ["map@r"]}
+    study |= {"seeds": [0, 1], "reference": "a", "expect": [], "variants": {"a": {"": recipe}}}
+    record = {"format": 2, "study": study, "command": "dmlkit study s.yaml"}
+    (place / "study" / "study.json").write_text(json.dumps(record))
+    result = without_torch(place, "status", "study")
+    assert "Margins matter" in result.out and "0 of 2 runs done" in result.out, result.err
+
+
+def test_the_formats_of_models_are_those_of_the_export():
+    from dmlkit.export.model import ModelFormat
+
+    assert get_args(ModelFormat) == MODEL_FORMATS
