@@ -118,7 +118,8 @@ def as_key(annotation: Any) -> Any:
         return reduce(lambda whole, one: Annotated[whole, one], metadata, as_key(inner))
     config = getattr(annotation, "Config", None)
     if isclass(config) and issubclass(config, OptionsConfig):
-        return Annotated[config, one_of] if issubclass(config, ComponentConfig) else config
+        root = next((base for base in config.__mro__ if ComponentConfig in base.__bases__), None)
+        return Annotated[root, one_of] if root else config
     if get_origin(annotation) in (UnionType, Union):
         return Union[tuple(as_key(part) for part in get_args(annotation))]  # noqa: UP007
     return annotation

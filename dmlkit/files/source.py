@@ -4,6 +4,9 @@ It imports no torch, so that the command line refuses a wrong path at once.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +22,7 @@ NAMES: dict[Kind, str] = {
     "array": "an .npy file",
     "images": "an image or a folder of images",
 }
+MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 MODEL_FORMATS = ("safetensors", "onnx", "torch-export")
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
@@ -100,20 +104,27 @@ def require_path(path: Path, expected: str) -> None:
     """Check that a path exists.
 
     Raises:
-        UserError: it does not; ``expected`` completes the message.
+        UserError: it does not; the message has the most similar name that does, or ``expected``.
     """
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder; expected {expected}")
+    if path.exists():
+        return
+    missing = next(one for one in (*reversed(path.parents), path) if not one.exists())
+    names: dict[str, str] = {}
+    with suppress(OSError):  # the parent is a file, or cannot be read
+        names = {one.name.lower(): one.name for one in islice(missing.parent.iterdir(), MOST_SIBLINGS)}
+    near = get_close_matches(missing.name.lower(), names, n=1, cutoff=0.75)
+    hint = f"did you mean {missing.with_name(names[near[0]])}?" if near else f"expected {expected}"
+    raise UserError(f"{path}: no such file or folder; {hint}")
 
 
 def require_images(path: Path) -> None:
-    """Check that there is a folder of images to embed, or a path of a file of vectors.
+    """Check that there are images to embed, or a path of a file of vectors.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: nothing is there.
     """
-    if not path.suffix and not path.exists():
-        raise UserError(f"{path}: no such folder; expected a folder with images")
+    if not path.suffix:
+        require_path(path, "an image, a folder of images, or a table")
 
 
 def require_addable(path: Path) -> None:

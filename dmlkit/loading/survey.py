@@ -1,10 +1,8 @@
 """Survey of a user's photos before the first recipe: images and classes of each split, sizes, and unused files."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +17,12 @@ from dmlkit.datasets.folder import FolderConfig, stray_files
 from dmlkit.datasets.shards import holds_shards
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_path
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.start import validation_fraction
 
 SAMPLE = 10_000  # images, at most, whose headers are read: 1 400 take 0.2 s
 LEAST = 2  # classes of each split: one alone has nothing to be told from
-MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 
 
 @dataclass(frozen=True)
@@ -171,8 +169,8 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
         if dataset not in known:
             raise UserError(f"--dataset: got {dataset!r}, expected {', '.join(known)}")
         return DatasetConfig.variants[dataset](root=str(target), validation_fraction=0.0)
-    if not target.exists():
-        raise UserError(missing_message(target))
+    expected = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
+    require_path(target, expected)
     if target.suffix.lower() in (".csv", ".parquet"):
         return TableConfig(file=str(target), validation_fraction=0.0)
     if not target.is_dir():
@@ -183,18 +181,3 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
     other = "shards" if holds_shards(target) else "folder"
     name = next((name for sign, name in signs.items() if (target / sign).exists()), other)
     return DatasetConfig.variants[name](root=str(target), validation_fraction=0.0)
-
-
-def missing_message(target: Path) -> str:
-    """Return the error for a path that does not exist: a line with the most similar name that does, if there is one."""
-    missing = next(path for path in (*reversed(target.parents), target) if not path.exists())
-    names: dict[str, str] = {}
-    with suppress(OSError):  # the parent is a file, or cannot be read
-        names = {path.name.lower(): path.name for path in islice(missing.parent.iterdir(), MOST_SIBLINGS)}
-    near = get_close_matches(missing.name.lower(), names, n=1)
-    if near:
-        return f"{target}: no such file or folder; did you mean {missing.with_name(names[near[0]])}?"
-    return (
-        f"{target}: no such file or folder; expected a folder with one subfolder per class, a table (.csv or .parquet) "
-        "or a recipe (.yaml)"
-    )

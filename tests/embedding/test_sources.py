@@ -139,9 +139,9 @@ def test_eval_is_that_of_a_loop(kind: str, home: Home, dmlkit: Cli):
     least, most = 0, 0  # rows of float32 that are normalized once more change the order of cosines that tie
     for row, point in enumerate(points):
         others = [other for other in nearest_of(points, point, len(points)) if other[1] != row]
-        found = [labels[other] == labels[row] for cosine, other in others if cosine > others[0][0] - 1e-6]
+        found = [labels[other] == labels[row] for cosine, other in others if cosine > others[0][0] - 3e-7]
         least, most = least + all(found), most + any(found)
-    assert most - least <= 3
+    assert most - least <= 4
     assert least - 1e-6 <= json.loads(result.out)["metrics"]["recall@1"] * len(points) <= most + 1e-6
 
 

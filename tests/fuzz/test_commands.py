@@ -156,7 +156,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("x.npy z.npy --threshold -0.5", "manifold csv html"),
     ),
     "embed": (
-        ("run photos", "output checkpoint skip_bad_images device"),
+        ("run photos", "output checkpoint skip_bad_images device labels=folder"),
         ("run --split test -o new", "device checkpoint"),
         ("run --split train", "overrides=dataset.seed=3"),
     ),
