@@ -64,7 +64,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("eval none", f"none: {NO_SOURCE}"),
         ("eval half", f"half: {NO_RUN}"),
         ("embed none x", f"none: {NO_RUN}"),
-        ("embed run none", "none: no such folder; expected a folder with images"),
+        ("embed run none", "none: no such file or folder; expected an image, a folder of images, or a table"),
         ("export none --format onnx", f"none: {NO_RUN}"),
         ("export x.npy --format onnx", "x.npy: expected a run, since --format onnx exports a model; got an .npy file"),
         (
@@ -124,7 +124,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("train wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
         (
             "check wrong.yaml --set loss.name=triplt",
-            "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'?",
+            "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'? or load its file with --plugin FILE",
         ),
         ("protocol official none -o new", f"none: {NO_RECIPE}"),
         ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
