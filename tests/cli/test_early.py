@@ -124,7 +124,8 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("train wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
         (
             "check wrong.yaml --set loss.name=triplt",
-            "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'? or load its file with --plugin FILE",
+            "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'? or load its file with "
+            "--plugin FILE",
         ),
         ("protocol official none -o new", f"none: {NO_RECIPE}"),
         ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),

@@ -123,7 +123,8 @@ def test_a_whole_recipe_is_checked_without_torch(tmp_path: Path, monkeypatch: py
     subprocess.run([sys.executable, "-m", "dmlkit", "list"], check=True, capture_output=True)
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines() == [
         "--set loss.margn=1: loss.margn: unknown key; did you mean 'margin'?",
-        "--set optimizer.name=adan: optimizer.name: unknown optimizer 'adan'; did you mean 'adam'? or load its file with --plugin FILE",
+        "--set optimizer.name=adan: optimizer.name: unknown optimizer 'adan'; did you mean 'adam'? "
+        "or load its file with --plugin FILE",
         "False",
     ]
 
