@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -53,7 +54,13 @@ def open_plugins(records: Sequence[PluginRecord], source: str) -> None:
     if missing:
         raise UserError("\n".join(f"{source}: needs the plug-in {_installation(record)}" for record in missing))
     for change in changed_plugins(records):
-        warnings.warn(f"{source}: {change}; its results may differ", stacklevel=2)
+        _warn_once(f"{source}: {change}; its results may differ")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Warn once per process: a command may open a run several times."""
+    warnings.warn(text, stacklevel=3)
 
 
 def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:

@@ -27,13 +27,13 @@ def an_option_of_another_type() -> None:
 
     ProxyAnchor(Sphere(8), 10, margin="large")  # reportArgumentType
     ProxyAnchor(Sphere(8), 10, margn=0.2)  # reportCallIssue
-    ProxyAnchor.Config(margin="large")  # reportArgumentType
-    ProxyAnchor.Config(margn=0.2)  # reportCallIssue
 
 
 def a_component_of_another_family() -> None:
     from dmlkit.datasets import GlyphsConfig
-    from dmlkit.manifolds import Sphere
+    from dmlkit.losses import ProxyAnchor
+    from dmlkit.optimizers import AdamWConfig
     from dmlkit.recipe.schema import Recipe
 
-    Recipe(dataset=GlyphsConfig(), loss=Sphere.Config())  # reportArgumentType
+    Recipe(dataset=GlyphsConfig(), loss=AdamWConfig())  # reportArgumentType
+    ProxyAnchor(GlyphsConfig(), 10)  # reportArgumentType

@@ -1,12 +1,13 @@
 """What a stranger's program does with dmlkit's components; pyright must find no fault in it."""
 
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 import dmlkit
 from dmlkit.backbones import SmallCNNConfig
@@ -15,7 +16,7 @@ from dmlkit.heads import Linear
 from dmlkit.losses import Loss, LossConfig, ProxyAnchor, Triplet
 from dmlkit.manifolds import Manifold, Poincare, Sphere
 from dmlkit.metrics import MapAtRConfig, RecallConfig, retrieval_metrics
-from dmlkit.miners import SemiHard
+from dmlkit.miners import Miner, SemiHard
 from dmlkit.optimizers import AdamWConfig
 from dmlkit.pooling import GeM
 from dmlkit.recipe.schema import Recipe
@@ -29,9 +30,9 @@ loss = ProxyAnchor(Sphere(8), 10, margin=0.2)
 assert_type(loss, ProxyAnchor)
 assert_type(loss.margin, float)
 assert_type(loss.manifold, Manifold)
-assert_type(ProxyAnchor.Config(margin=0.2).build(Poincare(8), 10), ProxyAnchor)
-assert_type(Triplet.Config(miner=SemiHard.Config()).build(Sphere(8), 10), Triplet)
-assert_type(SemiHard.Config().build(Sphere(8)), SemiHard)
+assert_type(Poincare(8, curvature=-0.5).curvature, Tensor)
+assert_type(Triplet(Sphere(8), miner=SemiHard()).miner, Miner)
+assert_type(LossConfig.variants["triplet"]().build(Sphere(8), 10), Any)
 
 recipe = Recipe(
     dataset=GlyphsConfig(classes=20), loss=ProxyAnchor.Config(), metrics=(RecallConfig(k=(1, 2)), MapAtRConfig())

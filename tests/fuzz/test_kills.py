@@ -117,7 +117,7 @@ def contents(folder: Path) -> dict[str, Any]:
     for name in found:
         path = folder / name
         if path.suffix in (".json", ".jsonl"):
-            found[name] = [without_times(json.loads(line)) for line in _documents(path)]
+            found[name] = [without_times(json.loads(line)) for line in _documents(path, folder)]
         elif path.suffix == ".md":
             found[name] = re.sub(r"[^,]+ of training", "", path.read_text())  # how long it took
         elif path.suffix in (".pt", ".png", ".npz", ".safetensors"):  # times and random order inside
@@ -125,6 +125,6 @@ def contents(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _documents(path: Path) -> list[str]:
-    text = path.read_text()
+def _documents(path: Path, folder: Path) -> list[str]:
+    text = path.read_text().replace(str(folder.resolve()), "")  # embeddings name their run by its absolute path too
     return text.splitlines() if path.suffix == ".jsonl" else [text]
