@@ -46,12 +46,13 @@ def estimate_training(recipe: Recipe, device: str = "auto") -> Estimate:
     """
     fabric = start_fabric(device, recipe.training.precision)
     train = images_of_split(recipe.dataset, "train")
-    evaluated = len(images_of_split(recipe.dataset, "test"))
-    evaluated += len(images_of_split(recipe.dataset, "validation")) if recipe.dataset.validates else 0
+    evaluated = sum(
+        len(images_of_split(recipe.dataset, split)) for split in recipe.dataset.own_splits if split != "train"
+    )
     with torch.random.fork_rng(devices=[]):
         model = build_model(without_pretrained_weights(recipe)).to(fabric.device)
         pixels, reading = _read(train, recipe)
-    tuning, epochs = recipe.backbone.tuning, recipe.training.epochs
+    tuning, epochs = recipe.backbone.tuning, recipe.training.trained_epochs
     workers = default_workers() if recipe.training.workers is None else max(1, recipe.training.workers)
     is_frozen = isinstance(tuning, NoTuningConfig)
     per_image = _per_image(_computing(model.eval(), pixels, fabric, backward=False), reading, workers, fabric)
