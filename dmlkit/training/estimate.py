@@ -46,9 +46,8 @@ def estimate_training(recipe: Recipe, device: str = "auto") -> Estimate:
     """
     fabric = start_fabric(device, recipe.training.precision)
     train = images_of_split(recipe.dataset, "train")
-    evaluated = sum(
-        len(images_of_split(recipe.dataset, split)) for split in recipe.dataset.own_splits if split != "train"
-    )
+    held_out = [split for split in recipe.dataset.own_splits if split != "train"]
+    evaluated = sum(len(images_of_split(recipe.dataset, split)) for split in held_out)
     with torch.random.fork_rng(devices=[]):
         model = build_model(without_pretrained_weights(recipe)).to(fabric.device)
         pixels, reading = _read(train, recipe)

@@ -82,10 +82,8 @@ def test_everything_says_which_figure_stands_for_it(dmlkit, run, tmp_path):
     out = dmlkit("final", run, "-o", tmp_path / "final", "--device", "cpu").out
     value = json.loads((run / "summary.json").read_text())["best"]["test"]["map@r"]
     figure = f"that of {run} (epoch 2): test map@r {value:.3f}"
-    assert (
-        f"trained on every class, so no test figure of its own; the figure that stands for it is {figure}"
-        in " ".join(out.split())
-    )
+    line = f"trained on every class, so no test figure of its own; the figure that stands for it is {figure}"
+    assert line in " ".join(out.split())
     summary = json.loads((tmp_path / "final" / "summary.json").read_text())
     assert summary["best"] is None
     assert summary["last"] == {"epoch": 2, "validation": None, "test": None}
