@@ -1,6 +1,7 @@
 """The last training: on every class, for the epochs that validation chose, and without a figure of its own."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 import yaml
 
 from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import END
+from tests.processes import Forked, held_command_line, start, wait_until
 
 pytestmark = pytest.mark.slow
 CLASSES = 12  # of the tiny recipe, half of them for the test
@@ -49,7 +52,7 @@ def test_it_trains_on_every_class_for_the_epochs_that_validation_chose(dmlkit, r
     rows, before = RunFolder(final).read_metrics(), RunFolder(run).read_metrics()
     assert [row.epoch for row in rows] == [1, 2]
     assert all(row.validation is None for row in rows)
-    # the rate at the end of an epoch, whose last step is later in it the more steps it has, is not above that of the run
+    # the last step of an epoch, at whose rate a row is, comes later in it if it has more steps
     assert before[2].lr < rows[1].lr <= before[1].lr
 
 
@@ -76,6 +79,23 @@ def test_training_that_stops_after_an_epoch_has_the_weights_of_that_epoch(dmlkit
     wrong = dmlkit("train", tiny_recipe, "-o", tmp_path / "no", "--set", "training.stop_after=4")
     assert wrong.code == 2
     assert "training.stop_after: got 4, expected at most training.epochs, 3" in wrong.err
+
+
+def test_a_killed_run_resumes_to_the_same_bits(dmlkit, run, tmp_path):
+    assert dmlkit("final", run, "--device", "cpu").code == 0
+    final, marks = tmp_path / "killed", tmp_path / "marks"
+    marks.mkdir()
+    words = ("final", run, "-o", final, "--device", "cpu")
+    process = Forked(held_command_line, 12, str(marks), *map(str, words))  # in the second epoch
+    wait_until(lambda: any(marks.iterdir()), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=END)
+    assert len(RunFolder(final).read_metrics()) == 1
+    resumed = start(*words, "--resume")
+    assert resumed.communicate(timeout=END)[0].count("epoch 1/2") == 0
+    assert resumed.returncode == 0
+    assert_same_weights(tmp_path / "run-final", final)
+    assert json.loads((final / "summary.json").read_text())["basis"]["run"] == str(run)
 
 
 def test_everything_says_which_figure_stands_for_it(dmlkit, run, tmp_path):
@@ -112,7 +132,7 @@ def test_it_is_used_as_any_run(dmlkit, run, tmp_path):
     rows = json.loads(dmlkit("search", final, final / "embeddings" / "all", "--json").out)
     assert rows
     assert dmlkit("export", final, "--format", "safetensors").code == 0
-    assert dmlkit("cluster", final, "--device", "cpu", "-o", tmp_path / "clusters.csv").code == 0
+    assert dmlkit("cluster", final, "--clusters", "4", "--device", "cpu").code == 0
 
 
 def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, run, tmp_path):
