@@ -157,4 +157,4 @@ def test_a_protocol_needs_test_classes(dmlkit, tiny_recipe, tmp_path):
     command = ["protocol", "official", tiny_recipe, "-o", tmp_path / "out", "--repeats", "1"]
     refused = dmlkit(*command, "--set", "dataset.split=all")
     assert refused.code == 2
-    assert "dataset.split: all leaves no test classes" in refused.err
+    assert "dataset.split: got all, which leaves no test classes" in refused.err
