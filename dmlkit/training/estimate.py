@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.backbones.tuning import NoTuningConfig
+from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.trained import without_pretrained_weights
@@ -46,7 +47,7 @@ def estimate_training(recipe: Recipe, device: str = "auto") -> Estimate:
     """
     fabric = start_fabric(device, recipe.training.precision)
     train = images_of_split(recipe.dataset, "train")
-    held_out = [split for split in recipe.dataset.own_splits if split != "train"]
+    held_out: list[Split] = [split for split in recipe.dataset.own_splits if split != "train"]
     evaluated = sum(len(images_of_split(recipe.dataset, split)) for split in held_out)
     with torch.random.fork_rng(devices=[]):
         model = build_model(without_pretrained_weights(recipe)).to(fabric.device)

@@ -153,6 +153,18 @@ def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, run, tmp_pa
     assert not (tmp_path / "other").exists()
 
 
+def test_a_frozen_backbone_computes_the_features_of_every_class(dmlkit, tiny_recipe, tmp_path):
+    """In a shared cache they have a folder of their own, and the first run still finds its features."""
+    frozen = ["--set", f"backbone.tuning={{name: none, cache: {tmp_path / 'cache'}}}", "--device", "cpu"]
+    run = tmp_path / "run"
+    assert dmlkit("train", tiny_recipe, "-o", run, *frozen).code == 0
+    computed = (tmp_path / "cache" / "train" / "features.json").read_bytes()
+    assert dmlkit("final", run, "--device", "cpu").code == 0
+    described = json.loads((tmp_path / "cache" / "all" / "features.json").read_text())
+    assert described["images"] == 6 * CLASSES
+    assert (tmp_path / "cache" / "train" / "features.json").read_bytes() == computed
+
+
 def test_a_protocol_needs_test_classes(dmlkit, tiny_recipe, tmp_path):
     command = ["protocol", "official", tiny_recipe, "-o", tmp_path / "out", "--repeats", "1"]
     refused = dmlkit(*command, "--set", "dataset.split=all")
