@@ -24,6 +24,7 @@ from dmlkit.cli import (
     embed,
     evaluate,
     export,
+    final,
     gallery,
     geometry,
     identify,
@@ -93,7 +94,7 @@ app = typer.Typer(
     "  dmlkit train glyphs/proxy_anchor --output runs/demo\n  dmlkit start photos/",
 )
 for group in (  # in the order of the panels of --help
-    *(start, data, train, evaluate, compare, calibrate),
+    *(start, data, train, evaluate, compare, calibrate, final),
     *(embed, search, gallery, identify, verify, duplicates, cluster, export),
     *(inspect, plot),
     *(study, status, protocol, geometry),

@@ -133,7 +133,7 @@ def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) 
     rows = RunFolder(resumed).read_metrics() if resumed else []
     values = [(row.epoch, row.validation[metric]) for row in rows if row.validation and metric in row.validation]
     best = max(values, key=lambda pair: pair[1], default=None)  # the first one, as in training
-    return TrainingProgress(console, recipe.training.epochs, metric, best)
+    return TrainingProgress(console, recipe.training.trained_epochs, metric, best)
 
 
 def format_metrics(metrics: dict[str, float]) -> str:

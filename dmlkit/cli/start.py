@@ -74,6 +74,7 @@ def start(
     say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
     print_estimate(recipe, device, console)
     say(console, f"next: dmlkit train {output} -o runs/{output.stem}")
+    say(console, f"then: dmlkit final runs/{output.stem}, to train on every class")
 
 
 def print_survey(found: "Survey", title: str, console: "Console") -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dmlkit.datasets.files.dataset import Dataset
     from dmlkit.recipe.schema import Recipe
-    from dmlkit.run_folder.documents import Summary, UntouchedFigures
+    from dmlkit.run_folder.documents import Basis, Summary, UntouchedFigures
 
 app = typer.Typer()
 
@@ -53,25 +53,42 @@ def train(
 
     from rich.console import Console
 
-    from dmlkit.cli.console import say
-    from dmlkit.cli.progress import format_metrics, training_progress
-    from dmlkit.distributed.launch import resolve_device, start_fabric
-    from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+    from dmlkit.distributed.launch import resolve_device
     from dmlkit.recipe.file import read_recipe
-    from dmlkit.training.train import train as train_recipe
 
-    console, output = Console(), output or Path("runs") / recipe.stem
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
         resolve_device(device)
-        print_experiment(resolved, console)
+        print_experiment(resolved, Console())
         return
-    fabric = start_fabric(device, resolved.training.precision)
+    train_and_print(resolved, output or Path("runs") / recipe.stem, device, resume=resume, overwrite=overwrite)
+
+
+def train_and_print(
+    recipe: "Recipe",
+    output: Path,
+    device: str,
+    *,
+    resume: bool,
+    overwrite: bool,
+    basis: "Basis | None" = None,
+) -> None:
+    """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import say
+    from dmlkit.cli.progress import format_metrics, training_progress
+    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+    from dmlkit.training.train import train as train_recipe
+
+    console = Console()
+    fabric = start_fabric(device, recipe.training.precision)
     console.quiet = not fabric.is_global_zero
     try:
-        with training_progress(console, resolved, output if resume else None) as progress:
+        with training_progress(console, recipe, output if resume else None) as progress:
             summary = train_recipe(
-                resolved, output, fabric=fabric, progress=progress, resume=resume, overwrite=overwrite
+                recipe, output, fabric=fabric, progress=progress, resume=resume, overwrite=overwrite, basis=basis
             )
     except TrainingStoppedError as stopped:
         how = "--resume instead of --overwrite" if overwrite else "--resume"
@@ -81,11 +98,15 @@ def train(
         say(console, "stopped; to resume, rerun the same command with --resume")
         raise typer.Exit(STOPPED) from None
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
-        if checkpoint:
+        if checkpoint and checkpoint.test:
             say(console, f"{name} (epoch {checkpoint.epoch})  test {format_metrics(checkpoint.test)}")
-    if summary.untouched:
+    if not summary.last.test:
+        figures = f"; {summary.basis.line()}" if summary.basis else ""
+        say(console, f"trained on every class, so no test figure of its own{figures}")
+    if summary.untouched and summary.chosen.test:
+        figure = summary.chosen.test[recipe.training.select_by]
         say(console, f"pretrained baseline  test {format_metrics(summary.untouched.test)}")
-        say(console, summary_gain(summary, summary.untouched, resolved.training.select_by))
+        say(console, summary_gain(figure, summary.untouched, recipe.training.select_by))
     if cost := cost_of(summary):
         say(console, cost)
     if summary.skipped_images:
@@ -93,14 +114,14 @@ def train(
     say(console, f"run folder: {output}")
 
 
-def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str) -> str:
+def summary_gain(tuned: float, untouched: "UntouchedFigures", metric: str) -> str:
     """Return a line on the gain from training, by the metric that chooses checkpoints."""
     from dmlkit.evaluation.untouched import gain_message
 
     change = untouched.difference.get(metric)
     interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
     units = f"{untouched.classes} classes" if untouched.classes else "these test classes"
-    return gain_message(metric, summary.chosen.test[metric], untouched.test[metric], interval, units)
+    return gain_message(metric, tuned, untouched.test[metric], interval, units)
 
 
 def cost_of(summary: "Summary") -> str:
@@ -125,7 +146,7 @@ def print_experiment(recipe: "Recipe", console: "Console") -> None:
     sizes = {
         "training": size_of(experiment.train),
         "validation": size_of(validation) if validation else "none",
-        "steps": f"{experiment.steps} per epoch, {recipe.training.epochs} epochs, "
+        "steps": f"{experiment.steps} per epoch, {recipe.training.trained_epochs} epochs, "
         f"{together}batches of {experiment.sampler.batch_size} images",
         "model": parameters_of(experiment.model),
         "loss": parameters_of(experiment.objective),

@@ -24,9 +24,10 @@ class DatasetConfig(ComponentConfig, frozen=True):
     sample: ClassVar[Literal["image", "vector"]] = "image"
     """Kind of the samples."""
 
-    split: Literal["official", "reality_check"] = "official"
+    split: Literal["official", "reality_check", "all"] = "official"
     """``official`` uses the dataset's own split; ``reality_check`` tests on the last half of the classes and validates
-    on a fold of the first half."""
+    on a fold of the first half; ``all`` trains on every class and leaves none to measure the model on, see ``dmlkit
+    final``."""
     fold: Annotated[int, Field(ge=0, lt=FOLDS)] = 0
     """Number of the validation fold, with ``split: reality_check``."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -44,9 +45,22 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return None if root is None else Path(root)
 
     @property
+    def own_splits(self) -> tuple[Split, ...]:
+        """The splits that have classes of their own."""
+        if self.split == "all":
+            return ("train",)
+        validates = self.split == "reality_check" or self.validation_fraction > 0
+        return ("train", "validation", "test") if validates else ("train", "test")
+
+    @property
     def validates(self) -> bool:
         """Whether the dataset has validation classes."""
-        return self.split == "reality_check" or self.validation_fraction > 0
+        return "validation" in self.own_splits
+
+    @property
+    def default_split(self) -> Split:
+        """The split to embed and search by default: test, or all images if every class is trained on."""
+        return "test" if "test" in self.own_splits else "all"
 
     def build(self, split: Split) -> Dataset:
         """Return the samples of a split; validation classes come from the training classes, never from test.
@@ -62,6 +76,12 @@ class DatasetConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: see `build`.
         """
+        if self.split == "all" and split != "all":
+            if split != "train":
+                raise UserError(
+                    f"dataset.split: all trains on every class, so there are no {split} classes; use the split all"
+                )
+            split = "all"
         return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
 
     def _official(self, listing: Listing | None, split: Split) -> Dataset:

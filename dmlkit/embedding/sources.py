@@ -45,7 +45,7 @@ def open_points(
 
     Args:
         source: path of one of these.
-        split: split of a run's dataset. Default: test.
+        split: split of a run's dataset. Default: test, or all if every class was trained on.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         checkpoint: checkpoint of a run. Default: best, otherwise last.
         device: device on which a run embeds, see `start_fabric`. Default: auto.
@@ -65,7 +65,7 @@ def open_points(
         case "run":
             fabric, folder = start_fabric(device or "auto"), RunFolder(source)
             trained = load_model(folder, fabric, checkpoint, overrides=overrides)
-            return split_points(folder, trained, fabric, split or "test", bar)
+            return split_points(folder, trained, fabric, split or trained.recipe.dataset.default_split, bar)
         case "embeddings":
             found = EmbeddingFolder(source)
         case "gallery":

@@ -59,14 +59,7 @@ def load_model(
         UserError: there is no run or no readable checkpoint, the pretrained weights that it needs are missing or have
             changed, or a key does not belong to the dataset.
     """
-    recipe = run.recipe()
-    for override in overrides:
-        if parse_override(override).key.partition(".")[0] != "dataset":
-            raise UserError(
-                f"--set {override}: expected a key of the dataset; {run.path} is trained, with its own recipe"
-            )
-    if overrides:
-        recipe = parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides)
+    recipe = recipe_of(run, overrides)
     if checkpoint is None:
         checkpoint = "best" if run.checkpoint_path("best").exists() else "last"
     state = run.load_checkpoint(checkpoint)
@@ -78,6 +71,21 @@ def load_model(
     if merged:
         model.backbone.merge()
     return TrainedModel(recipe, model.to(fabric.device).eval(), checkpoint, state["epoch"])
+
+
+def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of a run, with changes of its dataset, whose images may have moved.
+
+    Raises:
+        UserError: there is no run, or a key does not belong to the dataset.
+    """
+    recipe = run.recipe()
+    for override in overrides:
+        if parse_override(override).key.partition(".")[0] != "dataset":
+            raise UserError(
+                f"--set {override}: expected a key of the dataset; {run.path} is trained, with its own recipe"
+            )
+    return parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides) if overrides else recipe
 
 
 def without_pretrained_weights(recipe: Recipe) -> Recipe:

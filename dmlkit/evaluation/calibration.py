@@ -64,6 +64,7 @@ def calibrate_run(
     if not 0 < far < 1:
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
     run, fabric = RunFolder(path), fabric or start_fabric("auto")
+    run.check_unseen("validation")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     validation = points_of_split(run, trained, "validation", fabric, bar)
     try:

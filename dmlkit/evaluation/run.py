@@ -92,6 +92,8 @@ def evaluate_run(
     """
     run = RunFolder(Path(path))
     fabric = fabric or start_fabric(device)
+    if dataset_root is None:
+        run.check_unseen(split)
     trained = load_model(run, fabric, checkpoint)
     recipe = _recipe_of(trained, run, dataset_root, overrides, metrics)
     split = split or ("all" if dataset_root is not None else "test")

@@ -147,12 +147,12 @@ def input_text(inputs: Tensor) -> str:
 
 
 def parity_inputs(trained: TrainedModel) -> Tensor:
-    """Return a few samples of the test split, evenly spaced, as input of the model.
+    """Return a few samples of the test split, or of all images if there is none, evenly spaced, as input of the model.
 
     Raises:
         UserError: none of them can be read.
     """
-    dataset = images_of_split(trained.recipe.dataset, "test")
+    dataset = images_of_split(trained.recipe.dataset, trained.recipe.dataset.default_split)
     trained.model.check_takes(dataset)
     count = min(PARITY_IMAGES, len(dataset))
     indices = [index * len(dataset) // count for index in range(count)]

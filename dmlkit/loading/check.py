@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import frames
@@ -108,9 +108,8 @@ def stray_file_notes(listing: Listing) -> list[str]:
 
 def split_faults(config: DatasetConfig, listing: Listing) -> list[str]:
     """Return the errors that ``dmlkit train`` would raise: an empty split, or a single class to evaluate on."""
-    splits: tuple[Split, ...] = ("train", "validation", "test") if config.validates else ("train", "test")
     faults: list[str] = []
-    for split in splits:
+    for split in config.own_splits:
         try:
             images = config.images_of(listing, split)
         except UserError as error:

@@ -43,6 +43,9 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
 
     epochs: PositiveInt = 20
     """Number of passes over the training images."""
+    stop_after: PositiveInt | None = None
+    """Number of epochs after which training ends, while the schedule of the learning rate spans ``epochs``; null trains
+    all of them. ``dmlkit final`` sets it to the epoch that validation chose."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision; ``bf16`` and ``fp16`` are mixed: weights and losses stay in float32."""
     accumulate: PositiveInt = 1
@@ -75,6 +78,11 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     memory."""
     loggers: tuple[LoggerName, ...] = ()
     """Additional loggers of the run, each an extra of dmlkit; training continues if one fails."""
+
+    @property
+    def trained_epochs(self) -> int:
+        """Number of epochs that are trained."""
+        return self.stop_after or self.epochs
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -153,6 +161,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             *self._selection_by_unknown_metric(),
             *self._figures_given_twice(),
             *self._proxies_that_cannot_be_shared_out(),
+            *self._stop_after_the_end(),
         ]
         if faults:
             message = "; ".join(f"{'.'.join(map(str, key))}: {text}" for key, text in faults)
@@ -216,6 +225,11 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 if name in seen:
                     yield ("metrics", index), f"{name} is listed twice; remove one"
                 seen.add(name)
+
+    def _stop_after_the_end(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        epochs, stop_after = self.training.epochs, self.training.stop_after
+        if stop_after is not None and stop_after > epochs:
+            yield ("training", "stop_after"), f"got {stop_after}, expected at most training.epochs, {epochs}"
 
     def _proxies_that_cannot_be_shared_out(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         if not self.training.shard_proxies:

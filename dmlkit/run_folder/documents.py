@@ -53,8 +53,33 @@ class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid"):
     """Number of finished epochs."""
     validation: Metrics | None
     """Metrics on validation classes in that epoch."""
-    test: Metrics
-    """Metrics on test classes, which are not used for selection."""
+    test: Metrics | None
+    """Metrics on test classes, which are not used for selection; null if every class was trained on."""
+
+
+class Basis(Document, frozen=True):
+    """``basis.json``, the run whose figures stand for a model that was trained on every class (``dmlkit final``)."""
+
+    kind: ClassVar[str] = "basis of a model of every class"
+
+    run: str
+    """Path of the run."""
+    selected_by: str
+    """Metric that chooses checkpoints."""
+    checkpoint: ScoredCheckpoint
+    """Checkpoint of the run after as many epochs, with its metrics."""
+
+    def line(self) -> str:
+        """Return a line that names the run and its figure.
+
+        Example:
+            >>> scored = ScoredCheckpoint(epoch=3, validation=None, test={"map@r": 0.41})
+            >>> Basis(run="runs/x", selected_by="map@r", checkpoint=scored).line()
+            'the figure that stands for it is that of runs/x (epoch 3): test map@r 0.410'
+        """
+        epoch, value = self.checkpoint.epoch, (self.checkpoint.test or {}).get(self.selected_by, float("nan"))
+        run = f"{self.run} (epoch {epoch})"
+        return f"the figure that stands for it is that of {run}: test {self.selected_by} {value:.3f}"
 
 
 class PairedDifference(BaseModel, frozen=True, extra="forbid"):
@@ -87,8 +112,8 @@ class Summary(Document, frozen=True):
     """``summary.json``, the results of a finished run."""
 
     kind: ClassVar[str] = "summary of a run"
-    version: ClassVar[int] = 3
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}  # 1 had no costs and baseline; 2 none of its classes
+    version: ClassVar[int] = 4  # 1 had no costs and baseline; 2 none of its classes; 3 no basis
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     last: ScoredCheckpoint
     """Checkpoint after all epochs."""
@@ -110,6 +135,8 @@ class Summary(Document, frozen=True):
     """Peak memory of the first rank, over all sessions. On CUDA it is the memory of tensors on the device
     (``torch.cuda.max_memory_allocated``). Elsewhere it is the resident size of the process since training started (on
     macOS since the process started), without processes that read images. null if neither is available."""
+    basis: Basis | None = None
+    """The run whose figures stand for this model, which has none of its own; see `Basis`."""
 
     @model_validator(mode="after")
     def check_selection(self) -> "Summary":

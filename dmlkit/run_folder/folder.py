@@ -18,7 +18,7 @@ from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.source import require_run
 from dmlkit.recipe.provenance import changed_plugins, open_plugins
-from dmlkit.run_folder.documents import Environment, EpochRow
+from dmlkit.run_folder.documents import Basis, Environment, EpochRow
 
 if TYPE_CHECKING:
     from dmlkit.recipe.schema import Recipe
@@ -34,7 +34,7 @@ class RunFolder:
 
         recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
         curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
-        threshold.json        features/{train,validation,test}/     loggers.json    tensorboard/
+        basis.json            features/{train,validation,test,all}/ loggers.json    tensorboard/    threshold.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
     Args:
@@ -58,6 +58,7 @@ class RunFolder:
         self.recipe_path = folder / "recipe.yaml"
         self.environment_path = folder / "environment.json"
         self.classes_path = folder / "classes.json"
+        self.basis_path = folder / "basis.json"
         self.metrics_path = folder / "metrics.jsonl"
         self.summary_path = folder / "summary.json"
         self.curves_path = folder / "curves.png"
@@ -107,8 +108,13 @@ class RunFolder:
             return f" ({error})"
         return ""
 
-    def create(self, recipe: "Recipe", *, overwrite: bool) -> None:
+    def create(self, recipe: "Recipe", *, overwrite: bool, basis: Basis | None = None) -> None:
         """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs.
+
+        Args:
+            recipe: the recipe of the run.
+            overwrite: replace the run that the folder has.
+            basis: the run whose figures stand for a model of every class.
 
         Raises:
             UserError: the folder has a run and ``overwrite`` is off.
@@ -121,6 +127,9 @@ class RunFolder:
                 )
             self._set_paths(self.path / NEW)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.basis_path.unlink(missing_ok=True)  # of a killed `create`
+        if basis is not None:
+            basis.write(self.basis_path)
         Environment.here(recipe).write(self.environment_path)
         self.write_recipe(recipe)
 
@@ -133,7 +142,7 @@ class RunFolder:
 
     def _was_half_created(self) -> bool:
         """Return whether the folder has only files that a killed `create` may leave."""
-        ours = ("checkpoints", "environment.json", LOCK)
+        ours = ("checkpoints", "basis.json", "environment.json", LOCK)
         return (
             self.path.is_dir()
             and all(entry.name in ours or is_partial(entry) for entry in self.path.iterdir())
@@ -152,6 +161,24 @@ class RunFolder:
         require_run(self.path)
         open_plugins(Environment.read(self.environment_path).plugins, str(self.path))
         return read_recipe(self.recipe_path, is_trained=True)
+
+    def basis(self) -> Basis | None:
+        """Read which run's figures stand for a model that ``dmlkit final`` trained; None for other runs."""
+        return Basis.read(self.basis_path) if self.basis_path.exists() else None
+
+    def check_unseen(self, split: str | None) -> None:
+        """Check that the run has classes of a split that its model was not trained on; None stands for test.
+
+        Raises:
+            UserError: the model was trained on every class; the message names the run whose figures stand for it.
+        """
+        if split not in (None, "test", "validation") or self.recipe().dataset.split != "all":
+            return
+        basis = self.basis()
+        figures = f"; {basis.line()}" if basis else ""
+        raise UserError(
+            f"{self.path}: was trained on every class of its dataset, so it has no {split or 'test'} classes{figures}"
+        )
 
     def check_same_recipe(self, recipe: "Recipe") -> None:
         """Check that a run is continued with its own recipe, except the keys in `FREE`, and with its plug-ins' code.
@@ -245,11 +272,11 @@ NEW = ".new"  # subfolder of the old run with the new run, until that has a chec
 MOVING = ".moving"  # subfolder with the new run after the old run was removed, until all files are moved
 
 RUN_FILES = (
-    *("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"),
+    *("recipe.yaml", "environment.json", "classes.json", "basis.json", "metrics.jsonl", "summary.json", "curves.png"),
     *(f"untouched/{split}.{suffix}" for split in ("validation", "test") for suffix in ("npz", "json")),
     *(
         f"features/{split}/{name}"
-        for split in ("train", "validation", "test")
+        for split in ("train", "validation", "test", "all")
         for name in ("features.json", "embeddings.npy", "items.parquet", "manifest.json")
     ),
     *("features/*/parts/*.safetensors", "features/*/parts/job.json"),
@@ -257,7 +284,7 @@ RUN_FILES = (
 )
 RUN_FOLDERS = (
     "untouched",
-    *(f"features/{split}" for split in ("train", "validation", "test")),
+    *(f"features/{split}" for split in ("train", "validation", "test", "all")),
     "features",
     "checkpoints",
 )

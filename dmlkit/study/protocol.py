@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from dmlkit.datasets.base import FOLDS
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
+from dmlkit.errors import UserError
 from dmlkit.evaluation.statistics import t_interval
 from dmlkit.files.document import Document
 from dmlkit.loading.cache import images_of_split
@@ -149,15 +150,15 @@ def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, MeanInterval]]:
 
 
 def _official(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Figures:
-    summary = _trained(recipe, folder, fabric, progress)
-    return {"test": summary.chosen.test}
+    return {"test": _test_metrics(_trained(recipe, folder, fabric, progress))}
 
 
 def _reality_check(
     recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]
 ) -> Figures:
     folds = [folder / f"fold-{fold}" for fold in range(FOLDS)]
-    tests = [_trained(fold_recipe(recipe, fold), path, fabric, progress).chosen.test for fold, path in enumerate(folds)]
+    models = [_trained(fold_recipe(recipe, fold), path, fabric, progress) for fold, path in enumerate(folds)]
+    tests = [_test_metrics(summary) for summary in models]
     target = folder / "result.json"
     if target.exists():
         return RealityCheckFigures.read(target).plain()
@@ -167,6 +168,11 @@ def _reality_check(
     if fabric.is_global_zero:
         figures.write(target)
     return figures.plain()
+
+
+def _test_metrics(summary: Summary) -> Metrics:
+    assert summary.chosen.test is not None, "_trained has refused recipes without test classes"
+    return summary.chosen.test
 
 
 def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
@@ -183,6 +189,9 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
 
 def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Summary:
     """Return the summary of a run, which is trained or resumed if it is not complete."""
+    if "test" not in recipe.dataset.own_splits:
+        text = "got all, which leaves no test classes; studies and protocols need official or reality_check"
+        raise UserError(recipe.fault(("dataset", "split"), text))
     run = RunFolder(folder)
     if run.holds_run():
         run.check_same_recipe(recipe)

@@ -1,6 +1,6 @@
 """Status of a study, read from its folder while the study runs or after it ended in any way."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -149,7 +149,7 @@ class _Reader:
             folder=None,
             state="waiting",
             epochs=0,
-            of_epochs=self._training(variant)["epochs"] * self._models,
+            of_epochs=trained_epochs(self._training(variant)) * self._models,
             score=None,
             seconds=0.0,
             reason=None,
@@ -166,6 +166,11 @@ class _Reader:
     def _training(self, variant: str) -> dict[str, Any]:
         training = next(iter(self.study.variants[variant].values()))["training"]
         return {**training, "select_by": "map@r"} if self._models > 1 else training
+
+
+def trained_epochs(training: Mapping[str, Any]) -> int:
+    """Return the number of epochs that the settings of a training, as plain data, train."""
+    return training.get("stop_after") or training["epochs"]
 
 
 def _progress(run: RunFolder, select_by: str) -> tuple[int, float | None, float]:

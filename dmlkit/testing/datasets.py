@@ -31,7 +31,7 @@ def check_dataset(config: DatasetConfig) -> None:
 
 def splits_of(config: DatasetConfig) -> dict[Split, Dataset]:
     """Return the splits of the dataset."""
-    names: tuple[Split, ...] = ("train", "validation", "test", "all") if config.validates else ("train", "test", "all")
+    names: tuple[Split, ...] = (*config.own_splits, "all")
     return {name: config.build(name) for name in names}
 
 

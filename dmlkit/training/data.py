@@ -31,13 +31,13 @@ class TrainingData(NamedTuple):
         model: the experiment's model, or only its head for cached features.
         training: the inputs to train on.
         validation: the validation classes, where the recipe has some.
-        test: the test classes, which score the finished run.
+        test: the test classes, which score the finished run; None if every class is trained on.
     """
 
     model: EmbeddingModel
     training: Inputs
     validation: Dataset | None
-    test: Dataset
+    test: Dataset | None
 
 
 def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> TrainingData:
@@ -47,7 +47,8 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
         UserError: see `cached_features`.
     """
     recipe, model = experiment.recipe, experiment.model
-    tuning, test = recipe.backbone.tuning, images_of_split(recipe.dataset, "test")
+    tuning = recipe.backbone.tuning
+    test = images_of_split(recipe.dataset, "test") if "test" in recipe.dataset.own_splits else None
     if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
         on_device = recipe.training.augment_on == "device" and fabric.device.type != "cpu"
         inputs = inputs_of(experiment.train, recipe.transform, training=True, on_device=on_device)
@@ -56,6 +57,8 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
     of_training = folder / f"fold-{recipe.dataset.fold}" if recipe.dataset.split == "reality_check" else folder
 
     def place(split: str) -> Path:
+        if recipe.dataset.split == "all":
+            return folder / "all"
         return (folder if split == "test" else of_training) / split  # folds have the test images in common
 
     def features(split: str, dataset: Dataset, views: int) -> CachedFeatures:
@@ -65,14 +68,13 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
 
     if folder.exists() and not folder.is_dir():
         raise UserError(f"backbone.tuning.cache: {folder}: is a file; expected a folder for features")
-    splits = ("train", "validation", "test") if experiment.validation else ("train", "test")
     # one of several runs that share a folder computes the features, the others wait; complete features need no lock
-    writes = fabric.is_global_zero and not all(is_complete(place(split)) for split in splits)
+    writes = fabric.is_global_zero and not all(is_complete(place(split)) for split in recipe.dataset.own_splits)
     with sole_writer(folder, what="a training", patience=inf) if writes else nullcontext():
         fabric.barrier()
         training = features("train", experiment.train, tuning.feature_views)
         validation = experiment.validation and features("validation", experiment.validation, 0)
-        tested = features("test", test, 0)
+        tested = test and features("test", test, 0)
     head = EmbeddingModel(nn.Identity(), Identity(model.backbone.num_features), model.head)
     return TrainingData(head, DrawnViews(training), validation, tested)
 

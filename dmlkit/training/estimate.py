@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.backbones.tuning import NoTuningConfig
+from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.trained import without_pretrained_weights
@@ -46,12 +47,12 @@ def estimate_training(recipe: Recipe, device: str = "auto") -> Estimate:
     """
     fabric = start_fabric(device, recipe.training.precision)
     train = images_of_split(recipe.dataset, "train")
-    evaluated = len(images_of_split(recipe.dataset, "test"))
-    evaluated += len(images_of_split(recipe.dataset, "validation")) if recipe.dataset.validates else 0
+    held_out: list[Split] = [split for split in recipe.dataset.own_splits if split != "train"]
+    evaluated = sum(len(images_of_split(recipe.dataset, split)) for split in held_out)
     with torch.random.fork_rng(devices=[]):
         model = build_model(without_pretrained_weights(recipe)).to(fabric.device)
         pixels, reading = _read(train, recipe)
-    tuning, epochs = recipe.backbone.tuning, recipe.training.epochs
+    tuning, epochs = recipe.backbone.tuning, recipe.training.trained_epochs
     workers = default_workers() if recipe.training.workers is None else max(1, recipe.training.workers)
     is_frozen = isinstance(tuning, NoTuningConfig)
     per_image = _per_image(_computing(model.eval(), pixels, fabric, backward=False), reading, workers, fabric)

@@ -240,7 +240,7 @@ class MirroredProgress:
                 for row in rows[so_far.epochs :]:
                     logger.log(figures_of(row), row.epoch)
                 if summary and not so_far.tested:
-                    figures = {f"test/{metric}": value for metric, value in summary.chosen.test.items()}
+                    figures = {f"test/{metric}": value for metric, value in (summary.chosen.test or {}).items()}
                     logger.log(figures, summary.last.epoch)
                 self._note(name, LoggedRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None))
 

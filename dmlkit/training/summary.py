@@ -47,7 +47,7 @@ def summarize(
     if experiment.average:
         experiment.average.put_in_place()
     tuned = evaluate_test(experiment, data, fabric, state)
-    last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned.scores.values)
+    last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=metrics_of(tuned))
     best = None
     if state.best is not None and state.best["epoch"] == state.epoch:
         best = last
@@ -55,7 +55,7 @@ def summarize(
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
         take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))
         tuned = evaluate_test(experiment, data, fabric, state)
-        best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=tuned.scores.values)
+        best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=metrics_of(tuned))
         experiment.model.load_state_dict(final)
     summary = Summary(
         last=last,
@@ -64,11 +64,12 @@ def summarize(
         seconds=round(state.seconds, 1),
         images_per_second=rows[-1].images_per_second,
         skipped_images=tuple(sorted(set(gather_lists(fabric, state.skipped)))),
-        untouched=compare_with_untouched(untouched, tuned),
+        untouched=compare_with_untouched(untouched, tuned) if tuned else None,
         seconds_per_epoch=seconds_per_epoch(rows),
         peak_memory_bytes=max(
             (row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None), default=None
         ),
+        basis=run.basis(),
     )
     if fabric.is_global_zero:
         with atomic_write(run.curves_path) as partial:
@@ -77,11 +78,18 @@ def summarize(
     return summary
 
 
-def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Fabric, state: State) -> Evaluation:
-    """Evaluate the current weights on the test classes."""
+def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Fabric, state: State) -> Evaluation | None:
+    """Evaluate the current weights on the test classes; None if there are none."""
+    if data.test is None:
+        return None
     evaluation = evaluate(fabric, data.model, data.test, experiment.recipe, split="test")
     state.note_skipped(evaluation.faults)
     return evaluation
+
+
+def metrics_of(evaluation: Evaluation | None) -> Metrics | None:
+    """Return the metrics of an evaluation, if there is one."""
+    return evaluation.scores.values if evaluation else None
 
 
 def seconds_per_epoch(rows: Sequence[EpochRow]) -> float | None:

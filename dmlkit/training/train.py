@@ -19,7 +19,7 @@ from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.documents import EpochRow, Summary, TrainingClasses
+from dmlkit.run_folder.documents import Basis, EpochRow, Summary, TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
 from dmlkit.training.data import TrainingData, check_places, training_data
@@ -43,6 +43,7 @@ def train(
     progress: Progress | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    basis: Basis | None = None,
 ) -> Summary:
     """Train a recipe into a run folder.
 
@@ -55,6 +56,7 @@ def train(
         progress: receives steps and epochs.
         resume: continue the run in ``folder`` from its last checkpoint, or start it if it has none yet.
         overwrite: replace the run in ``folder`` and everything that was made with its weights.
+        basis: the run whose figures stand for the model, if every class is trained on; see `train_final`.
 
     Raises:
         UserError: the recipe, the data or the folder is not usable, training diverged, or a rank ended.
@@ -68,11 +70,18 @@ def train(
     check_places(recipe, run.path)
     held = run.lock_for_training() if fabric.is_global_zero else nullcontext()
     with held, mirror_to_loggers(progress or Silent(), recipe, run, fabric) as progress:
-        return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite)
+        return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite, basis=basis)
 
 
 def _train(
-    recipe: Recipe, run: RunFolder, fabric: Fabric, progress: Progress, *, resume: bool, overwrite: bool
+    recipe: Recipe,
+    run: RunFolder,
+    fabric: Fabric,
+    progress: Progress,
+    *,
+    resume: bool,
+    overwrite: bool,
+    basis: Basis | None,
 ) -> Summary:
     fabric.barrier()  # the first rank has locked the folder
     resume = resume and run.holds_run()
@@ -85,7 +94,7 @@ def _train(
             f"sampler: a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
         )
     if fabric.is_global_zero:
-        run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite)
+        run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis)
     if fabric.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
         TrainingClasses(training_classes=tuple(experiment.train.class_names)).write(run.classes_path)
     fabric.barrier()
@@ -128,7 +137,7 @@ def fit(
     model: Any = None
     forget_peak_memory(fabric.device)
     with stop_signals() as stop_requested, CheckpointWriter(run, in_background=on_gpu) as writer:
-        while state.epoch < settings.epochs:
+        while state.epoch < settings.trained_epochs:
             started = time.perf_counter()
             if experiment.model.backbone.set_epoch(state.epoch) or model is None:
                 # data-parallel training waits for the gradients of all parameters that were trainable at its setup
@@ -176,7 +185,7 @@ def fit(
             state.seconds += time.perf_counter() - started
             save(experiment, writer, fabric, state)
             progress.epoch(row)
-            if stop_requested(fabric) and state.epoch < settings.epochs:
+            if stop_requested(fabric) and state.epoch < settings.trained_epochs:
                 raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
     fabric.barrier()  # all checkpoints are on the disk
     return state
@@ -206,7 +215,8 @@ def finish_epoch(
     epoch, loss = state.epoch + 1, state.loss_sum / steps
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
     metrics: dict[str, float] | None = None
-    if data.validation is not None and (state.epoch % settings.validate_every == 0 or state.epoch == settings.epochs):
+    is_last = state.epoch == settings.trained_epochs
+    if data.validation is not None and (state.epoch % settings.validate_every == 0 or is_last):
         with experiment.averaged():
             evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
         state.note_skipped(evaluation.faults)

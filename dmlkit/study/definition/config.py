@@ -182,7 +182,7 @@ class Study:
 
     def epochs_per_run(self, recipe: Recipe) -> int:
         """Return the number of epochs of all models of a run."""
-        return recipe.training.epochs * self.models_per_run
+        return recipe.training.trained_epochs * self.models_per_run
 
     @property
     def num_epochs(self) -> int:

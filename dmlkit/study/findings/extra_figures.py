@@ -94,5 +94,5 @@ def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:
     The Reality Check concatenates only the best checkpoints: the last ones would need 4 more embeddings per image.
     """
     kind = "separated " if protocol == "reality_check" else ""
-    tests = [model.last.test for model in models]
+    tests = [model.last.test or {} for model in models]
     return {f"{kind}{name}": fmean(test[name] for test in tests) for name in tests[0]}

@@ -125,6 +125,7 @@ def inspect(
 
 def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
     fabric, run = start_fabric(device), RunFolder(path)
+    run.check_unseen(split)
     trained = load_model(run, fabric, overrides=overrides)
     found = _look(split_points(run, trained, fabric, split, bar), bar)
     others = found.collection if split == "train" else split_points(run, trained, fabric, "train", bar)

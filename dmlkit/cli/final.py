@@ -1,0 +1,44 @@
+"""``dmlkit final``: training on every class."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dmlkit.cli.options import TRAIN, Debug, Device, Plugins, RunPath, SetDataset, examples
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit final runs/demo"))
+def final(
+    run: RunPath,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Run folder to write. Default: RUN with -final at its end.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: SetDataset = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder, with everything made from its weights.")
+    ] = False,
+    device: Device = "auto",
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Train the recipe of a finished run on every class, for the epochs that validation chose.
+
+    The model has no test figure of its own; the figures of RUN stand for it.
+    """
+    from dmlkit.cli.train import train_and_print
+    from dmlkit.training.final import final_place, final_recipe
+
+    output = final_place(run, output)
+    recipe, basis = final_recipe(run, overrides or [])
+    train_and_print(recipe, output, device, resume=resume, overwrite=overwrite, basis=basis)

@@ -1,0 +1,172 @@
+"""The last training: on every class, for the epochs that validation chose, and without a figure of its own."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import END
+from tests.processes import Forked, held_command_line, start, wait_until
+
+pytestmark = pytest.mark.slow
+CLASSES = 12  # of the tiny recipe, half of them for the test
+
+
+@pytest.fixture
+def run(dmlkit: Callable[..., Any], tiny_recipe: Path, tmp_path: Path) -> Path:
+    """A finished run whose summary names epoch 2 of 3 as the best; a cosine depends on the number of epochs."""
+    path = tmp_path / "run"
+    chosen = ["--set", "schedule={name: cosine, warmup_epochs: 0.5}", "--device", "cpu"]
+    assert dmlkit("train", tiny_recipe, "-o", path, *chosen).code == 0
+    summary = json.loads((path / "summary.json").read_text())
+    summary["best"]["epoch"] = 2
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def checkpoint(run: Path) -> dict[str, Any]:
+    return RunFolder(run).load_checkpoint("last")
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    for part in ("model", "objective"):
+        ours, theirs = checkpoint(first)[part], checkpoint(second)[part]
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            assert torch.equal(tensor, theirs[name]), name
+
+
+def test_it_trains_on_every_class_for_the_epochs_that_validation_chose(dmlkit, run, tmp_path):
+    assert dmlkit("final", run, "--device", "cpu").code == 0
+    final = tmp_path / "run-final"
+    assert checkpoint(final)["objective"]["loss.proxies"].shape[0] == CLASSES
+    assert checkpoint(run)["objective"]["loss.proxies"].shape[0] < CLASSES / 2
+    names = json.loads((final / "classes.json").read_text())["training_classes"]
+    assert len(set(names)) == CLASSES
+    rows, before = RunFolder(final).read_metrics(), RunFolder(run).read_metrics()
+    assert [row.epoch for row in rows] == [1, 2]
+    assert all(row.validation is None for row in rows)
+    # the last step of an epoch, at whose rate a row is, comes later in it if it has more steps
+    assert before[2].lr < rows[1].lr <= before[1].lr
+
+
+def test_its_weights_are_those_of_a_recipe_on_a_dataset_without_held_out_classes(dmlkit, run, tmp_path):
+    """By hand: a dataset that has the same classes, all of them for training, with the epochs cut after the second."""
+    assert dmlkit("final", run, "--device", "cpu").code == 0
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    # the official split trains on the first half of twice as many glyphs: the same classes and images
+    recipe["dataset"] |= {"classes": 2 * CLASSES, "validation_fraction": 0}
+    recipe["training"]["stop_after"] = 2
+    (tmp_path / "by_hand.yaml").write_text(yaml.safe_dump(recipe))
+    assert dmlkit("train", tmp_path / "by_hand.yaml", "-o", tmp_path / "by_hand", "--device", "cpu").code == 0
+    assert_same_weights(tmp_path / "run-final", tmp_path / "by_hand")
+
+
+def test_training_that_stops_after_an_epoch_has_the_weights_of_that_epoch(dmlkit, tiny_recipe, tmp_path):
+    cosine = ["--set", "schedule={name: cosine}", "--device", "cpu"]
+    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "all", *cosine).code == 0
+    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
+    stop = ["--set", f"training.stop_after={summary['best']['epoch']}"]
+    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "some", *cosine, *stop).code == 0
+    best, last = RunFolder(tmp_path / "all").load_checkpoint("best"), checkpoint(tmp_path / "some")
+    assert all(torch.equal(best["model"][name], last["model"][name]) for name in best["model"])
+    wrong = dmlkit("train", tiny_recipe, "-o", tmp_path / "no", "--set", "training.stop_after=4")
+    assert wrong.code == 2
+    assert "training.stop_after: got 4, expected at most training.epochs, 3" in wrong.err
+
+
+def test_a_killed_run_resumes_to_the_same_bits(dmlkit, run, tmp_path):
+    assert dmlkit("final", run, "--device", "cpu").code == 0
+    final, marks = tmp_path / "killed", tmp_path / "marks"
+    marks.mkdir()
+    words = ("final", run, "-o", final, "--device", "cpu")
+    process = Forked(held_command_line, 12, str(marks), *map(str, words))  # in the second epoch
+    wait_until(lambda: any(marks.iterdir()), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=END)
+    assert len(RunFolder(final).read_metrics()) == 1
+    resumed = start(*words, "--resume")
+    assert resumed.communicate(timeout=END)[0].count("epoch 1/2") == 0
+    assert resumed.returncode == 0
+    assert_same_weights(tmp_path / "run-final", final)
+    assert json.loads((final / "summary.json").read_text())["basis"]["run"] == str(run)
+
+
+def test_everything_says_which_figure_stands_for_it(dmlkit, run, tmp_path):
+    out = dmlkit("final", run, "-o", tmp_path / "final", "--device", "cpu").out
+    value = json.loads((run / "summary.json").read_text())["best"]["test"]["map@r"]
+    figure = f"that of {run} (epoch 2): test map@r {value:.3f}"
+    line = f"trained on every class, so no test figure of its own; the figure that stands for it is {figure}"
+    assert line in " ".join(out.split())
+    summary = json.loads((tmp_path / "final" / "summary.json").read_text())
+    assert summary["best"] is None
+    assert summary["last"] == {"epoch": 2, "validation": None, "test": None}
+    assert summary["basis"]["run"] == str(run)
+    assert summary["basis"]["checkpoint"]["test"]["map@r"] == value
+    final = tmp_path / "final"
+    for command in (
+        ["eval", final],
+        ["eval", final, "--split", "validation"],
+        ["eval", final, "--set", "dataset.split=official"],
+        ["calibrate", final],
+        ["calibrate", final, "--set", "dataset.split=official"],
+        ["compare", run, final],
+        ["inspect", final, "-o", tmp_path / "page.html"],
+    ):
+        refused = dmlkit(*command)
+        assert refused.code == 2, command
+        assert refused.err.count("\n") == 1
+        assert "was trained on every class" in refused.err and figure in refused.err
+
+
+def test_it_is_used_as_any_run(dmlkit, run, tmp_path):
+    final = tmp_path / "final"
+    assert dmlkit("final", run, "-o", final, "--device", "cpu").code == 0
+    assert dmlkit("embed", final, "--split", "all", "--device", "cpu").code == 0
+    rows = json.loads(dmlkit("search", final, final / "embeddings" / "all", "--json").out)
+    assert rows
+    assert dmlkit("export", final, "--format", "safetensors").code == 0
+    assert dmlkit("cluster", final, "--clusters", "4", "--device", "cpu").code == 0
+
+
+def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, run, tmp_path):
+    assert dmlkit("final", run, "--device", "cpu").code == 0
+    again = dmlkit("final", tmp_path / "run-final")
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert f"was trained on every class already, expected a run with test classes; use {run}" in again.err
+    same = dmlkit("final", run, "-o", run, "--overwrite")
+    assert (same.code, same.err.count("\n")) == (2, 1)
+    assert "is the run to train again on every class; expected another folder" in same.err
+    model = dmlkit("final", run, "--overwrite", "--set", "training.epochs=1")
+    assert (model.code, model.err.count("\n")) == (2, 1)
+    assert "expected a key of the dataset" in model.err
+    (run / "summary.json").unlink()
+    unfinished = dmlkit("final", run, "-o", tmp_path / "other")
+    assert (unfinished.code, unfinished.err.count("\n")) == (2, 1)
+    assert "is not finished, expected a summary.json" in unfinished.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_frozen_backbone_computes_the_features_of_every_class(dmlkit, tiny_recipe, tmp_path):
+    """In a shared cache they have a folder of their own, and the first run still finds its features."""
+    frozen = ["--set", f"backbone.tuning={{name: none, cache: {tmp_path / 'cache'}}}", "--device", "cpu"]
+    run = tmp_path / "run"
+    assert dmlkit("train", tiny_recipe, "-o", run, *frozen).code == 0
+    computed = (tmp_path / "cache" / "train" / "features.json").read_bytes()
+    assert dmlkit("final", run, "--device", "cpu").code == 0
+    described = json.loads((tmp_path / "cache" / "all" / "features.json").read_text())
+    assert described["images"] == 6 * CLASSES
+    assert (tmp_path / "cache" / "train" / "features.json").read_bytes() == computed
+
+
+def test_a_protocol_needs_test_classes(dmlkit, tiny_recipe, tmp_path):
+    command = ["protocol", "official", tiny_recipe, "-o", tmp_path / "out", "--repeats", "1"]
+    refused = dmlkit(*command, "--set", "dataset.split=all")
+    assert refused.code == 2
+    assert "dataset.split: got all, which leaves no test classes" in refused.err
