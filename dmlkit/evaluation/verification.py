@@ -223,6 +223,7 @@ def verify(
     weights = trained.model.fingerprint()
     threshold = threshold_of(run, weights)
     if threshold is None:
+        run.check_unseen("validation")
         raise UserError(
             f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with dmlkit calibrate {path}"
             + (f" --checkpoint {checkpoint}" if checkpoint else "")

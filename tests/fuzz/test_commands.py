@@ -178,6 +178,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run/embeddings/test --format lancedb -o new", "table overwrite"),
         ("run --format safetensors", "output=new.safetensors checkpoint overrides=dataset.seed=3"),
     ),
+    "final": (
+        ("run", "output overrides=dataset.seed=3 device"),
+        ("run -o new --resume", "device"),
+        ("run -o tuned --overwrite", "overrides=dataset.seed=3 device"),
+    ),
     "gallery add": (("gallery photos/ant", "label run device"), ("gallery photos", "run"), ("gallery table.csv", "")),
     "gallery compact": (("gallery", ""),),
     "gallery create": (("run -o new", ""), ("run -o new photos", "label thumbnails threshold checkpoint device")),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import END
@@ -109,13 +110,15 @@ def test_everything_says_which_figure_stands_for_it(dmlkit, run, tmp_path):
     assert summary["last"] == {"epoch": 2, "validation": None, "test": None}
     assert summary["basis"]["run"] == str(run)
     assert summary["basis"]["checkpoint"]["test"]["map@r"] == value
-    final = tmp_path / "final"
+    final, photo = tmp_path / "final", tmp_path / "photo.png"
+    Image.new("RGB", (16, 16)).save(photo)
     for command in (
         ["eval", final],
         ["eval", final, "--split", "validation"],
         ["eval", final, "--set", "dataset.split=official"],
         ["calibrate", final],
         ["calibrate", final, "--set", "dataset.split=official"],
+        ["verify", final, photo, photo],
         ["compare", run, final],
         ["inspect", final, "-o", tmp_path / "page.html"],
     ):
