@@ -45,7 +45,7 @@ RunSplit = Annotated[
     typer.Option(
         "--split",
         metavar="SPLIT",
-        help="Split of a run's dataset: train, validation, test or all. Default: test.",
+        help="Split of a run's dataset: train, validation, test or all. Default: test; all for a run of final.",
         show_default=False,
     ),
 ]

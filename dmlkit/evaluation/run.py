@@ -28,6 +28,7 @@ from dmlkit.run_folder.question import Question
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
 """Recipe keys that an evaluation reads, with the keys below them; all other keys are fixed by the weights."""
+TRAINED_ON = "every class was trained on; these are no figures of unseen classes"
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ def evaluate_run(
         fabric, trained.model, dataset, recipe, split=split, bar=bar, ties=ties, embeddings=embeddings
     )
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
+    if dataset_root is None and trained.recipe.dataset.split == "all":
+        report = report.model_copy(update={"notes": (*report.notes, TRAINED_ON)})
     if fabric.is_global_zero:
         store(report, evaluation, target)
     per_query = dict(evaluation.scores.per_query)

@@ -112,6 +112,7 @@ def test_everything_says_which_figure_stands_for_it(dmlkit, run, tmp_path):
     assert summary["basis"]["checkpoint"]["test"]["map@r"] == value
     final, photo = tmp_path / "final", tmp_path / "photo.png"
     Image.new("RGB", (16, 16)).save(photo)
+    assert "every class was trained on" in " ".join(dmlkit("eval", final, "--split", "all").out.split())
     for command in (
         ["eval", final],
         ["eval", final, "--split", "validation"],
