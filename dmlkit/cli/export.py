@@ -1,12 +1,12 @@
 """``dmlkit export``."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from dmlkit.cli.options import USE, Checkpoint, Debug, Plugins, SetDataset, examples
-from dmlkit.files.source import require_exportable
+from dmlkit.files.source import MODEL_FORMATS, EmbeddingFormat, ModelFormat, StoreFormat, require_exportable
 
 app = typer.Typer()
 
@@ -22,22 +22,11 @@ app = typer.Typer()
 def export(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Run, or embeddings folder.", show_default=False)],
     format: Annotated[  # noqa: A002
-        Literal[
-            "safetensors",
-            "onnx",
-            "torch-export",
-            "faiss",
-            "parquet",
-            "npz",
-            "tensorboard",
-            "lancedb",
-            "qdrant",
-            "pgvector",
-        ],
+        Literal[ModelFormat, EmbeddingFormat, StoreFormat],
         typer.Option(
             metavar="FORMAT",
-            help="For a run: safetensors, onnx or torch-export. For embeddings: faiss, parquet, npz, tensorboard, or "
-            "a database: lancedb, qdrant, pgvector.",
+            help=f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For embeddings: "
+            f"{', '.join(get_args(EmbeddingFormat))}, or a database: {', '.join(get_args(StoreFormat))}.",
             show_default=False,
         ),
     ],

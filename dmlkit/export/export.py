@@ -4,27 +4,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import commonpath
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.export.embeddings import FILE_NAMES as EMBEDDING_FILES
-from dmlkit.export.embeddings import EmbeddingFormat, check_embeddings_output, export_embeddings
+from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
 from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
-from dmlkit.export.model import ModelFormat, ModelManifest, check_model_output, export_model, manifest_path
+from dmlkit.export.model import ModelManifest, check_model_output, export_model, manifest_path
 from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
 from dmlkit.files.outputs import check_place
-from dmlkit.files.source import MODEL_FORMATS, check_options, require_exportable
+from dmlkit.files.source import (
+    MODEL_FORMATS,
+    EmbeddingFormat,
+    ModelFormat,
+    StoreFormat,
+    check_options,
+    require_exportable,
+)
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
-StoreFormat = Literal["lancedb", "qdrant", "pgvector"]
 TABLE = "embeddings"  # default name of a table
 
 
@@ -150,7 +155,8 @@ def _export_run(
 def _export_files(source: Path, format: EmbeddingFormat, path: Path | None) -> Exported:  # noqa: A002
     if path is not None:
         check_embeddings_output(source, format, path)
-    return Exported([*export_embeddings(EmbeddingFolder(source), format, path or source / EMBEDDING_FILES[format])])
+    path = path or source / FORMATS[format].file_name
+    return Exported([*export_embeddings(EmbeddingFolder(source), format, path)])
 
 
 def data_of(folder: EmbeddingFolder) -> list[Path]:

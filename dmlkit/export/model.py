@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, FiniteFloat, PositiveInt
@@ -16,12 +16,12 @@ from dmlkit.embedding.trained import TrainedModel, merged_recipe, without_pretra
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, writing
+from dmlkit.files.source import ModelFormat
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.cache import images_of_split
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.run_folder.threshold import Threshold
 
-ModelFormat = Literal["safetensors", "onnx", "torch-export"]
 FILE_NAMES: dict[ModelFormat, str] = {
     "safetensors": "model.safetensors",
     "onnx": "model.onnx",

@@ -8,7 +8,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
@@ -24,8 +24,13 @@ NAMES: dict[Kind, str] = {
 }
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
-MODEL_FORMATS = ("safetensors", "onnx", "torch-export")
+ModelFormat = Literal["safetensors", "onnx", "torch-export"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
+EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
+"""Files of embeddings, each written by the file of this name in ``dmlkit/export/formats``."""
+StoreFormat = Literal["lancedb", "qdrant", "pgvector"]
+"""Databases of embeddings."""
+MODEL_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
 APPLIES: dict[str, tuple[Kind, ...]] = {
     "--split": ("run",),
     "--checkpoint": ("run",),

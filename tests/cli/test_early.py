@@ -5,12 +5,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
-from dmlkit.files.source import MODEL_FORMATS
 from tests.conftest import Result
 
 Cli = Callable[..., Result]
@@ -158,9 +156,3 @@ def test_the_status_of_a_study_needs_no_torch(place: Path):
     (place / "study" / "study.json").write_text(json.dumps(record))
     result = without_torch(place, "status", "study")
     assert "Margins matter" in result.out and "0 of 2 runs done" in result.out, result.err
-
-
-def test_the_formats_of_models_are_those_of_the_export():
-    from dmlkit.export.model import ModelFormat
-
-    assert get_args(ModelFormat) == MODEL_FORMATS

@@ -17,7 +17,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.manifest import Manifest, ModelSource, Preprocessing, SearchIndex
 from dmlkit.embedding.points import all_points
 from dmlkit.errors import UserError
-from dmlkit.export.embeddings import FaissIndex, FaissManifest
+from dmlkit.export.formats.faiss import FaissIndex, FaissManifest
 from dmlkit.export.model import ModelManifest, Parity
 from dmlkit.loading.cache import CacheManifest
 from dmlkit.recipe.key_meanings import meanings_of

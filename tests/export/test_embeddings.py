@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, cast, get_args
 
 import faiss
 import numpy as np
@@ -11,7 +11,9 @@ from pyarrow import parquet
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
-from dmlkit.export.embeddings import FILE_NAMES, EmbeddingFormat, FaissManifest, export_embeddings
+from dmlkit.export.formats import FORMATS, Format, check_embeddings_output, export_embeddings
+from dmlkit.export.formats.faiss import FaissManifest
+from dmlkit.files.source import EmbeddingFormat
 from tests.embedding.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
@@ -24,10 +26,37 @@ def test_embeddings_that_are_not_finite_are_refused(kind, value, block, tmp_path
     points[3, 1] = points[4, 0] = value
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points))
     with pytest.raises(UserError) as error:
-        export_embeddings(folder, kind, tmp_path / "exports" / FILE_NAMES[kind])
+        export_embeddings(folder, kind, tmp_path / "exports" / FORMATS[kind].file_name)
     line = str(error.value)
     assert "\n" not in line and line.startswith(f"{tmp_path / 'out'}: row 3 (photos/3.jpg): ") and "nan or inf" in line
     assert not list(tmp_path.glob("exports/*"))
+
+
+def test_a_format_is_one_file_and_its_name():
+    assert set(FORMATS) == set(get_args(EmbeddingFormat))
+    for name, kind in FORMATS.items():
+        assert type(kind).__module__ == f"dmlkit.export.formats.{name}"
+
+
+def test_a_new_format_is_written_and_replaces_only_its_own_files(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(FORMATS, "lines", None)  # removed afterwards
+
+    class Lines(Format, name="lines", file_name="embeddings.txt"):
+        def write(self, folder: EmbeddingFolder, output: Path) -> list[Path]:
+            output.write_text(f"# lines\n{len(folder)}\n")
+            return [output]
+
+        def is_mine(self, output: Path) -> bool:
+            return output.read_text().startswith("# lines")
+
+    folder, name, output = EmbeddingFolder(embeddings_at(tmp_path / "out")), cast(Any, "lines"), tmp_path / "a.txt"
+    for _ in range(2):
+        check_embeddings_output(folder.path, name, output)
+        assert export_embeddings(folder, name, output) == [output]
+    assert output.read_text() == f"# lines\n{len(POINTS)}\n" and isinstance(FORMATS["lines"], Lines)
+    output.write_text("mine")
+    with pytest.raises(UserError, match="was not written by this command"):
+        check_embeddings_output(folder.path, name, output)
 
 
 def test_index_vectors_that_overflow_are_refused(tmp_path: Path):

@@ -1,0 +1,87 @@
+"""The interface of file formats of embeddings, and the export in a format by its name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.files.outputs import check_output, writing
+from dmlkit.files.source import EmbeddingFormat
+
+FORMATS: dict[str, "Format"] = {}
+"""Formats by name; every subclass of `Format` is registered."""
+
+
+class Format(ABC):
+    """A file format of embeddings. A subclass is one file of `dmlkit.export.formats`.
+
+    Its ``name`` is that of ``dmlkit export --format``, and ``file_name`` the output in a folder of embeddings.
+    """
+
+    name: ClassVar[str]
+    file_name: ClassVar[str]
+
+    def __init_subclass__(cls, name: str, file_name: str) -> None:
+        cls.name, cls.file_name = name, file_name
+        FORMATS[name] = cls()
+
+    @abstractmethod
+    def write(self, folder: EmbeddingFolder, output: Path) -> list[Path]:
+        """Write embeddings with their ids, paths and labels, atomically, and return the files of `files`.
+
+        Raises:
+            UserError: the embeddings cannot be written in this format.
+        """
+
+    @abstractmethod
+    def is_mine(self, output: Path) -> bool:
+        """Return whether `write` wrote the files of an existing output, known by a mark in one of them."""
+
+    def files(self, output: Path) -> list[Path]:
+        """Return the files that `write` writes."""
+        return [output]
+
+    def check(self, output: Path, sources: Sequence[Path]) -> None:
+        """Check that an output may be written: each of its files is new, or an earlier export.
+
+        Args:
+            output: the file to write, or the folder.
+            sources: files that the export reads, which are never replaced.
+
+        Raises:
+            UserError: one of the files was not written by `write`; see `check_output`.
+        """
+        for path in self.files(output):
+            check_output(path, lambda _: self.is_mine(output), sources=sources)
+
+
+def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: Path) -> list[Path]:  # noqa: A002
+    """Write embeddings with their ids, paths and labels.
+
+    Args:
+        folder: the embeddings.
+        format: ``faiss`` (exact inner-product index, with its items next to it), ``parquet`` (a fixed-size-list
+            column), ``npz``, or ``tensorboard`` (a folder for the embedding projector).
+        output: the file to write, or the folder for tensorboard.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UserError: an embedding is not a point of its manifold or cannot be written in this format, or the disk is full;
+            no partial file is left.
+    """
+    folder.check_points()  # nothing is written if a point is invalid
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return FORMATS[format].write(folder, output)
+
+
+def check_embeddings_output(folder: Path, format: EmbeddingFormat, output: Path) -> None:  # noqa: A002
+    """Check that an export of a folder may be written to the given output.
+
+    Raises:
+        UserError: the output exists and was not written by such an export; see `check_output`.
+    """
+    FORMATS[format].check(output, [folder / name for name in ("manifest.json", "embeddings.npy", "items.parquet")])

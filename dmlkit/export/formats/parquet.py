@@ -1,0 +1,34 @@
+"""A Parquet table."""
+
+from pathlib import Path
+
+from dmlkit import __version__
+from dmlkit.embedding.folder import BLOCK, EmbeddingFolder
+from dmlkit.export.formats.base import Format
+from dmlkit.files.atomic import atomic_write
+
+
+class Parquet(Format, name="parquet", file_name="embeddings.parquet"):
+    """One row per image: id, path, label, and the embedding as fixed_size_list<float32>."""
+
+    def write(self, folder: EmbeddingFolder, output: Path) -> list[Path]:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        column = pa.field("embedding", pa.list_(pa.float32(), folder.points.shape[1]))
+        schema = folder.items.schema.append(column).with_metadata({"dmlkit": __version__})
+        with atomic_write(output) as partial, parquet.ParquetWriter(partial, schema) as writer:
+            for number, block in enumerate(folder.blocks()):
+                values = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), block.shape[1])
+                rows = folder.items.slice(number * BLOCK, len(block))
+                writer.write_table(rows.append_column(column, values))
+        return [output]
+
+    def is_mine(self, output: Path) -> bool:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            return b"dmlkit" in (parquet.read_schema(output).metadata or {})
+        except pa.ArrowInvalid:
+            return False
