@@ -1,7 +1,7 @@
 """Optimizers: one learning rate, multiplied for backbone, head and loss."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat
@@ -34,6 +34,9 @@ class LearningRateMultipliers(BaseModel, frozen=True, extra="forbid", strict=Tru
 
 class OptimizerConfig(ComponentConfig, frozen=True):
     """Root of the optimizer family."""
+
+    is_riemannian: ClassVar[bool] = False
+    """Whether points stay on their manifold, as ``proxies: points`` needs."""
 
     lr: PositiveFloat = 1e-3
     """Learning rate, before multipliers and schedule."""
@@ -93,6 +96,7 @@ class AdamWConfig(OptimizerConfig, frozen=True):
 class RiemannianAdamConfig(OptimizerConfig, frozen=True):
     """Riemannian Adam (Bécigneul & Ganea 2019); ordinary parameters take ordinary Adam steps."""
 
+    is_riemannian: ClassVar[bool] = True
     name: Literal["riemannian_adam"] = "riemannian_adam"
     eps: PositiveFloat = 1e-8
     """Added to the denominator, so that steps stay finite if gradients vanish."""
@@ -107,6 +111,7 @@ class RiemannianAdamConfig(OptimizerConfig, frozen=True):
 class RiemannianSGDConfig(OptimizerConfig, frozen=True):
     """Riemannian SGD (Bonnabel 2013); ordinary parameters take ordinary SGD steps."""
 
+    is_riemannian: ClassVar[bool] = True
     name: Literal["riemannian_sgd"] = "riemannian_sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
     """Fraction of the previous step that is added to each step."""

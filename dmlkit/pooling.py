@@ -136,7 +136,7 @@ class Cls(Pooling, name="cls"):
     """
 
     def requirements(self) -> Iterable[Requirement]:
-        yield Requirement("backbone.name", ("vit", "timm"), "only vision transformers have a class token")
+        yield Requirement("backbone.has_class_token", (True,), "only vision transformers have a class token")
 
     def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
         if token is None:

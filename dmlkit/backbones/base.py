@@ -17,6 +17,8 @@ class BackboneConfig(ComponentConfig, frozen=True):
 
     sample: ClassVar[Literal["image", "vector"]] = "image"
     """Kind of sample that the backbone takes as input."""
+    has_class_token: ClassVar[bool] = False
+    """Whether the backbone passes a class token to its pooling."""
 
     tuning: Annotated[TuningConfig, one_of] = FullTuningConfig()
     """Which backbone weights train: all, none, those of the last blocks, or low-rank updates (LoRA)."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class TimmConfig(BackboneConfig, frozen=True):
     further download; they need mean and std 0.5, which ``transform: {name: pretrained}`` sets.
     """
 
+    has_class_token: ClassVar[bool] = True  # of some models; the others are refused when they are built
     name: Literal["timm"] = "timm"
     model: str = Field(min_length=1)
     """Name in timm, e.g. ``vit_small_patch16_224.dino``, or ``hf-hub:OWNER/REPOSITORY`` or ``local-dir:FOLDER`` with

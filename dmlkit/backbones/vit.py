@@ -1,7 +1,7 @@
 """Vision transformers of torchvision."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,6 +24,7 @@ ViTVariant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
 class ViTConfig(BackboneConfig, frozen=True):
     """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); for ViT-S use timm."""
 
+    has_class_token: ClassVar[bool] = True
     name: Literal["vit"] = "vit"
     variant: ViTVariant = "b_16"
     """Size of the network, and the side of a patch in pixels."""

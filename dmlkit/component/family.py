@@ -22,7 +22,8 @@ class Requirement:
     """A condition that a component sets on another component of the recipe; ``Recipe`` checks it when it is loaded.
 
     Args:
-        key: dotted key of the other component, e.g. ``"manifold.name"``.
+        key: dotted key of the other component, e.g. ``"manifold.name"``, or a fact of its class, e.g.
+            ``"backbone.has_class_token"``; an error then names the members that have it.
         allowed: the values that are compatible with this component.
         reason: a clause that completes "..., because <reason>".
     """

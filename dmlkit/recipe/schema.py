@@ -182,14 +182,17 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     def _unmet_requirements(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         for key, component in components_below((), self):
             for requirement in component.requirements():
-                value = reduce(getattr, requirement.key.split("."), self)
-                if value not in requirement.allowed:
-                    allowed = " or ".join("null" if choice is None else str(choice) for choice in requirement.allowed)
-                    yield (
-                        key,
-                        f"{component.name} needs {requirement.key} {allowed}, got {value}, "
-                        f"because {requirement.reason}",
-                    )
+                *place, fact = requirement.key.split(".")
+                owner: Any = reduce(getattr, place, self)
+                needed, choices, value = requirement.key, requirement.allowed, getattr(owner, fact)
+                if value in choices:
+                    continue
+                if fact in type(owner).__class_vars__:  # no key: name the members that have it
+                    variants = sorted(owner.variants.items())
+                    choices = tuple(name for name, variant in variants if getattr(variant, fact) in choices)
+                    needed, value = ".".join((*place, "name")), owner.name
+                allowed = " or ".join("null" if choice is None else str(choice) for choice in choices)
+                yield key, f"{component.name} needs {needed} {allowed}, got {value}, because {requirement.reason}"
 
     def _unrelated_points_out_of_reach(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         manifold, losses = self.manifold, [component for _, component in components_below(("loss",), self.loss)]
@@ -201,7 +204,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 yield ("manifold", "curvature"), fault
 
     def _proxies_without_riemannian_optimizer(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        if self.manifold.proxies == "points" and not self.optimizer.name.startswith("riemannian"):
+        if self.manifold.proxies == "points" and not self.optimizer.is_riemannian:
             text = f"points need a Riemannian optimizer to stay on the manifold, got optimizer {self.optimizer.name}"
             yield ("manifold", "proxies"), text
 

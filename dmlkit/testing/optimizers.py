@@ -14,7 +14,7 @@ from dmlkit.testing.promise import Promise, changed, expect, expect_close, hold
 def check_optimizer(config: OptimizerConfig) -> None:
     """Check an optimizer against its contract: each part has its own learning rate, and a quadratic is minimized.
 
-    An optimizer whose name starts with ``riemannian`` also keeps points on the sphere.
+    An optimizer that ``is_riemannian`` also keeps points on the sphere.
 
     Raises:
         AssertionError: the contract is broken; the message says how.
@@ -48,8 +48,8 @@ def a_quadratic_is_minimized(config: OptimizerConfig) -> None:
 
 
 def riemannian_ones_keep_points_on_the_sphere(config: OptimizerConfig) -> None:
-    """Check that points stay on the sphere, if the name starts with riemannian."""
-    if not config.name.startswith("riemannian"):
+    """Check that points stay on the sphere, if the optimizer is Riemannian."""
+    if not config.is_riemannian:
         return
     proxies = Sphere(5, proxies="points").new_proxies(7)
     optimizer = changed(config, lr=0.1).build({"loss": [proxies]})

@@ -115,7 +115,7 @@ def test_timm_poolings_agree_with_timms_own():
         ("vit, weights: imagenet", "cgml_cars", "vit needs transform.size 224, got 227"),
         ("timm, model: vit_small_patch16_224.dino, weights: pretrained", "hyp_vit", "timm needs transform.mean (0.485"),
         ("timm, model: vit_small_patch16_224.dino", "plain", "timm needs transform.size 224, got 32"),
-        ("resnet18, pooling: {name: cls}", "imagenet", "cls needs backbone.name vit or timm, got resnet18"),
+        ("resnet18, pooling: {name: cls}", "imagenet", "cls needs backbone.name timm or vit, got resnet18"),
     ],
 )  # fmt: skip
 def test_models_and_transforms_that_do_not_fit_are_refused(backbone: str, transform: str, fault: str):

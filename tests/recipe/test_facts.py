@@ -1,0 +1,75 @@
+"""Facts that classes declare, such as a Riemannian optimizer or a class token; plug-ins declare them as dmlkit does."""
+
+from pathlib import Path
+
+import pytest
+
+from dmlkit.backbones import BackboneConfig
+from dmlkit.errors import UserError
+from dmlkit.optimizers import OptimizerConfig
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.plugin import load_file, rebuild_unions
+
+RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"
+OPTIMIZER = '''
+from typing import ClassVar, Literal
+from dmlkit.optimizers import AdamConfig
+
+class StraightConfig(AdamConfig, frozen=True):
+    """Adam."""
+    name: Literal["riemannian_by_name"] = "riemannian_by_name"
+
+class CurvedConfig(AdamConfig, frozen=True):
+    """Adam on manifolds."""
+    is_riemannian: ClassVar[bool] = True
+    name: Literal["curved"] = "curved"
+'''
+BACKBONE = '''
+from typing import ClassVar, Literal
+from dmlkit.backbones import ResNet18Config
+
+class TokensConfig(ResNet18Config, frozen=True):
+    """A network with a class token."""
+    has_class_token: ClassVar[bool] = True
+    name: Literal["tokens"] = "tokens"
+'''
+
+
+@pytest.fixture
+def plugins(tmp_path: Path):
+    """Load the plug-ins; their members are removed afterwards."""
+    before = {root: dict(root.variants) for root in (OptimizerConfig, BackboneConfig)}
+    for name, text in (("optimizer", OPTIMIZER), ("backbone", BACKBONE)):
+        (tmp_path / f"{name}.py").write_text(text)
+        load_file(tmp_path / f"{name}.py")
+    yield
+    for root, variants in before.items():
+        root.variants.clear()
+        root.variants.update(variants)
+    rebuild_unions()
+
+
+@pytest.mark.usefixtures("plugins")
+def test_points_need_an_optimizer_that_says_it_is_riemannian():
+    text = RECIPE + "manifold: {name: sphere, proxies: points}\n"
+    assert parse_recipe(text + "optimizer: {name: curved}\n", "r.yaml").optimizer.is_riemannian
+    with pytest.raises(UserError) as error:
+        parse_recipe(text + "optimizer: {name: riemannian_by_name}\n", "r.yaml")
+    assert str(error.value) == (
+        "r.yaml:3: manifold.proxies: points need a Riemannian optimizer to stay on the manifold, "
+        "got optimizer riemannian_by_name"
+    )
+
+
+@pytest.mark.usefixtures("plugins")
+def test_the_pooling_cls_needs_a_backbone_that_says_it_has_a_class_token():
+    def text(name: str) -> str:
+        return RECIPE + f"backbone: {{name: {name}, pooling: {{name: cls}}}}\n"
+
+    assert parse_recipe(text("tokens"), "r.yaml").backbone.has_class_token
+    with pytest.raises(UserError) as error:
+        parse_recipe(text("resnet18"), "r.yaml")
+    assert str(error.value) == (
+        "r.yaml:3: backbone.pooling: cls needs backbone.name timm or tokens or vit, got resnet18, "
+        "because only vision transformers have a class token"
+    )
