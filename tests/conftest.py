@@ -116,6 +116,26 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(defaults, "patience", 0.1)
 
 
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Load the text of a plug-in file; its members are removed after the test."""
+    from dmlkit.recipe.plugin import load_file, rebuild_unions
+    from dmlkit.recipe.schema import FAMILIES
+
+    before = {root: dict(root.variants) for root in FAMILIES.values()}
+
+    def load(text: str) -> None:
+        path = tmp_path / f"plugin_{len(list(tmp_path.iterdir()))}.py"
+        path.write_text(text)
+        load_file(path)
+
+    yield load
+    for root, variants in before.items():
+        root.variants.clear()
+        root.variants.update(variants)
+    rebuild_unions()
+
+
 @pytest.fixture(scope="session")
 def tracked() -> list[str]:
     """The files of this tree that git tracks, as paths from its root."""

@@ -25,7 +25,7 @@ def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", 
         (N, D') float64 with the same D' on both sides.
 
     Raises:
-        ValueError: the points are not a matrix, or the side or the form is unknown.
+        ValueError: the points are not a matrix, or the side or the form is unknown; only its manifold knows ``own``.
 
     Example:
         >>> flat = {"form": "euclidean_lift", "curvature": None}
@@ -55,7 +55,9 @@ def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", 
         case "lorentz_lift":
             return _lift_sheet(x[:, 1:], -float(index["curvature"]), side)
         case other:
-            raise ValueError(f"index_vectors: unknown form {other!r}; another version of dmlkit wrote this manifest")
+            own = "only its manifold, of a plug-in, computes these vectors; use Manifold.index_vectors"
+            advice = own if other == "own" else "another version of dmlkit wrote this manifest"
+            raise ValueError(f"index_vectors: unknown form {other!r}; {advice}")
 
 
 def _squares(x: Vectors) -> Vectors:

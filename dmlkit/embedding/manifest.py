@@ -24,10 +24,11 @@ class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True):
 
     order: str = "the largest inner products of the vectors of a query and of the gallery are the most similar"
     """Order of the results."""
-    form: Literal["as_is", "unit", "unit_space", "euclidean_lift", "poincare_lift", "lorentz_lift"]
-    """Conversion of an embedding to the vector of a query or of the gallery, see `dmlkit.export.store`."""
+    form: Literal["as_is", "unit", "unit_space", "euclidean_lift", "poincare_lift", "lorentz_lift", "own"]
+    """Conversion of an embedding to the vector of a query or of the gallery, see `dmlkit.embedding.index_vectors`;
+    ``own`` is that of a plug-in's manifold, which computes it."""
     curvature: FiniteFloat | None = None
-    """Curvature K, for the last two forms."""
+    """Curvature K, for the two hyperbolic lifts."""
 
 
 class ModelSource(BaseModel, frozen=True, extra="forbid", strict=True):

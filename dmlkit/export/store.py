@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+import torch
 from pydantic import PositiveInt
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.index_vectors import index_vectors
+from dmlkit.embedding.index_vectors import Vectors, index_vectors
 from dmlkit.embedding.manifest import Manifest, SearchIndex
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.errors import UserError
@@ -35,7 +36,7 @@ class StoreIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
         Such an index walks between near vectors of the gallery, but lifted gallery vectors have the right order only
         for a lifted query: HNSW found 6 % of the 5 nearest of 5 000 points in a ball.
         """
-        return not self.form.endswith("_lift")
+        return self.form in ("as_is", "unit", "unit_space")
 
 
 class StoreManifest(Manifest, frozen=True, strict=True):
@@ -115,7 +116,7 @@ def store_manifest(folder: EmbeddingFolder) -> StoreManifest:
         raise UserError(f"{folder.path}: there are no embeddings to export")
     distance, form = _distance_and_form(manifest)
     search: dict[str, Any] = {"form": form, "curvature": manifest.index.curvature}
-    dim = index_vectors(np.array(folder.points[:1]), search, "gallery").shape[1]
+    dim = _vectors(folder, torch.from_numpy(np.array(folder.points[:1])), search).shape[1]
     fields: dict[str, Any] = {
         **dict(manifest),
         "index": StoreIndex(**search, distance=distance, dim=dim),
@@ -134,7 +135,7 @@ def rows_of(folder: EmbeddingFolder, index: StoreIndex, bar: Bar = no_bar) -> It
     start = 0
     with bar("exporting", len(folder)) as advance:
         for block in folder.blocks(ROWS):
-            vectors = index_vectors(block.numpy(), index.model_dump(), "gallery").astype(np.float32)
+            vectors = _vectors(folder, block, index.model_dump()).astype(np.float32)
             for fault, is_faulty in (
                 ("its vector would have nan or inf", ~np.isfinite(vectors).all(1)),
                 ("its vector is zero, which has no cosine", (index.distance == "cosine") & ~vectors.any(1)),
@@ -144,6 +145,12 @@ def rows_of(folder: EmbeddingFolder, index: StoreIndex, bar: Bar = no_bar) -> It
             yield StoreRows(folder.items.select(["id", "path", "label"]).slice(start, len(block)), vectors)
             start += len(block)
             advance(len(block))
+
+
+def _vectors(folder: EmbeddingFolder, points: torch.Tensor, search: dict[str, Any]) -> Vectors:
+    if search["form"] == "own":
+        return folder.manifold.index_vectors(points.double(), "gallery").detach().numpy()
+    return index_vectors(points.numpy(), search, "gallery")
 
 
 def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:

@@ -155,9 +155,12 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
             return self.distance_vectors(points, side)
         return self.product_vectors(points)
 
-    @abstractmethod
     def index_form(self) -> dict[str, Any]:
-        """Return how to compute `index_vectors`, by name and parameters; `dmlkit.export.store` reads it."""
+        """Return how `dmlkit.embedding.index_vectors` computes `index_vectors` in NumPy, by name and parameters.
+
+        ``own``, the default, is for vectors that only the manifold itself computes.
+        """
+        return {"form": "own"}
 
     def learned_options(self) -> dict[str, float]:
         """Return the options of the config that training changes, with their current values."""

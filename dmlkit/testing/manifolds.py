@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.index_vectors import index_vectors
+from dmlkit.embedding.manifest import index_of
 from dmlkit.embedding.search import Gallery
-from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.testing.promise import Promise, changed, expect, expect_close, expect_refused, has_defaults, hold, title
 
 DIM = 6
@@ -126,6 +128,21 @@ def index_vectors_rank_as_the_similarity(config: ManifoldConfig) -> None:
         expect((ranked.diff(dim=1) <= 1e-9).all(), f"features of size {scale}: the order differs")
 
 
+def the_index_form_is_that_of_the_index_vectors(config: ManifoldConfig) -> None:
+    """Check that `dmlkit.embedding.index_vectors` computes the index vectors in NumPy, or that the form is ``own``."""
+    bent = {"curvature": -0.7} if "curvature" in type(config).model_fields else {}
+    manifold = changed(config, **bent).build(DIM).double()
+    index = index_of(manifold).model_dump(mode="json")
+    if index["form"] == "own":
+        return
+    points = manifold.from_features(torch.cat([features(8), torch.zeros(1, DIM)]).double())
+    sides: tuple[Side, ...] = ("query", "gallery")
+    for side in sides:
+        found = torch.from_numpy(index_vectors(points.numpy(), index, side))
+        what = f"{side} vectors of form {index['form']}"
+        expect_close(found, manifold.index_vectors(points, side), what, atol=1e-300, rtol=1e-9)
+
+
 def the_relative_similarity_is_the_similarity_on_another_scale(config: ManifoldConfig) -> None:
     """Check that relative similarities order points as the similarity; from distances, a point with itself has 1."""
     manifold = config.build(DIM).double()
@@ -204,6 +221,7 @@ MANIFOLD: tuple[Promise, ...] = (
     the_paired_form_equals_the_matrix_form,
     gradients_agree_with_finite_differences,
     index_vectors_rank_as_the_similarity,
+    the_index_form_is_that_of_the_index_vectors,
     the_relative_similarity_is_the_similarity_on_another_scale,
     the_gallery_finds_what_brute_force_finds,
     features_come_back_from_points,

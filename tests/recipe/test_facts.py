@@ -1,14 +1,11 @@
 """Facts that classes declare, such as a Riemannian optimizer or a class token; plug-ins declare them as dmlkit does."""
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from dmlkit.backbones import BackboneConfig
 from dmlkit.errors import UserError
-from dmlkit.optimizers import OptimizerConfig
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.recipe.plugin import load_file, rebuild_unions
 
 RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"
 OPTIMIZER = '''
@@ -35,22 +32,8 @@ class TokensConfig(ResNet18Config, frozen=True):
 '''
 
 
-@pytest.fixture
-def plugins(tmp_path: Path):
-    """Load the plug-ins; their members are removed afterwards."""
-    before = {root: dict(root.variants) for root in (OptimizerConfig, BackboneConfig)}
-    for name, text in (("optimizer", OPTIMIZER), ("backbone", BACKBONE)):
-        (tmp_path / f"{name}.py").write_text(text)
-        load_file(tmp_path / f"{name}.py")
-    yield
-    for root, variants in before.items():
-        root.variants.clear()
-        root.variants.update(variants)
-    rebuild_unions()
-
-
-@pytest.mark.usefixtures("plugins")
-def test_points_need_an_optimizer_that_says_it_is_riemannian():
+def test_points_need_an_optimizer_that_says_it_is_riemannian(plugin: Callable[[str], None]):
+    plugin(OPTIMIZER)
     text = RECIPE + "manifold: {name: sphere, proxies: points}\n"
     assert parse_recipe(text + "optimizer: {name: curved}\n", "r.yaml").optimizer.is_riemannian
     with pytest.raises(UserError) as error:
@@ -61,8 +44,9 @@ def test_points_need_an_optimizer_that_says_it_is_riemannian():
     )
 
 
-@pytest.mark.usefixtures("plugins")
-def test_the_pooling_cls_needs_a_backbone_that_says_it_has_a_class_token():
+def test_the_pooling_cls_needs_a_backbone_that_says_it_has_a_class_token(plugin: Callable[[str], None]):
+    plugin(BACKBONE)
+
     def text(name: str) -> str:
         return RECIPE + f"backbone: {{name: {name}, pooling: {{name: cls}}}}\n"
 

@@ -17,7 +17,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import Glyphs, GlyphsConfig
 from dmlkit.heads.linear import Linear
 from dmlkit.losses.base import Loss, LossConfig
-from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.base import Manifold, Side
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.metrics.retrieval import RecallConfig
 from dmlkit.miners import All, Triplets
@@ -210,6 +210,17 @@ class OneWay(Euclidean.Config, frozen=True, abstract=True):
         return OneWayStreets(dim, similarity=self.similarity, proxies=self.proxies)
 
 
+class Doubled(Euclidean.Config, frozen=True, abstract=True):
+    """Index vectors other than those of its form."""
+
+    def build(self, dim: int) -> Euclidean:
+        class DoubledLifts(Euclidean):
+            def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
+                return 2 * super().distance_vectors(points, side)
+
+        return DoubledLifts(dim, similarity=self.similarity, proxies=self.proxies)
+
+
 class Uniform(TransportConfig, frozen=True, abstract=True):
     """The same mass everywhere."""
 
@@ -253,6 +264,7 @@ GLYPHS: dict[str, Any] = {"classes": 20, "images_per_class": 2, "size": 16}
         (testing.check_optimizer, OneRate(), "groups_carry_their_rates"),
         (testing.check_head, HalfHead(), "outputs_are_points"),
         (testing.check_manifold, OneWay(), "distance_is_a_metric"),
+        (testing.check_manifold, Doubled(), "the_index_form_is_that_of_the_index_vectors"),
         (testing.check_transport, Uniform(), "marginals_hold"),
         (testing.check_backbone, BatchMean(width=4), "features_are_of_one_image_each"),
     ],
