@@ -15,10 +15,10 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import with_overrides
-from dmlkit.evaluation.statistics import paired_differences
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe

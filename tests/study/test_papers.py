@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from dmlkit.evaluation.statistics import holm
+from dmlkit.metrics.statistics import holm
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.reports.overview import END, read_results

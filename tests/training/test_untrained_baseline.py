@@ -13,8 +13,8 @@ import timm
 import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.evaluation.statistics import paired_comparison
 from dmlkit.evaluation.untouched import gain_message
+from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
