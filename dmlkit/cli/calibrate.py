@@ -1,26 +1,63 @@
-"""``dmlkit calibrate``: a similarity threshold for "same class"."""
+"""``dmlkit calibrate``: a threshold for pairs of images, or for the labels of a gallery."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, RunPath, SetDataset, examples
+from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, SetDataset, checked, examples
+from dmlkit.files.source import check_options, kind_of, require_calibratable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.embedding.questions.calibration import Identification
+    from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold
 
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit calibrate runs/demo --far 1e-3"))
+@app.command(
+    rich_help_panel=TRAIN,
+    epilog=examples("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01"),
+)
 def calibrate(
-    run: RunPath,
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Run, or gallery.", callback=checked(require_calibratable))
+    ],
     far: Annotated[
-        float,
+        float | None,
         typer.Option(
-            metavar="RATE", help="Accepted rate of false accepts: different-class pairs that count as the same class."
+            metavar="RATE",
+            help="Accepted share of different-class pairs that count as the same class (of a run). Default: 0.001.",
+            show_default=False,
         ),
-    ] = 1e-3,
+    ] = None,
+    fpir: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE",
+            help="Accepted share of images of absent labels that get a label (of a gallery). Default: 0.01.",
+            show_default=False,
+        ),
+    ] = None,
+    strangers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="IMAGES",
+            help="Images whose labels are not in the gallery. Default: the validation images of its run.",
+            show_default=False,
+        ),
+    ] = None,
+    near: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SIMILARITY",
+            help="Similarity from which on two images of one label are near-duplicates, which are left out together.",
+            show_default=False,
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     json: Json = False,
@@ -28,10 +65,71 @@ def calibrate(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the similarity above which two images count as the same class, and store it in the run.
+    """Find the similarity from which on two images count as the same class, or from when on identify gives a label.
 
-    It is chosen on validation classes. verify uses it; embed and export write it into their manifests.
+    For a run it is chosen on validation classes and stored in the run; verify uses it. For a gallery a probability is
+    chosen and stored in the gallery; identify uses it.
     """
+    kind = kind_of(source)
+    options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
+    check_options(source, kind, {**options, "--fpir": fpir, "--strangers": strangers, "--near": near})
+    if kind == "run":
+        _calibrate_run(source, 1e-3 if far is None else far, checkpoint, overrides or [], device, json=json)
+        return
+    from rich.console import Console
+
+    from dmlkit.cli.console import say_json
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.questions.calibration import calibrate_gallery
+
+    console = Console(stderr=json)
+    rate = 0.01 if fpir is None else fpir
+    found = calibrate_gallery(source, fpir=rate, strangers=strangers, near=near, device=device, bar=bars(console))
+    if json:
+        say_json(found.stamped())
+    else:
+        print_identification(found, source, console)
+
+
+def print_identification(found: "Identification", gallery: Path, console: "Console") -> None:
+    """Print the rates of identification, the reliability of its probabilities, and rates in other sizes."""
+    from dmlkit.cli.console import print_table, say
+
+    rows = [["rate", "of images of", "labels", "images", "value", "95 % interval"]]
+    for name, whose, rate in (("FPIR", "absent labels", found.fpir), ("FNIR", "labels in it", found.fnir)):
+        interval = "none" if rate.interval is None else "{:.3f} to {:.3f}".format(*rate.interval)
+        rows.append([name, whose, f"{rate.labels:,}", f"{rate.images:,}", f"{rate.rate:.3f}", interval])
+    print_table(rows, console, str(gallery))
+    say(console, "FPIR: gets a label; FNIR: does not get its own; intervals: as many other labels")
+    say(console, f"threshold: a label is given from a probability of {found.threshold:.3f} on")
+    say(console, f"without it {found.guessed:.3f} of the guesses are right")
+    reliability = found.reliability
+    for name, value, ends in (
+        ("expected calibration error", reliability.error, reliability.error_interval),
+        ("Brier score", reliability.brier, reliability.brier_interval),
+    ):
+        say(
+            console, f"{name} of the probabilities: {value:.3f}" + (" ({:.3f} to {:.3f})".format(*ends) if ends else "")
+        )
+    if found.sizes:
+        *measured, larger = found.sizes
+        sizes = [["labels", "FPIR", "FNIR"]]
+        sizes += [[f"{one.labels:,}", f"{one.fpir:.3f}", f"{one.fnir:.3f}"] for one in measured]
+        sizes.append([f"{larger.labels:,} (extrapolated)", f"{larger.fpir:.3f}", f"{larger.fnir:.3f}"])
+        print_table(sizes, console, "other sizes, same threshold")
+    if found.is_optimistic:
+        say(
+            console,
+            "note: these rates are optimistic: they are of labels that the model was trained on, which separate "
+            "better than others; add other labels to the gallery, or name strangers with --strangers FOLDER",
+        )
+    say(console, f"written to {gallery / 'identification.json'}")
+
+
+def _calibrate_run(
+    run: Path, far: float, checkpoint: "CheckpointName | None", overrides: list[str], device: str, *, json: bool
+) -> None:
+    """Choose the threshold for pairs of a run, store it, and print its rates."""
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
@@ -42,9 +140,7 @@ def calibrate(
 
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
-    found = calibrate_run(
-        run, far=far, checkpoint=checkpoint, overrides=overrides or [], fabric=fabric, bar=bars(console)
-    )
+    found = calibrate_run(run, far=far, checkpoint=checkpoint, overrides=overrides, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:
         return
     if json:

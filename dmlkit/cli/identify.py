@@ -64,7 +64,7 @@ def identify(
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="Similarity below which an image is unknown. Default: that of the gallery, or of its calibrated run.",
+            help="Similarity below which an image is unknown. Default: the calibrated probability of the gallery.",
             show_default=False,
         ),
     ] = None,
@@ -139,23 +139,28 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
         which = f"the {MOST_SHOWN} most doubtful of {count} images" if count > MOST_SHOWN else "most doubtful first"
         print_table(rows, console, which)
     unknown = sum(answer.label == UNKNOWN for answer in found.answers)
-    floor = "" if found.threshold is None else f" (score below {found.threshold:g})"
-    say(console, f"{counted(count, 'image', 'images')}, {unknown} unknown{floor}")
+    say(console, f"{counted(count, 'image', 'images')}, {unknown} unknown{floor_of(found)}")
     if right := found.accuracy:
         wrong = right.images - right.right - right.unknown
-        expected = "" if right.expected is None else f", {right.expected:.0f} expected by their probabilities"
         counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
         checked = counted(right.images, "image with a known label", "images with known labels")
         say(console, f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
-        say(console, f"{right.guessed} guesses are right{expected}")
+        say(console, f"{right.guessed} guesses are right")
     if count > MOST_SHOWN:
         say(console, "-o FILE and --html FILE write all")
-    if found.threshold is None:
-        say(console, "note: without a threshold no image is unknown; use --threshold, or calibrate the run first")
+    if found.note:
+        say(console, f"note: {found.note}")
     if any(answer.probability is None for answer in found.answers):
         say(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
     if skipped := found.neighbors.skipped:
         say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
+
+
+def floor_of(found: "Identified") -> str:
+    """Return from where on images are unknown, in parentheses."""
+    if found.calibration is not None:
+        return f" (probability below {percent(found.calibration.threshold)})"
+    return "" if found.threshold is None else f" (score below {found.threshold:g})"
 
 
 def percent(probability: float) -> str:
@@ -190,9 +195,7 @@ def write_answers_page(found: "Identified", path: Path, title: str, console: "Co
         )
         for answer, (path, neighbors) in zip(doubtful.answers, doubtful.neighbors.neighbors(), strict=True)
     )
-    notes = [
-        f"{len(found.answers)} images, the most doubtful first; unknown below a score of {_number(found.threshold)}"
-    ]
+    notes = [f"{len(found.answers)} images, the most doubtful first{floor_of(found)}"]
     if right := found.accuracy:
         notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} images with known labels")
     tell_page(path, write_page(path, title, notes, shelves), len(found.answers), console)

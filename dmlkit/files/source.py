@@ -40,6 +40,10 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--run": ("images",),
     "--labels": ("array",),
     "--manifold": ("array",),
+    "--far": ("run",),
+    "--fpir": ("gallery",),
+    "--strangers": ("gallery",),
+    "--near": ("gallery",),
 }
 """Kinds of source to which each option applies."""
 
@@ -180,6 +184,18 @@ def require_gallery(path: Path) -> None:
     raise UserError(
         f"{path}: no gallery here ({GALLERY_MARK} is missing); expected a folder that dmlkit gallery create wrote"
     )
+
+
+def require_calibratable(path: Path) -> None:
+    """Check that a folder is a run or a gallery.
+
+    Raises:
+        UserError: it is not, or the creation of the gallery was interrupted.
+    """
+    if any((path / name).exists() for name in (GALLERY_MARK, CREATING_MARK)):
+        require_gallery(path)
+    else:
+        require_run(path)
 
 
 def require_study(path: Path) -> None:

@@ -7,7 +7,6 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import BaseModel
 
@@ -17,7 +16,8 @@ from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.points import PointSet
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor, check_table, write_table
-from dmlkit.embedding.questions.decisions import Decider, Rule
+from dmlkit.embedding.questions.calibration import Identification, current_calibration, labeled_decider
+from dmlkit.embedding.questions.decisions import Rule
 from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.questions.search import QUERY_ROWS, nearest
 from dmlkit.embedding.sources import open_points, open_queries
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
     label: str  # UNKNOWN where the score is below the threshold
     guess: str  # the label if there were no threshold
-    probability: float | None  # of the guess, for an image that has one of the labels; None if it cannot be estimated
+    probability: float | None  # that the guess is right, if every second image has none of the labels
     score: float  # similarity of the label's nearest picture, or of its mean
     margin: float | None  # the score less that of the best other label; None where there is no other
     known: str | None  # the correct label, if it is known and one of the labels
@@ -61,8 +61,6 @@ class Accuracy(BaseModel, frozen=True, extra="forbid"):
     """Images without a label, because their score is below the threshold."""
     guessed: int
     """Images whose guess is correct, also below the threshold."""
-    expected: float | None
-    """Sum of the probabilities of the guesses: far more than ``guessed`` if the images differ from the source's."""
 
 
 class AnswersFile(Document, frozen=True):
@@ -72,6 +70,9 @@ class AnswersFile(Document, frozen=True):
 
     similarity: str
     threshold: float | None
+    """Score below which an image is unknown."""
+    least_probability: float | None
+    """Probability below which an image is unknown, in a calibrated gallery."""
     accuracy: Accuracy | None
     """Counts over images whose correct label is known; null if there are none."""
     images: tuple[dict[str, str | float | list[dict[str, str | float | int | None]] | None], ...]
@@ -87,6 +88,10 @@ class Identified:
     answers: list[Answer]
     neighbors: Answers
     threshold: float | None
+    calibration: Identification | None = None
+    """Calibration by whose probability images are unknown; None if their scores decide."""
+    note: str | None = None
+    """Message on the calibration or the threshold."""
 
     def labeled(self) -> Iterator[tuple[str, Answer]]:
         """Yield each query's path with its answer."""
@@ -98,13 +103,11 @@ class Identified:
         checked = [answer for answer in self.answers if answer.known is not None]
         if not checked:
             return None
-        chances = [answer.probability for answer in checked]
         return Accuracy(
             images=len(checked),
             right=sum(answer.label == answer.known for answer in checked),
             unknown=sum(answer.label == UNKNOWN for answer in checked),
             guessed=sum(answer.guess == answer.known for answer in checked),
-            expected=None if None in chances else sum(filter(None, chances)),
         )
 
     def most_doubtful_first(self) -> "Identified":
@@ -119,7 +122,7 @@ class Identified:
         order, near = torch.tensor(rows, dtype=torch.int64), self.neighbors
         queries = [near.queries[row] for row in rows]
         near = replace(near, queries=queries, similarities=near.similarities[order], rows=near.rows[order])
-        return Identified([self.answers[row] for row in rows], near, self.threshold)
+        return replace(self, answers=[self.answers[row] for row in rows], neighbors=near)
 
     def write(self, path: Path) -> None:
         """Write the answers in the order of the images, as JSON if the name ends in ``.json``, else as a CSV table."""
@@ -135,6 +138,7 @@ class Identified:
         document = AnswersFile(
             similarity=near.searched.manifold.similarity_name,
             threshold=self.threshold,
+            least_probability=self.calibration.threshold if self.calibration else None,
             accuracy=self.accuracy,
             images=images,
             skipped=tuple(near.skipped),
@@ -173,7 +177,8 @@ def identify(
 ) -> Identified:
     """Find the label of each image among labeled images, or report it as unknown.
 
-    The probability of a guess is estimated from its margin and score, see `estimate_probability`.
+    The probability of a guess is estimated from its margin and score, see `estimate_probability`. In a gallery that was
+    calibrated, an image is `UNKNOWN` if its probability is too low.
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
@@ -181,7 +186,8 @@ def identify(
         by: ``nearest`` takes the label of the nearest image; ``vote`` the most frequent one of the k nearest, if tied
             that of the nearest; ``mean`` that of the nearest Fréchet mean of a label's images.
         k: number of images that vote. Default: 5.
-        threshold: a lower score makes an image `UNKNOWN`. Default: that of the gallery, or of its calibrated run.
+        threshold: a lower score makes an image `UNKNOWN`. Default: the one given for the gallery, else the
+            probability of its calibration, else the threshold of its calibrated run.
         run: run that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
         device: see `start_fabric`.
@@ -195,23 +201,30 @@ def identify(
     check_threshold(threshold)
     kind = kind_of(source)
     searched = open_points(source, device=device if kind == "run" else None, labels=labels, manifold=manifold, bar=bar)
-    given = list(searched.labels)
-    if None in given:
-        advice = "remove them, and add them with --label" if kind == "gallery" else "give every image a label"
-        raise UserError(f"{source}: {given.count(None)} of {len(given)} images have no label; {advice}")
-    names, codes = np.unique(np.array(given, dtype=object), return_inverse=True)
+    names, decider = labeled_decider(searched, by, k)
     asked = open_queries(images, searched, run=run, device=device, bar=bar)
-    decider = Decider(searched, codes, by, k)
-    floor = _threshold_of(searched) if threshold is None else threshold
-    sigmoid = estimate_probability(decider) if len(asked) else None
+    calibration, note = None, None
+    if isinstance(searched, GalleryFolder):
+        calibration, note = current_calibration(searched, decider, names)
+        if threshold is None and searched.manifest.threshold_is_own:
+            threshold = searched.manifest.threshold
+    decides = calibration if threshold is None else None
+    floor = _pair_threshold(searched) if threshold is None and decides is None else threshold
+    if threshold is None and decides is None:
+        note = note or _advice(searched, floor)
+    sigmoid = calibration.sigmoid if calibration else estimate_probability(decider) if len(asked) else None
     answers: list[Answer] = []
-    known = iter(_known_labels(images, asked, names.tolist()))
+    known = iter(_known_labels(images, asked, names))
     for code, score, margin in (one for block in asked.blocks(QUERY_ROWS) for one in decider.decide(block)):
-        guess = str(names[code])
-        label = UNKNOWN if floor is not None and score < floor else guess
-        probability = None if sigmoid is None or margin is None else sigmoid.at(margin, score)
-        answers.append(Answer(label, guess, probability, score, margin, next(known)))
-    return Identified(answers, nearest(searched, asked, NEAREST), floor)
+        probability = None if sigmoid is None else sigmoid.at(margin, score)
+        if decides is None:
+            is_known = floor is None or score >= floor
+        else:
+            is_known = probability is not None and probability >= decides.threshold
+        answers.append(
+            Answer(names[code] if is_known else UNKNOWN, names[code], probability, score, margin, next(known))
+        )
+    return Identified(answers, nearest(searched, asked, NEAREST), floor, decides, note)
 
 
 def _known_labels(images: Path, asked: PointSet, names: Sequence[str]) -> Iterator[str | None]:
@@ -226,11 +239,16 @@ def _known_labels(images: Path, asked: PointSet, names: Sequence[str]) -> Iterat
         yield next((name for name in (root.name, *folders) if name in labels), None)
 
 
-def _threshold_of(searched: PointSet) -> float | None:
-    """Return the threshold that was given for a gallery, else that of the calibrated run, now or at the creation."""
+def _advice(searched: PointSet, floor: float | None) -> str:
+    """Return what to do about a threshold that is missing or answers another question."""
+    what = "no image is unknown without a threshold" if floor is None else "this threshold is for pairs of images"
+    source = searched.source if isinstance(searched, GalleryFolder) else "GALLERY"
+    return f"{what}; dmlkit calibrate {source} finds the probability from which on a label is given"
+
+
+def _pair_threshold(searched: PointSet) -> float | None:
+    """Return the threshold for pairs of the calibrated run, as it is now or was when the gallery was created."""
     stored = searched.manifest.threshold if isinstance(searched, GalleryFolder) else None
-    if isinstance(searched, GalleryFolder) and searched.manifest.threshold_is_own and stored is not None:
-        return stored
     if searched.run is None or searched.manifest is None:
         return stored
     calibrated = threshold_of(RunFolder(searched.run), searched.manifest.model.fingerprint)

@@ -1,9 +1,14 @@
-"""Probability that a guess is right: a sigmoid of margin and score, fitted to labeled images, each without itself."""
+"""Probability that a guess is right: a sigmoid of margin and score, fitted to decisions whose right answer is known.
 
-from typing import NamedTuple
+The decisions are on labeled images, each once without itself and once without its whole label, as an image of a label
+that is not there. Both kinds have the same weight: the probability holds if every second image has none of the labels.
+"""
+
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dmlkit.embedding.questions.decisions import Decider
 
@@ -23,14 +28,75 @@ class Sigmoid(NamedTuple):
     score_slope: float
     offset: float
 
-    def at(self, margin: float, score: float) -> float:
-        """Return the probability of a guess."""
+    def at(self, margin: float | None, score: float) -> float:
+        """Return the probability of a guess; without another label, whose margin is None, from the score."""
+        return float(self.of(np.array([margin or 0.0]), np.array([score]))[0])
+
+    def of(self, margins: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Return the probabilities (N,) of guesses."""
         from scipy.special import expit
 
-        return float(expit(self.margin_slope * margin + self.score_slope * score + self.offset))
+        return expit(self.margin_slope * margins + self.score_slope * scores + self.offset)
 
 
-def fit_sigmoid(margins: np.ndarray, scores: np.ndarray, right: np.ndarray) -> Sigmoid:
+class Trials(NamedTuple):
+    """Decisions on M images whose right answer is known."""
+
+    margins: np.ndarray  # (M,) float64; 0 where there is no other label
+    scores: np.ndarray  # (M,) float64
+    right: np.ndarray  # (M,) bool
+    absent: np.ndarray  # (M,) bool, whether the gallery had no image of the label
+    classes: np.ndarray  # (M,) int64, the classes of the images
+
+    @classmethod
+    def of(
+        cls, decider: Decider, points: Tensor, classes: np.ndarray, own: np.ndarray | None = None, *, absent: bool
+    ) -> Self:
+        """Decide on points (M, D), see `Decider.decide`.
+
+        Args:
+            decider: labeled points.
+            points: the points.
+            classes: (M,) codes of their labels; unless absent, those of the decider.
+            own: (M,) their rows, if they are labeled points themselves.
+            absent: whether the decider has no image of their labels, or shall leave them out.
+        """
+        found = decider.decide(points, own, absent=absent and own is not None)
+        codes = np.array([decision.code for decision in found], np.int64)
+        return cls(
+            np.array([decision.margin or 0.0 for decision in found]),
+            np.array([decision.score for decision in found]),
+            np.zeros(len(codes), bool) if absent else codes == classes,
+            np.full(len(codes), absent),
+            classes,
+        )
+
+    def joined(self, others: Self) -> Self:
+        """Return these and other decisions."""
+        return type(self)(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
+
+    def chosen(self, rows: np.ndarray) -> Self:
+        """Return some of the decisions."""
+        return type(self)(*(column[rows] for column in self))
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Weights (M,) with mean 1, with which both kinds have the same sum; all 1 if there is one kind."""
+        count = int(self.absent.sum())
+        if count in (0, len(self.absent)):
+            return np.ones(len(self.absent))
+        return np.where(
+            self.absent, len(self.absent) / (2 * count), len(self.absent) / (2 * (len(self.absent) - count))
+        )
+
+    def fit(self) -> Sigmoid:
+        """Fit the probability."""
+        return fit_sigmoid(self.margins, self.scores, self.right, self.weights)
+
+
+def fit_sigmoid(
+    margins: np.ndarray, scores: np.ndarray, right: np.ndarray, weights: np.ndarray | None = None
+) -> Sigmoid:
     """Fit the probability of being right, by maximum likelihood with the targets of Platt (1999).
 
     His targets, (n + 1) / (n + 2) for n right ones and 1 / (m + 2) for m wrong ones, keep the slopes finite where the
@@ -39,6 +105,7 @@ def fit_sigmoid(margins: np.ndarray, scores: np.ndarray, right: np.ndarray) -> S
     Args:
         margins, scores: (N,) float64.
         right: (N,) bool.
+        weights: (N,) positive. Default: 1 each.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
@@ -49,11 +116,12 @@ def fit_sigmoid(margins: np.ndarray, scores: np.ndarray, right: np.ndarray) -> S
     center, scale = features.mean(axis=0), features.std(axis=0)
     scale[scale == 0] = 1.0
     scaled = (features - center) / scale
+    given = np.ones(len(right)) if weights is None else weights
 
-    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = scaled @ weights[:2] + weights[2]
-        excess = expit(logits) - targets
-        value = (np.logaddexp(0, logits) - targets * logits).sum()
+    def loss(slopes: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = scaled @ slopes[:2] + slopes[2]
+        excess = given * (expit(logits) - targets)
+        value = given @ (np.logaddexp(0, logits) - targets * logits)
         return float(value), np.append(excess @ scaled, excess.sum())
 
     bounds = [(0, None), (0, None), (None, None)]
@@ -66,14 +134,32 @@ def fit_sigmoid(margins: np.ndarray, scores: np.ndarray, right: np.ndarray) -> S
 def estimate_probability(decider: Decider) -> Sigmoid | None:
     """Return the probability of guesses, from a sample of the labeled images whose label others have too.
 
-    Each image of the sample is left out of its own decision. Return None for fewer than `LEAST` images or two labels.
+    Return None for fewer than `LEAST` images or two labels.
     """
-    repeated = np.flatnonzero(decider.sizes[decider.codes] > 1)
-    if len(repeated) < LEAST or len(decider.sizes) < 2:
+    if len(decider.sizes) < 2:
         return None
-    drawn = np.random.default_rng(0).permutation(repeated)[:SAMPLE]
-    rows = drawn[np.argsort(decider.codes[drawn], kind="stable")]
-    decisions = decider.decide(decider.searched.points_at(torch.from_numpy(rows)), torch.from_numpy(rows))
-    right = np.array([decision.code for decision in decisions]) == decider.codes[rows]
-    margins = np.array([decision.margin or 0.0 for decision in decisions])
-    return fit_sigmoid(margins, np.array([decision.score for decision in decisions]), right)
+    rows = repeated_rows(decider, SAMPLE)
+    if len(rows) < LEAST:
+        return None
+    points, classes = decider.searched.points_at(torch.from_numpy(rows)), decider.codes[rows]
+    present = Trials.of(decider, points, classes, rows, absent=False)
+    return present.joined(Trials.of(decider, points, classes, rows, absent=True)).fit()
+
+
+def repeated_rows(decider: Decider, most: int, allowed: np.ndarray | None = None) -> np.ndarray:
+    """Draw rows whose label has images outside of their group, at most so many, in the order of their labels.
+
+    Args:
+        decider: labeled points.
+        most: number of rows.
+        allowed: (N,) bool, the rows to draw from. Default: all.
+    """
+    pairs = np.unique(np.stack([decider.codes, decider.groups]), axis=1)
+    repeated = np.bincount(pairs[0], minlength=len(decider.sizes))[decider.codes] > 1
+    return drawn_rows(np.flatnonzero(repeated if allowed is None else repeated & allowed), decider.codes, most)
+
+
+def drawn_rows(rows: np.ndarray, codes: np.ndarray, most: int) -> np.ndarray:
+    """Draw at most so many of some rows, in the order of their codes."""
+    drawn = np.random.default_rng(0).permutation(rows)[:most]
+    return drawn[np.argsort(codes[drawn], kind="stable")]

@@ -1,0 +1,246 @@
+"""Rates of open-set identification: trials on images of absent and present labels, their threshold and intervals."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, Field, NonNegativeInt
+
+from dmlkit.embedding.points import PointsInMemory, all_points
+from dmlkit.embedding.questions.decisions import Decider
+from dmlkit.embedding.questions.probability import Sigmoid, Trials, drawn_rows, repeated_rows
+from dmlkit.metrics.statistics import LEAST_CLASSES, bootstrap_intervals, effective_number, tail_of
+
+MOST = 4000  # images of each kind that are decided on: 0.5 s in a gallery of 10 000
+MOST_SIZED = 2**18  # images in memory while smaller galleries are tried
+FOLDS, BINS, RESAMPLES, DRAWS = 5, 10, 1000, 3
+LARGER = 10  # times as many labels, to which the rates are extrapolated
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Rate(BaseModel, frozen=True, extra="forbid"):
+    """Rate with its 95 % interval over as many other labels; null for fewer than 5 labels."""
+
+    rate: Share
+    interval: tuple[Share, Share] | None
+    labels: NonNegativeInt
+    images: NonNegativeInt
+
+
+class Reliability(BaseModel, frozen=True, extra="forbid"):
+    """How far the probabilities of labels that did not fit them are from the shares that are right.
+
+    If every second image has none of the labels.
+    """
+
+    error: Share
+    """Expected calibration error: mean distance between probability and share over bins of equal weight."""
+    error_interval: tuple[Share, Share] | None
+    brier: Share
+    """Mean squared distance between the probability and 1 or 0 for right or wrong."""
+    brier_interval: tuple[Share, Share] | None
+    bins: tuple[tuple[Share, Share], ...]
+    """Mean probability and share that is right, per bin."""
+
+
+class SizedRates(BaseModel, frozen=True, extra="forbid"):
+    """Rates at the same threshold with fewer labels in the gallery, or extrapolated to more."""
+
+    labels: NonNegativeInt
+    fpir: Share
+    fnir: Share
+
+
+class Strangers(NamedTuple):
+    """Points whose labels are not in a gallery."""
+
+    points: torch.Tensor  # (M, D)
+    classes: np.ndarray  # (M,) int64 from 0
+
+
+def trials_on(decider: Decider, is_trained: np.ndarray, strangers: Strangers) -> tuple[Trials, bool]:
+    """Decide on images whose answer is known; return also whether some labels of either kind were trained on."""
+    points_at, codes, labels = decider.searched.points_at, decider.codes, len(decider.sizes)
+    untrained = ~is_trained[codes]
+
+    def own(rows: np.ndarray, *, absent: bool) -> Trials:
+        return Trials.of(decider, points_at(torch.from_numpy(rows)), codes[rows], rows, absent=absent)
+
+    rows = repeated_rows(decider, MOST, untrained)
+    is_optimistic = len(np.unique(codes[rows])) < LEAST_CLASSES and bool(is_trained.any())
+    found = own(repeated_rows(decider, MOST) if is_optimistic else rows, absent=False)
+    few = len(np.unique(codes[untrained])) + len(np.unique(strangers.classes)) < LEAST_CLASSES
+    allowed = np.ones(len(codes), bool) if few else untrained
+    if labels > 1 and allowed.any():
+        found = found.joined(own(drawn_rows(np.flatnonzero(allowed), codes, MOST), absent=True))
+    if len(strangers.points):
+        found = found.joined(Trials.of(decider, strangers.points, labels + strangers.classes, absent=True))
+    return found, is_optimistic or (few and bool(is_trained.any()))
+
+
+def held_out_probabilities(trials: Trials) -> np.ndarray:
+    """Return the probabilities (M,), each by a fit to other classes."""
+    classes = np.unique(trials.classes, return_inverse=True)[1]
+    fold = np.random.default_rng(0).permutation(classes.max() + 1)[classes] % FOLDS
+    found = np.empty(len(fold))
+    for number in range(FOLDS):
+        own = fold == number
+        others = trials.chosen(~own)
+        fitted = others if not others.absent.all() and len(others.absent) else trials
+        found[own] = fitted.fit().of(trials.margins[own], trials.scores[own])
+    return found
+
+
+def threshold_for(probabilities: np.ndarray, fpir: float) -> float:
+    """Return the least probability that at most a share of the images of absent labels reaches."""
+    accepted = int(fpir * len(probabilities) + 1e-9)
+    ordered = np.sort(probabilities)[::-1]
+    return min(1.0, float(np.nextafter(ordered[min(accepted, len(ordered) - 1)], np.inf)))
+
+
+def fpir_at(threshold: float, probabilities: np.ndarray, classes: np.ndarray, fpir: float) -> Rate:
+    """Return the share of the images of absent labels that get a label, with its interval.
+
+    Args:
+        threshold: the threshold that was chosen on these images.
+        probabilities: (M,) their probabilities.
+        classes: (M,) their classes.
+        fpir: the requested rate.
+    """
+    interval = _fpir_interval(probabilities, classes, fpir)
+    rate = float((probabilities >= threshold).mean())
+    return Rate(rate=rate, interval=interval, labels=len(np.unique(classes)), images=len(classes))
+
+
+def fnir_at(threshold: float, probabilities: np.ndarray, classes: np.ndarray, right: np.ndarray) -> Rate:
+    """Return the share of the images of present labels that do not get their own, with its interval over labels."""
+    missed = torch.from_numpy(~(right & (probabilities >= threshold)))
+    found = bootstrap_intervals({"fnir": missed}, torch.from_numpy(classes))["fnir"]
+    interval = None if found.ends is None else (max(0.0, found.low), min(1.0, found.high))
+    return Rate(rate=found.mean, interval=interval, labels=len(np.unique(classes)), images=len(classes))
+
+
+def _fpir_interval(probabilities: np.ndarray, classes: np.ndarray, fpir: float) -> tuple[float, float] | None:
+    """Estimate a 95 % interval of the FPIR of as many other labels, for a threshold that was chosen on these.
+
+    Labels are drawn twice, with replacement: a threshold is chosen on the first draw, and its rate is measured on the
+    second, as in `dmlkit.evaluation.calibration.far_interval`.
+    """
+    codes, sizes = np.unique(classes, return_inverse=True, return_counts=True)[1:]
+    if len(sizes) < LEAST_CLASSES:
+        return None
+    order = np.argsort(-probabilities, kind="stable")
+    codes, generator = codes[order], np.random.default_rng(0)
+    rates = np.empty(RESAMPLES)
+    for place in range(RESAMPLES):
+        shares: list[np.ndarray] = []
+        for _ in range(2):
+            times = np.bincount(generator.integers(len(sizes), size=len(sizes)), minlength=len(sizes))
+            shares.append(times[codes].cumsum() / (times @ sizes))
+        chosen = int(np.searchsorted(shares[0], fpir, side="right"))
+        rates[place] = shares[1][chosen - 1] if chosen else 0.0
+    counts = np.bincount(codes[: max(1, int(fpir * len(codes)))], minlength=len(sizes))
+    tail = tail_of(max(2.0, effective_number(torch.from_numpy(counts).double())))
+    low, high = np.quantile(rates, [tail, 1 - tail]).tolist()
+    return low, high
+
+
+def reliability_of(probabilities: np.ndarray, trials: Trials) -> Reliability:
+    """Compare probabilities with what was right, with bootstrap intervals over classes."""
+    codes = np.unique(trials.classes, return_inverse=True)[1]
+    weights, right = trials.weights, trials.right.astype(float)
+    order = np.argsort(probabilities, kind="stable")
+    bins = np.empty(len(order), np.int64)
+    bins[order] = np.minimum((weights[order].cumsum() / weights.sum() * BINS).astype(int), BINS - 1)
+    squares = weights * (probabilities - right) ** 2
+    cells, count = codes * BINS + bins, codes.max() + 1
+
+    def per_class(values: np.ndarray) -> np.ndarray:
+        return np.bincount(cells, values, minlength=count * BINS).reshape(count, BINS)
+
+    sums = np.stack([per_class(one) for one in (weights, weights * probabilities, weights * right, squares)])
+
+    def figures(times: np.ndarray) -> tuple[float, float]:
+        total, said, true, squared = np.einsum("c,fcb->fb", times, sums)
+        return float(np.abs(said - true).sum() / total.sum()), float(squared.sum() / total.sum())
+
+    error, brier = figures(np.ones(count))
+    generator = np.random.default_rng(0)
+    drawn = np.array(
+        [figures(np.bincount(generator.integers(count, size=count), minlength=count)) for _ in range(RESAMPLES)]
+    )
+    tail = tail_of(float(count)) if count >= LEAST_CLASSES else 0.5
+    low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
+    total, said, true, _ = sums.sum(1)
+    kept = total > 0
+    return Reliability(
+        error=error,
+        error_interval=(low[0], high[0]) if count >= LEAST_CLASSES else None,
+        brier=brier,
+        brier_interval=(low[1], high[1]) if count >= LEAST_CLASSES else None,
+        bins=tuple(zip((said[kept] / total[kept]).tolist(), (true[kept] / total[kept]).tolist(), strict=True)),
+    )
+
+
+def rates_by_size(decider: Decider, strangers: Strangers, sigmoid: Sigmoid, threshold: float) -> Iterator[SizedRates]:
+    """Measure the rates with a quarter, half and all of the labels, and extrapolate them to `LARGER` times as many."""
+    labels = len(decider.sizes)
+    if labels < 8 or len(decider.codes) > MOST_SIZED:
+        return
+    points, generator = all_points(decider.searched), np.random.default_rng(0)
+    measured: list[SizedRates] = []
+    for count in (labels // 4, labels // 2, labels):
+        rates: list[tuple[float, float]] = []
+        for _ in range(1 if count == labels else DRAWS):
+            chosen = generator.permutation(labels)[:count]
+            kept = np.isin(decider.codes, chosen)
+            part = _part(decider, points, kept)
+            codes = np.unique(decider.codes[kept], return_inverse=True)[1]
+            smaller = Decider(part, codes, decider.rule, decider.k, decider.groups[kept])
+            rates.append(_rates(smaller, points[torch.from_numpy(~kept)], strangers, sigmoid, threshold))
+        fpir, fnir = np.mean(rates, axis=0).tolist()
+        measured.append(SizedRates(labels=count, fpir=fpir, fnir=fnir))
+    yield from measured
+    sizes = [one.labels for one in measured]
+    fpir = extrapolated(sizes, [one.fpir for one in measured], LARGER * labels)
+    fnir = extrapolated(sizes, [one.fnir for one in measured], LARGER * labels)
+    yield SizedRates(labels=LARGER * labels, fpir=fpir, fnir=fnir)
+
+
+def extrapolated(sizes: Sequence[int], rates: Sequence[float], size: int) -> float:
+    """Extrapolate a rate, whose log odds are taken as a line over the logarithm of the size.
+
+    Example:
+        >>> odds = [0.1, 0.2, 0.4]  # double with the size
+        >>> round(extrapolated([10, 20, 40], [one / (1 + one) for one in odds], 400), 3)
+        0.8
+    """
+    from scipy.special import expit, logit
+
+    line = np.polyfit(np.log(sizes), logit(np.clip(rates, 1e-4, 1 - 1e-4)), 1)
+    return float(expit(np.polyval(line, np.log(size))))
+
+
+def _part(decider: Decider, points: torch.Tensor, kept: np.ndarray) -> PointsInMemory:
+    """Return some of the points, without names."""
+    own = points[torch.from_numpy(kept)]
+    nothing = [""] * len(own)
+    return PointsInMemory(decider.searched.source, decider.searched.manifold, own, nothing, nothing)
+
+
+def _rates(
+    decider: Decider, others: torch.Tensor, strangers: Strangers, sigmoid: Sigmoid, threshold: float
+) -> tuple[float, float]:
+    """Return FPIR and FNIR of a smaller gallery: images of the labels that were left away are strangers too."""
+    rows = repeated_rows(decider, MOST // 4)
+    present = Trials.of(
+        decider, decider.searched.points_at(torch.from_numpy(rows)), decider.codes[rows], rows, absent=False
+    )
+    own = drawn_rows(np.arange(len(decider.codes)), decider.codes, MOST // 4)
+    absent = Trials.of(decider, decider.searched.points_at(torch.from_numpy(own)), decider.codes[own], own, absent=True)
+    for points in (strangers.points, others[torch.randperm(len(others))[: MOST // 4]]):
+        if len(points):
+            absent = absent.joined(Trials.of(decider, points, np.zeros(len(points), np.int64), absent=True))
+    accepted = [sigmoid.of(one.margins, one.scores) >= threshold for one in (absent, present)]
+    return float(accepted[0].mean()), float((~(accepted[1] & present.right)).mean())
