@@ -1,6 +1,6 @@
 """Euclidean k-means with exact k-means++ seeding, in a few matrix products; on unit vectors it is spherical."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,56 +10,51 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.products import inner_products_into, largest_columns
 
 
-@dataclass(frozen=True)
-class KMeansOptions:
-    """Options: the maximum number of ``iterations`` of Lloyd's algorithm, the number of ``restarts``, and the seed."""
+class Clustering(NamedTuple):
+    """Result of k-means."""
 
-    iterations: int = 20
-    restarts: int = 1
-    seed: int = 0
+    assignments: Tensor  # (N,) int64 in 0..k-1, the cluster of each point
+    inertia: float  # sum of squared distances to the centroids, in the unit of `squarable`
 
 
-@dataclass(frozen=True)
-class Clustering:
-    """Result of k-means.
-
-    Args:
-        assignments: (N,) int64 in 0..k-1, the cluster of each point.
-        inertia: sum of squared distances to the centroids, in the unit of `squarable`.
-    """
-
-    assignments: Tensor
-    inertia: float
-
-
-def kmeans(points: Tensor, clusters: int, options: KMeansOptions) -> Clustering:
+def kmeans(points: Tensor, clusters: int, *, iterations: int = 20, restarts: int = 1, seed: int = 0) -> Clustering:
     """Cluster points (N, D) into ``clusters`` groups by Euclidean distance.
 
     Seeding assigns every point, so it replaces the first assignment. Later a point whose centroid did not move is
     compared only with the centroids that moved, which saves time and does not change the result. A cluster that becomes
     empty gets the point farthest from its centroid.
 
+    Args:
+        points: (N, D).
+        clusters: k, at most N.
+        iterations: maximum number of iterations of Lloyd's algorithm.
+        restarts: number of clusterings; the one with the least inertia is returned.
+        seed: seed of the draws.
+
     Raises:
         ValueError: there are fewer points than clusters.
 
     Example:
-        >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2, KMeansOptions())
+        >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2)
         >>> (result.assignments == result.assignments[0]).tolist(), round(result.inertia, 4)
         ([True, True, False, False], 0.04)
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"kmeans: expected between 1 and {len(points)} clusters, got {clusters}")
-    generator = torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(seed)
     points = squarable(points)
-    runs = [_lloyd(points, clusters, options.iterations, generator) for _ in range(options.restarts)]
+    runs = [_lloyd(points, clusters, iterations, generator) for _ in range(restarts)]
     return min(runs, key=lambda run: run.inertia)
 
 
-def class_clusters(points: Points, options: KMeansOptions) -> Tensor:
+def class_clusters(points: Points, *, iterations: int, restarts: int, seed: int) -> Tensor:
     """Compute the k-means cluster of each point, k = C, from its coordinates, (N,) int64; cached per options."""
-    if options not in points.found:
-        points.found[options] = kmeans(points.embeddings, int(points.labels.max()) + 1, options).assignments
-    return points.found[options]
+    key = "kmeans", iterations, restarts, seed
+    if key not in points.found:
+        classes = int(points.labels.max()) + 1
+        found = kmeans(points.embeddings, classes, iterations=iterations, restarts=restarts, seed=seed)
+        points.found[key] = found.assignments
+    return points.found[key]
 
 
 def _lloyd(points: Tensor, clusters: int, iterations: int, generator: torch.Generator) -> Clustering:
