@@ -113,7 +113,6 @@ def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) 
     Args:
         points: points whose squared distances their dtype can represent; see `squarable`.
         clusters: number of seeds, at most N.
-        generator: generator of the draws.
 
     Returns:
         nearest: (N,) int64, the seed (0..clusters-1) nearest to each point.

@@ -114,20 +114,13 @@ class OpenSet:
        the class of that image (the first of several).
 
     No threshold is chosen on these images.
-
-    Args:
-        known_scores: (K,) float32.
-        known_labels: (K,) int64.
-        right: (K,) bool; whether the answer is the class of the query.
-        unknown_scores: (U,) float32.
-        unknown_labels: (U,) int64.
     """
 
-    known_scores: Tensor
-    known_labels: Tensor
-    right: Tensor
-    unknown_scores: Tensor
-    unknown_labels: Tensor
+    known_scores: Tensor  # (K,) float32
+    known_labels: Tensor  # (K,) int64
+    right: Tensor  # (K,) bool; whether the answer is the class of the query
+    unknown_scores: Tensor  # (U,) float32
+    unknown_labels: Tensor  # (U,) int64
 
     @classmethod
     def of(cls, points: Points, unknown_fraction: float) -> "OpenSet":
