@@ -30,7 +30,6 @@ def as_latex(rows: Rows, *, columns: str = "", bold: Collection[tuple[int, int]]
     r"""Format rows as a LaTeX ``tabular`` with the rules of booktabs; negative numbers get a minus sign, not a hyphen.
 
     Args:
-        rows: the head and the rows below it.
         columns: columns of the tabular. Default: all are left-aligned.
         bold: cells whose number is bold, as indices of row and column.
 
