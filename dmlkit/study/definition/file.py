@@ -105,7 +105,7 @@ def _axis(config: StudyConfig) -> Axis | None:
         return None
     ((key, values),) = config.grid.items()
     is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return Axis(key, values) if is_numeric and len(values) > 2 else None
+    return Axis(key=key, values=values) if is_numeric and len(values) > 2 else None
 
 
 Fault = tuple[Key, str]
@@ -257,7 +257,6 @@ def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str
     """Return notes on weaknesses of the study that its readers should know; they do not stop it.
 
     Args:
-        study: a valid study.
         validation_classes: number of validation classes by variant, where it is known.
     """
     notes: list[str] = []

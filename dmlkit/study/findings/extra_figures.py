@@ -24,9 +24,6 @@ def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fab
     """Return the figures of each variant after all epochs, and those of its backbone before training.
 
     Args:
-        study: the study.
-        choices: the chosen candidate of each variant.
-        folder: folder of the study.
         fabric: the device and the ranks, for backbones with random weights; see `untrained_figures`.
     """
     protocol, found = study.config.protocol, dict[str, ExtraFigures]()
@@ -53,11 +50,6 @@ def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
     """Return the figures of a recipe's backbone before training, without its head, on test classes.
 
     They are scored once for all recipes with the same initial network, test images and metrics.
-
-    Args:
-        recipe: the recipe with its seed.
-        folder: folder that stores the figures.
-        fabric: the device and the ranks, which share the work.
 
     Raises:
         UserError: the images are not available, or the recipe is not usable.

@@ -55,7 +55,6 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
     """Return one study as Markdown: claim, verdicts, figures, cost and command.
 
     Args:
-        results: contents of ``results.json``.
         plot: path of the picture, relative to the document.
         heading: ``#`` of a page of its own, which starts with the figures that disagree, or ``##``.
     """
@@ -180,7 +179,6 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
     The p-values remain corrected for all statements of a study.
 
     Args:
-        studies: results by name.
         paper: name of the paper in the studies' files under ``expect``.
 
     Raises:
@@ -207,7 +205,6 @@ def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, st
     """Return the paragraphs of a paper's report: statements, figures, pictures and commands of each study.
 
     Args:
-        studies: result of `of_paper`.
         plots: path of each picture, relative to the document.
     """
     tables = [as_markdown(rows) for rows in (statement_rows(studies), trained_rows(studies))]

@@ -24,7 +24,6 @@ class Plan:
     """Plan of the runs of a study in rounds, and the choices of finished rounds.
 
     Args:
-        study: the study.
         folder: folder of the study. Its runs are in ``runs/VARIANT/seed-S``, or in ``runs/VARIANT/CHOICE/seed-S`` if
             values are tuned.
     """

@@ -86,10 +86,8 @@ def run_study(
     that fails is reported, and the other runs continue.
 
     Args:
-        study: the study.
         folder: output folder for ``study.json``, ``runs/``, ``failures.json`` and ``results.json``.
         fabric: device, precision and ranks, launched.
-        progress: receives the events of the study.
         command: command that repeats the study, for reports.
         jobs: number of concurrent runs on this machine, see `train_at_once`.
         engine: ``local``, or ``ray`` for as many concurrent runs as a cluster can hold, see `train_on_ray`.
@@ -131,12 +129,7 @@ def run_study(
 
 @dataclass
 class _Runs:
-    """Trainer of the missing runs of a study.
-
-    Args:
-        plan: plan of the runs.
-        failures: reasons of failures, by run.
-    """
+    """Trainer of the missing runs of a study."""
 
     plan: Plan
     fabric: Fabric
@@ -145,7 +138,7 @@ class _Runs:
     jobs: int
     engine: Engine
     device: str
-    failures: dict[str, str] = field(default_factory=dict[str, str])
+    failures: dict[str, str] = field(default_factory=dict[str, str])  # reasons of failures, by run
 
     def train_all(self) -> None:
         """Train round by round; runs that failed in an earlier session are tried again."""
@@ -265,16 +258,15 @@ def validation_score(folder: Path) -> float:
     Raises:
         UserError: a summary has no best checkpoint.
     """
-    return fmean(_best_score(path) for path in summaries(folder))
+    scores: list[float] = []
+    for path in summaries(folder):
+        score = Summary.read(path).best_score
+        if score is None:  # a study has validation classes
+            raise UserError(f"{path}: has no best checkpoint; remove the file and rerun to score the run again")
+        scores.append(score)
+    return fmean(scores)
 
 
 def summaries(folder: Path) -> list[Path]:
     """Return the summaries of all finished trainings in a folder."""
     return sorted(folder.rglob("summary.json"))
-
-
-def _best_score(path: Path) -> float:
-    score = Summary.read(path).best_score
-    if score is None:  # a study has validation classes
-        raise UserError(f"{path}: has no best checkpoint; remove the file and rerun to score the run again")
-    return score
