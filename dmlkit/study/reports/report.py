@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import as_markdown
-from dmlkit.files.atomic import atomic_write
+from dmlkit.files.atomic import atomic_write, write_text
 from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import writing
 from dmlkit.study.duration import format_duration
@@ -89,7 +89,8 @@ def write_section(results: StudyResults, folder: Path) -> Path:
     with writing(folder / PLOT), atomic_write(folder / PLOT) as partial:
         plot_study(results, partial)
     document = folder / "results.md"
-    write_text(document, f"{study_section(results, PLOT, heading='#')}\n\n{EXPLANATION}")
+    with writing(document):
+        write_text(document, f"{study_section(results, PLOT, heading='#')}\n\n{EXPLANATION}\n")
     return document
 
 
@@ -148,12 +149,6 @@ def missing_lines(results: StudyResults) -> list[str]:
         else []
     )
     return lines + [f"Failed: {line}" for line in StudyFailures(failed=results.failed).lines()]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a document atomically."""
-    with writing(path), atomic_write(path) as partial:
-        partial.write_text(text + "\n", encoding="utf-8")
 
 
 def _setting(results: StudyResults) -> str:
