@@ -45,12 +45,10 @@ def export_to_store(
     """Write embeddings with their ids, paths and labels as a table, atomically.
 
     Args:
-        folder: the embeddings.
         format: ``lancedb``, ``qdrant`` (a collection) or ``pgvector``.
         target: a folder, or the address of a server. Default: a folder named after the format in the source.
         table: name of the table. Default: `TABLE`.
         overwrite: replace the table if dmlkit wrote it.
-        bar: shows the rows that are written.
 
     Returns:
         The destination of the table, and notes about it.
@@ -69,17 +67,11 @@ def export_to_store(
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export.
+    """The result of an export."""
 
-    Args:
-        written: the export and the files that belong to it.
-        model: the manifest of an exported model.
-        notes: notes about a table in a store.
-    """
-
-    written: list[Path | Destination]
-    model: ModelManifest | None = None
-    notes: Sequence[str] = ()
+    written: list[Path | Destination]  # the export and the files that belong to it
+    model: ModelManifest | None = None  # of an exported model
+    notes: Sequence[str] = ()  # on a table in a store
 
 
 def export(
@@ -102,9 +94,7 @@ def export(
             name in the source.
         table: name of the table in a store, see `export_to_store`.
         overwrite: replace the table of a store.
-        checkpoint: the checkpoint of a run.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
-        bar: shows the rows that are written to a store.
 
     Raises:
         UserError: the format does not fit the source, or ``output`` was not written by dmlkit; see also `export_model`,

@@ -22,7 +22,6 @@ def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
     """Write a table with the columns ``id path label vector`` and an HNSW index, by COPY in one transaction.
 
     Args:
-        folder: the embeddings.
         to: a ``postgresql://`` address. Parts that it omits, including the password, are read by libpq from the PG*
             environment variables and from ~/.pgpass.
 

@@ -90,7 +90,6 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
     """Compute t-SNE (van der Maaten & Hinton 2008) of the manifold's distances, initialized with `principal_plane`.
 
     Args:
-        manifold: the manifold whose distance is used.
         points: (N, D), N at least 3.
         advance: receives the progress in steps that add up to N.
 

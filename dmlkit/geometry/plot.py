@@ -34,21 +34,13 @@ SIDE = 48  # pixels of such an image
 
 
 class Mapped(NamedTuple):
-    """Contents of a map.
+    """Contents of a map."""
 
-    Args:
-        points: (N, D).
-        labels: (N,) int64.
-        names: names of the classes.
-        proxies: (P, D) and their labels (P,); None if there are none.
-        image: returns the pixels (H, W, 3) of a point, or None if there are none; None draws all points as dots.
-    """
-
-    points: Tensor
-    labels: Tensor
-    names: tuple[str, ...]
-    proxies: tuple[Tensor, Tensor] | None = None
-    image: Callable[[int], Any] | None = None
+    points: Tensor  # (N, D)
+    labels: Tensor  # (N,) int64
+    names: tuple[str, ...]  # of the classes
+    proxies: tuple[Tensor, Tensor] | None = None  # (P, D) and their labels (P,)
+    image: Callable[[int], Any] | None = None  # pixels (H, W, 3) of a point or None; if None, all points are dots
 
 
 def plot_embeddings(
@@ -57,14 +49,11 @@ def plot_embeddings(
     """Draw embeddings, colored by class, as PNG, SVG or PDF.
 
     Args:
-        manifold: the geometry of the points.
         shown: the points. Images are drawn where they do not cover each other; the other points are dots.
         kind: ``disk`` (2-d hyperbolic embeddings, each joined to the centroid of its class by a geodesic), ``pca`` (the
             two principal directions; in a curved space those of the tangent vectors at the origin) or ``tsne`` (t-SNE
             of the manifold's distances).
-        path: the file; see `picture`.
         title: names the images that are shown.
-        bar: shows the progress of t-SNE.
 
     Raises:
         UserError: the kind is ``disk`` and the embeddings do not lie in it, or there are fewer than 3 points.

@@ -46,7 +46,6 @@ class Format(ABC):
         """Check that an output may be written: each of its files is new, or an earlier export.
 
         Args:
-            output: the file to write, or the folder.
             sources: files that the export reads, which are never replaced.
 
         Raises:
@@ -60,7 +59,6 @@ def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: 
     """Write embeddings with their ids, paths and labels.
 
     Args:
-        folder: the embeddings.
         format: ``faiss`` (exact inner-product index, with its items next to it), ``parquet`` (a fixed-size-list
             column), ``npz``, or ``tensorboard`` (a folder for the embedding projector).
         output: the file to write, or the folder for tensorboard.
