@@ -85,7 +85,7 @@ class Basis(Document, frozen=True):
 class PairedDifference(BaseModel, frozen=True, extra="forbid"):
     """Difference between two models on the same queries, or over runs with the same seeds.
 
-    See `dmlkit.evaluation.statistics`.
+    See `dmlkit.metrics.statistics`.
     """
 
     difference: float

@@ -213,7 +213,7 @@ def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
                     names = ", ".join(metric.names())
                     yield key, f"{name!r}: expected the name under which it is reported: {names}"
             except ValueError as error:
-                yield key, str(error).removeprefix("metrics: ")
+                yield key, str(error)
 
 
 def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
