@@ -85,7 +85,9 @@ def plot_embeddings(
             draw_images(axes, place, [colors[label] for label in labels.tolist()], shown.image)
         names = [shown.names[label] for label in named]
         if shown.proxies is not None:
-            star = draw_proxies(axes, of_proxies, [colors[label] for label in shown.proxies[1].tolist()])
+            look = {"c": [colors[label] for label in shown.proxies[1].tolist()], "marker": "*"}
+            look |= {"edgecolors": "k", "linewidths": 0.5}  # visible on any background
+            star = axes.scatter(of_proxies[:, 0], of_proxies[:, 1], s=30, zorder=4, **look)
             dots, names = [*dots[: len(named)], star], [*names, "proxies"]
         if names:
             draw_legend(figure, dots, names)
@@ -135,11 +137,6 @@ def draw_images(axes: Any, place: Tensor, colors: list[Any], image: Callable[[in
         frame = {"edgecolor": colors[index], "linewidth": 0.8}
         box, (x, y) = OffsetImage(pixels, zoom=zoom), place[index].tolist()
         axes.add_artist(AnnotationBbox(box, (x, y), pad=0.05, bboxprops=frame, zorder=3))
-
-
-def draw_proxies(axes: Any, place: Tensor, colors: list[Any]) -> Any:
-    """Draw stars at (P, 2), edged in black so that they are visible on any background."""
-    return axes.scatter(place[:, 0], place[:, 1], s=30, c=colors, marker="*", edgecolors="k", linewidths=0.5, zorder=4)
 
 
 def draw_legend(figure: Any, dots: list[Any], names: list[str]) -> None:

@@ -168,7 +168,9 @@ def _draw(squared: Tensor, size: int, generator: torch.Generator) -> Tensor | No
 
 def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Tensor:
     """Decide one after the other which candidates (n, D) become seeds, (n,) bool."""
-    between = squared_distances_to(candidates, candidates).cpu()
+    products = inner_products_into(candidates, candidates, candidates.new_empty(len(candidates), len(candidates)))
+    norms = candidates.square().sum(1)
+    between = (norms[:, None] + norms - 2 * products).clamp(min=0).cpu()
     threshold = then.cpu() * torch.rand(len(candidates), generator=generator)
     now = then.cpu().clone()
     kept = torch.zeros(len(candidates), dtype=torch.bool)
@@ -210,9 +212,3 @@ def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor
     column, own = torch.cat(columns), vecdot(points, points)
     squared = own - 2 * torch.cat(best)
     return squared.masked_fill(squared < 8 * torch.finfo(points.dtype).eps * (own + norms[column]), 0), column
-
-
-def squared_distances_to(x: Tensor, y: Tensor) -> Tensor:
-    """Compute |x_i - y_j|^2, at least 0, of (n, D) and (m, D): (n, m)."""
-    products = inner_products_into(x, y, x.new_empty(len(x), len(y)))
-    return (x.square().sum(1)[:, None] + y.square().sum(1) - 2 * products).clamp(min=0)

@@ -140,11 +140,11 @@ class PairCurve:
 
     def bands(self) -> Iterator[Band]:
         """Yield all scores of the same class in bands, from the highest on."""
-        yield from self.kept or self._bands()
-
-    def _bands(self) -> Iterator[Band]:
-        edges, before = band_edges(self.pairing), 0
-        for high, low in pairwise(edges):
+        if self.kept:
+            yield from self.kept
+            return
+        before = 0
+        for high, low in pairwise(band_edges(self.pairing)):
             band = band_of(self.pairing, low, high, before)
             before += int(band.count.sum())
             yield band

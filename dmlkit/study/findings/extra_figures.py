@@ -29,7 +29,8 @@ def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fab
     protocol, found = study.config.protocol, dict[str, ExtraFigures]()
     for name, choice in choices.items():
         runs = folder / "runs" / name / choice.candidate.label
-        summaries = {seed: _summaries(runs / f"seed-{seed}") for seed in choice.figures}
+        files = {seed: sorted((runs / f"seed-{seed}").rglob("summary.json")) for seed in choice.figures}
+        summaries = {seed: [Summary.read(file) for file in models] for seed, models in files.items()}
         last = {seed: _last(protocol, models) for seed, models in summaries.items()}
         recipe, untouched = choice.candidate.recipe, next(iter(summaries.values()))[0].untouched
         untrained = untouched.test if untouched else None
@@ -73,11 +74,6 @@ def _stored(path: Path, question: Question) -> Report | None:
         logging.getLogger("dmlkit").warning(f"{error}; scored again")
         return None
     return stored.report if stored else None
-
-
-def _summaries(run: Path) -> list[Summary]:
-    """Return one summary per model of a run; the Reality Check has four."""
-    return [Summary.read(path) for path in sorted(run.rglob("summary.json"))]
 
 
 def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:

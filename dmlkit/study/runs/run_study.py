@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from statistics import fmean
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from lightning_fabric import Fabric
 
@@ -53,9 +53,6 @@ class StudyProgress(Protocol):
         ...
 
 
-Engine = Literal["local", "ray"]  # where runs are trained: on this machine, or on a Ray cluster
-
-
 class BudgetUsedError(Exception):
     """The time budget is used up; every run stopped after a checkpoint.
 
@@ -76,8 +73,7 @@ def run_study(
     command: str,
     *,
     jobs: int = 1,
-    engine: Engine = "local",
-    device: str = "auto",
+    ray: str | None = None,
     budget: float = inf,
 ) -> StudyResults:
     """Train the missing runs of a study, and judge its claim by their figures.
@@ -90,8 +86,8 @@ def run_study(
         fabric: device, precision and ranks, launched.
         command: command that repeats the study, for reports.
         jobs: number of concurrent runs on this machine, see `train_at_once`.
-        engine: ``local``, or ``ray`` for as many concurrent runs as a cluster can hold, see `train_on_ray`.
-        device: device of a run on Ray; on this machine ``fabric`` determines it.
+        ray: device of a run on a Ray cluster, which runs as many at once as it can hold; see `train_on_ray`. None
+            trains on this machine.
         budget: seconds after which every run stops after a checkpoint, and no other run starts.
 
     Returns:
@@ -106,7 +102,7 @@ def run_study(
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
     check_place(folder, {recipe.dataset.data_root for recipe in recipes})
     with open_study(study.record(), folder, fabric, command), stop_signals(deadline) as stop_requested:
-        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs, engine, device)
+        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs, ray)
         for line in study_notes(study, check_components(study, folder)):
             progress.note(line)
         interruption = None
@@ -136,8 +132,7 @@ class _Runs:
     progress: StudyProgress
     stop_requested: Callable[[Fabric], bool]
     jobs: int
-    engine: Engine
-    device: str
+    ray: str | None
     failures: dict[str, str] = field(default_factory=dict[str, str])  # reasons of failures, by run
 
     def train_all(self) -> None:
@@ -146,7 +141,7 @@ class _Runs:
             (self.plan.folder / FAILURES).unlink(missing_ok=True)
         for runs in self.plan.rounds():
             self.progress.expect(self.plan.num_runs, self.plan.num_epochs)
-            at_once = self.jobs > 1 or self.engine == "ray"
+            at_once = self.jobs > 1 or self.ray is not None
             together = [run for run in runs if at_once and not self._is_complete(run)]
             names = {run.name for run in together}
             for run in runs:
@@ -207,8 +202,8 @@ class _Runs:
                     self._fail(run, progress, **values)
 
         protocol = self.plan.study.config.protocol
-        if self.engine == "ray":
-            train_on_ray(runs, protocol, self.device, lambda: self.stop_requested(self.fabric), notify)
+        if self.ray:
+            train_on_ray(runs, protocol, self.ray, lambda: self.stop_requested(self.fabric), notify)
         else:
             train_at_once(runs, protocol, self.jobs, self.fabric, self.stop_requested, notify)
 
