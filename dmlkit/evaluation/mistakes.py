@@ -48,7 +48,7 @@ def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int)
 
 
 def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int, *, per_class: int = 2) -> Tensor:
-    """Find the queries with the lowest values; among equal values the one with the most similar wrong image is worst.
+    """Find the positions (W,) of the lowest values; among equal ones that with the most similar wrong image is worst.
 
     Args:
         values: (Q,) values of a metric.
@@ -56,9 +56,6 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
         nearest_wrong: (Q,) similarity of the nearest image of another label.
         most: maximum number of queries.
         per_class: maximum number of queries per class.
-
-    Returns:
-        (W,) int64, positions in ``values``.
 
     Example:
         >>> values, labels = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1])

@@ -104,14 +104,11 @@ def place_of(manifold: Manifold, points: Tensor, kind: MapKind, bar: Bar = no_ba
 
 
 def with_room(place: Tensor, room: float) -> list[int]:
-    """Choose points at which images do not cover each other: the first, and each later one that has room.
+    """Choose rows at which images do not cover each other: the first, and each later one that has room.
 
     Args:
         place: (N, 2), coordinates of all points.
         room: the side of an image.
-
-    Returns:
-        Rows of ``place``.
 
     Example:
         >>> with_room(torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]), 0.1)

@@ -48,10 +48,7 @@ def find_recipe(path: Path) -> Path:
 
 
 def copy_recipe(name: str, target: Path) -> list[Path]:
-    """Copy a recipe to a new file, and the file that it extends next to it, under a unique name.
-
-    Returns:
-        The written files.
+    """Copy a recipe to a new file, and the file that it extends next to it, under a unique name; return the files.
 
     Raises:
         UserError: there is no such recipe, or a file to write already exists with other content.

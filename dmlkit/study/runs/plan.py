@@ -167,8 +167,7 @@ class Plan:
 def check_components(study: Study, folder: Path) -> dict[str, int]:
     """Build the components of every variant without a run, to report errors before anything trains.
 
-    Returns:
-        The number of validation classes, by name of the variant.
+    The result is the number of validation classes by variant.
 
     Raises:
         UserError: the components of a variant do not fit together; the message names the variant.

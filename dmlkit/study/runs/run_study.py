@@ -76,7 +76,7 @@ def run_study(
     ray: str | None = None,
     budget: float = inf,
 ) -> StudyResults:
-    """Train the missing runs of a study, and judge its claim by their figures.
+    """Train the missing runs of a study, and judge its claim by the figures of all; see `summarize_study`.
 
     `Plan` names the runs and their folders. Complete runs are never repeated, and interrupted runs are resumed. A run
     that fails is reported, and the other runs continue.
@@ -89,9 +89,6 @@ def run_study(
         ray: device of a run on a Ray cluster, which runs as many at once as it can hold; see `train_on_ray`. None
             trains on this machine.
         budget: seconds after which every run stops after a checkpoint, and no other run starts.
-
-    Returns:
-        The contents of ``results.json``, from the complete runs; see `summarize_study`.
 
     Raises:
         UserError: the folder has another study, or every run failed.
