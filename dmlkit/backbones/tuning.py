@@ -2,14 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dmlkit.component import ComponentConfig, Requirement, missing_attribute
+from dmlkit.component import ComponentConfig, Requirement, suggest_members
 from dmlkit.errors import UserError
 from dmlkit.pooling import Pooling
 
@@ -228,7 +228,4 @@ def merge(backbone: nn.Module) -> None:
                 parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)
+suggest_members(__name__)
