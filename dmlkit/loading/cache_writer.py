@@ -49,11 +49,6 @@ class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
             return None, str(error)
 
 
-def first(items: list[Any]) -> Any:
-    """Return the only item of a batch."""
-    return items[0]
-
-
 def images_to_cache(recipe: Recipe) -> Dataset:
     """Return all images of a recipe's dataset, read from their files.
 
@@ -97,7 +92,7 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
     assert recipe.transform  # every recipe for images has a transform
     resizing = recipe.transform.resizing
     images = ResizedImages(dataset, resizing)
-    loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=default_workers())
+    loader: Any = DataLoader(images, batch_size=None, num_workers=default_workers())
     rows: list[CachedRow] = []
     faults: list[str] = []
     # renamed at the end in the order manifest, index, pixels, so that after a kill a manifest identifies the files
@@ -189,5 +184,4 @@ def write_index(path: Path, dataset: Dataset, rows: list[CachedRow]) -> None:
         "modified": [modified for _, modified in stamps],
         "crc32": [row.checksum for row in rows],
     }
-    schema = pa.schema([(name, kind) for name, kind in COLUMNS.items()])
-    parquet.write_table(pa.table(columns, schema=schema), path)
+    parquet.write_table(pa.table(columns, schema=pa.schema(list(COLUMNS.items()))), path)

@@ -195,11 +195,6 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
         return len(self.images)
 
 
-def as_is(items: list[Any]) -> list[Any]:
-    """Return a batch unchanged, as a list."""
-    return items
-
-
 def check_images(listing: Listing, findings: Findings, *, is_published: bool, advance: Callable[[int], None]) -> None:
     """Read every sample, and add unreadable, animated and duplicate ones to the findings.
 
@@ -212,7 +207,7 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
     images = listing.everything()
     seen: dict[bytes, list[int]] = {}
     unreadable = 0
-    loader: Any = DataLoader(Inspected(images), batch_size=64, collate_fn=as_is, num_workers=default_workers())
+    loader: Any = DataLoader(Inspected(images), batch_size=64, collate_fn=list, num_workers=default_workers())
     for batch in loader:
         for item in batch:
             if item.fault:

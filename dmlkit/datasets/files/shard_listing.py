@@ -61,7 +61,9 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
             f"{file}: the folder is read-only, so the shards are indexed again at every start; set dataset.index to a "
             "file in a writable folder"
         )
-        return stamps, _joined(_tables(root, stamps, known, rows))
+        import pyarrow as pa
+
+        return stamps, pa.concat_tables(list(_tables(root, stamps, known, rows)))
     with sole_writer(file.parent, what="an indexing of shards", patience=inf):
         known, rows = _known(file)  # again: another process may have written it meanwhile
         if known != stamps:
@@ -93,12 +95,6 @@ def _tables(root: Path, stamps: Stamps, known: Stamps, rows: Any) -> Iterator[An
             yield rows.filter(compute.field("shard") == shard)
         else:
             yield scan_shard(root, shard)
-
-
-def _joined(tables: Iterator[Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.concat_tables(list(tables))
 
 
 def _warn_of_changes(file: Path, stamps: Stamps, known: Stamps) -> None:

@@ -69,7 +69,8 @@ def _read(file: Path, where: str, advice: str, *texts: str) -> Any:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    kinds = {column: pa.string() for name in (*TEXTS, *texts) for column in (name, *old_names(name))}
+    names = (*TEXTS, *texts)
+    kinds = {name: pa.string() for name in (*names, *(old for old, new in SYNONYMS.items() if new in names))}
     convert = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
     try:
         check_regular(file)
@@ -123,11 +124,6 @@ def check_texts(column: Any, name: str, where: str) -> None:
 def is_csv(file: Path) -> bool:
     """Return whether a table is a CSV file."""
     return file.suffix.lower() == ".csv"
-
-
-def old_names(name: str) -> list[str]:
-    """Return OML's names of a column."""
-    return [old for old, new in SYNONYMS.items() if new == name]
 
 
 class ArrowNames:
