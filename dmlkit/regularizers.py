@@ -33,11 +33,7 @@ class RegularizerConfig(ComponentConfig, frozen=True):
 
 
 class Regularizer(nn.Module, ABC):
-    """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses.
-
-    Args:
-        manifold: the geometry of the embeddings.
-    """
+    """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses."""
 
     def __init__(self, manifold: Manifold) -> None:
         super().__init__()

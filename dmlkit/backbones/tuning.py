@@ -34,10 +34,6 @@ class TuningConfig(ComponentConfig, frozen=True):
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
         """Return the modules that train, with their submodules; the rest of the backbone is frozen.
 
-        Args:
-            backbone: backbone with its initial weights.
-            blocks: function that returns the backbone's blocks.
-
         Raises:
             UserError: the backbone does not support this tuning.
         """

@@ -27,12 +27,7 @@ from dmlkit.transforms.base import Resizing
 
 
 class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
-    """Resized images of a dataset as (H, W, 3) uint8; None and an error message for unreadable images.
-
-    Args:
-        dataset: dataset of images.
-        resizing: resizing of each image.
-    """
+    """Resized images of a dataset as (H, W, 3) uint8; None and an error message for unreadable images."""
 
     def __init__(self, dataset: Dataset, resizing: Resizing) -> None:
         self.dataset, self.resizing, self.resize = dataset, resizing, resizing.transform()

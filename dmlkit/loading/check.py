@@ -37,13 +37,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Findings:
-    """Results of a check.
-
-    Args:
-        rows: rows of the table.
-        faults: problems, one line each.
-        notes: remarks, one line each.
-    """
+    """Results of a check."""
 
     rows: list[Finding] = field(default_factory=list[Finding])
     faults: list[str] = field(default_factory=list[str])
@@ -171,11 +165,7 @@ class Inspection(NamedTuple):
 
 
 class Inspected(torch.utils.data.Dataset[Inspection]):
-    """Inspections of a dataset's images, of whose pixels only a digest is kept.
-
-    Args:
-        images: dataset of images.
-    """
+    """Inspections of a dataset's images, of whose pixels only a digest is kept."""
 
     def __init__(self, images: Dataset) -> None:
         self.images = images

@@ -37,10 +37,7 @@ def estimate_training(recipe: Recipe, device: str = "auto") -> Estimate:
     """Estimate the time of ``dmlkit train`` for a recipe of images.
 
     A frozen backbone computes the features of each image once, or once per view; otherwise it is trained in each epoch.
-
-    Args:
-        recipe: the recipe; the weights are random here, and nothing is downloaded.
-        device: device, see `start_fabric`.
+    The weights are random here, and nothing is downloaded.
 
     Raises:
         UserError: the model cannot be built, e.g. without timm, or none of the images can be read.

@@ -45,12 +45,8 @@ def load_weights(
 
     The file is a .safetensors or torch file with only tensors and plain values, as Lightning, Proxy-Anchor, DINO or
     SwAV write it: tensors may be in a dictionary under one of `WRAPPINGS` and share a prefix such as ``module.`` or
-    ``backbone.network.``. Missing ``num_batches_tracked`` and batch norms of shape (1, C) are accepted.
-
-    Args:
-        model: model to load into.
-        path: weights file.
-        adapt: function that converts the file's names and shapes to the model's.
+    ``backbone.network.``; ``adapt`` converts other names and shapes to the model's. Missing ``num_batches_tracked`` and
+    batch norms of shape (1, C) are accepted.
 
     Raises:
         UserError: the file is missing, damaged, unsafe to load, or does not fit the model.
@@ -171,11 +167,6 @@ class PublishedInput(NamedTuple):
 
 def timm_input(model: str, settings: Any, image_size: int | None) -> PublishedInput:
     """Return the preprocessing that timm's settings of a model's weights describe.
-
-    Args:
-        model: name of the model, for errors.
-        settings: timm's ``PretrainedCfg``, or an object with its fields.
-        image_size: size that replaces the published one.
 
     Raises:
         UserError: dmlkit has no such preprocessing.

@@ -44,11 +44,6 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
     The index is read from its file, which is first written if it is missing or out of date. If several ranks start
     together, one reads the shards and the others wait.
 
-    Args:
-        root: folder of the dataset.
-        shards: tar files, relative to the root.
-        file: file of the index.
-
     Raises:
         UserError: a shard cannot be read, or the file is not an index by dmlkit or cannot be written.
     """
@@ -152,12 +147,7 @@ class ShardListing(Listing):
 
 
 class ShardImages(ListedImages):
-    """Dataset of images in shards, each read at its place without extraction.
-
-    Args:
-        listing: listing with names, labels and places.
-        rows: (n,) int64, rows of the listing.
-    """
+    """Dataset of images in shards, each read at its place without extraction."""
 
     def __init__(self, listing: ShardListing, rows: np.ndarray) -> None:
         super().__init__(listing, rows)

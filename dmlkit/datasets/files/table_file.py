@@ -127,11 +127,7 @@ def is_csv(file: Path) -> bool:
 
 
 class ArrowNames:
-    """Strings of an Arrow column, created on access, which takes 60 bytes each instead of 150.
-
-    Args:
-        column: pyarrow array of strings.
-    """
+    """Strings of an Arrow column, created on access, which takes 60 bytes each instead of 150."""
 
     def __init__(self, column: Any) -> None:
         self.column = column

@@ -55,12 +55,7 @@ def stamp_of(path: str) -> Stamp:
 
 
 def read_place(path: str, place: Place, stamp: Stamp) -> bytes:
-    """Read bytes of a tar file.
-
-    Args:
-        path: tar file.
-        place: place of the bytes.
-        stamp: stamp of the file when the place was looked up.
+    """Read bytes of a tar file that had this stamp when their place was looked up.
 
     Raises:
         OSError: the file is missing or has changed since, or the place is larger than an image may be.
