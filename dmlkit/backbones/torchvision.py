@@ -11,7 +11,7 @@ from torch import nn
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.pretrained.weights import IMAGENET, PublishedInput, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.pooling import Avg, PoolingConfig
 
 
@@ -45,9 +45,10 @@ class TorchvisionConfig(BackboneConfig, frozen=True, abstract=True):
     def published_input(self) -> PublishedInput:
         if self.weights is None or is_file(self.weights):
             found = "null" if self.weights is None else "a file, whose preprocessing is unknown"
-            raise UserError(
-                "transform.name: pretrained uses the preprocessing published with the weights, but backbone.weights is "
-                f"{found}; use another transform, e.g. imagenet"
+            raise OptionError(
+                "transform.name",
+                "pretrained uses the preprocessing published with the weights, but backbone.weights is "
+                f"{found}; use another transform, e.g. imagenet",
             )
         preset: Any = named_weights(self.network, self.weights).transforms()
         (crop,), (resize,) = preset.crop_size, preset.resize_size
@@ -89,9 +90,10 @@ def _download(build: Any, network: str, weights: str, options: dict[str, Any]) -
         return build(weights=chosen, **options)
     except (OSError, RuntimeError) as error:  # no network | a download that does not match its hash
         file = Path(torch.hub.get_dir()) / "checkpoints" / chosen.url.rsplit("/", 1)[1]
-        raise UserError(
-            f"backbone.weights: cannot download {weights} ({error}); download {chosen.url} to {file}, "
-            "or set backbone.weights to the path of the file, or to null"
+        raise OptionError(
+            "backbone.weights",
+            f"cannot download {weights} ({error}); download {chosen.url} to {file}, "
+            "or set backbone.weights to the path of the file, or to null",
         ) from error
 
 
@@ -108,5 +110,5 @@ def named_weights(network: str, weights: str) -> Any:
     if weights not in ("imagenet", "DEFAULT", *known):
         near = get_close_matches(weights, ["imagenet", *known], n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected imagenet, one of {', '.join(known)}, or a file"
-        raise UserError(f"backbone.weights: unknown weights {weights!r}; {hint}")
+        raise OptionError("backbone.weights", f"unknown weights {weights!r}; {hint}")
     return enum.DEFAULT if weights in ("imagenet", "DEFAULT") else enum[weights]

@@ -2,7 +2,7 @@
 
 from pydantic import PositiveInt
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.samplers.base import ALL_PAIRS, Sampler, pairs_among
 
 
@@ -19,9 +19,10 @@ class ImageSampler(Sampler):
     def __post_init__(self) -> None:
         self.num_images = len(self.labels)
         if self.num_images < self.batch_size:
-            raise UserError(
-                f"sampler.batch_size: expected at most the {self.num_images} training images, got {self.batch_size}; "
-                "reduce it or add images"
+            raise OptionError(
+                "sampler.batch_size",
+                f"expected at most the {self.num_images} training images, got {self.batch_size}; "
+                "reduce it or add images",
             )
 
     def __len__(self) -> int:
