@@ -104,9 +104,8 @@ def study(
     is_cut_off = False
     try:
         with progress:
-            results = run_study(
-                read, output, fabric, progress, command, jobs=jobs, engine=engine, device=device, budget=seconds
-            )
+            ray = device if engine == "ray" else None
+            results = run_study(read, output, fabric, progress, command, jobs=jobs, ray=ray, budget=seconds)
     except BudgetUsedError as stopped:
         results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:

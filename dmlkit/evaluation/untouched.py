@@ -81,7 +81,6 @@ def gain_message(
         tuned, untouched: its values on the split.
         interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
         units: what the interval is over, e.g. "30 classes".
-        split: the split that was evaluated.
 
     Example:
         >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105), "30 classes")

@@ -255,7 +255,7 @@ def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path,
         ((tmp_path / "cut.yaml",), "cut.yaml:1"),
         ((tmp_path / "empty",), "no run here"),
         ((recipe, "--set", "backbone.modl=x"), "unknown key"),
-        ((recipe, "--metric", "recal"), "'recal' is unknown"),
+        ((recipe, "--metric", "recal"), "unknown metric 'recal'"),
         ((recipe, "--set", "backbone={name: timm, model: test_resnet, weights: no.pth}"), "no.pth: no such file"),
     ]
     weights.unlink()
