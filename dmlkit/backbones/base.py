@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dmlkit.backbones.pretrained.weights import PublishedInput
 from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge
 from dmlkit.component import ComponentConfig, one_of
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 
 
 class BackboneConfig(ComponentConfig, frozen=True):
@@ -75,9 +75,10 @@ class BackboneConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: the weights have no known preprocessing.
         """
-        raise UserError(
-            "transform.name: pretrained uses the preprocessing published with the weights, but no preprocessing is "
-            f"known for the weights of {self.name}; use another transform, e.g. imagenet"
+        raise OptionError(
+            "transform.name",
+            "pretrained uses the preprocessing published with the weights, but no preprocessing is "
+            f"known for the weights of {self.name}; use another transform, e.g. imagenet",
         )
 
 
@@ -109,8 +110,8 @@ class Backbone(nn.Module, ABC):
         Raises:
             UserError: the backbone is not divided into blocks.
         """
-        raise UserError(
-            f"backbone.tuning: {type(self).__name__} is not divided into blocks; use another tuning, e.g. full"
+        raise OptionError(
+            "backbone.tuning", f"{type(self).__name__} is not divided into blocks; use another tuning, e.g. full"
         )
 
     def tune(self, tuning: TuningConfig) -> "Backbone":

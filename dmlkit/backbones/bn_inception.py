@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.pretrained.weights import CAFFE, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.pooling import Avg, Pooling, PoolingConfig
 
 URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
@@ -38,7 +38,7 @@ class BNInceptionConfig(BackboneConfig, frozen=True):
 
     def check_weights(self) -> None:
         if self.weights is not None and not is_file(self.weights):
-            raise UserError(f"backbone.weights: {self.weights!r}: expected a file, e.g. the download of {URL}")
+            raise OptionError("backbone.weights", f"{self.weights!r}: expected a file, e.g. the download of {URL}")
 
     def requirements(self) -> Iterable[Requirement]:
         if self.weights is None:
@@ -118,7 +118,7 @@ class BNInception(Backbone):
             channels = block.channels if block.one else block.channels + channels
         if weights is not None:
             if not is_file(weights):
-                raise UserError(f"backbone.weights: {weights!r}: expected a file, e.g. the download of {URL}")
+                raise OptionError("backbone.weights", f"{weights!r}: expected a file, e.g. the download of {URL}")
             load_weights(self.layers, Path(weights))
         self.pooling = pooling or Avg()
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dmlkit.component import ComponentConfig, Requirement, missing_attribute
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.pooling import Pooling
 
 __all__ = [
@@ -115,9 +115,10 @@ class LastBlocksConfig(TuningConfig, frozen=True):
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
         found = blocks()
         if self.blocks > len(found):
-            raise UserError(
-                f"backbone.tuning.blocks: got {self.blocks}, expected at most {len(found)}, the number of blocks of "
-                "this backbone; to train all weights use tuning: {name: full}"
+            raise OptionError(
+                "backbone.tuning.blocks",
+                f"got {self.blocks}, expected at most {len(found)}, the number of blocks of "
+                "this backbone; to train all weights use tuning: {name: full}",
             )
         return [*found[-self.blocks :], *poolings(backbone)]
 
@@ -144,14 +145,14 @@ class LoRAConfig(TuningConfig, frozen=True):
     def adapt(self, backbone: nn.Module) -> None:
         found = list(dict.fromkeys(attention_weights(backbone) if self.targets == "attention" else weights(backbone)))
         if not found:
-            raise UserError(
-                f"backbone.tuning.targets: got {self.targets}, but this backbone has no attention layers; use all"
+            raise OptionError(
+                "backbone.tuning.targets", f"got {self.targets}, but this backbone has no attention layers; use all"
             )
         fitting = [place for place in found if is_smaller(self.rank, getattr(*place))]
         if not fitting:
-            raise UserError(
-                f"backbone.tuning.rank: got {self.rank}, with which no update is smaller than its weight; use a "
-                "smaller rank"
+            raise OptionError(
+                "backbone.tuning.rank",
+                f"got {self.rank}, with which no update is smaller than its weight; use a smaller rank",
             )
         for module, name in fitting:
             update = LowRankUpdate(getattr(module, name), rank=self.rank, alpha=self.alpha)

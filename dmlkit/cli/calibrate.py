@@ -38,7 +38,7 @@ def calibrate(
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.evaluation.calibration import calibrate_run
-    from dmlkit.evaluation.statistics import LEAST_CLASSES
+    from dmlkit.metrics.statistics import LEAST_CLASSES
 
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)

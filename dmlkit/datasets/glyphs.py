@@ -15,7 +15,7 @@ from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import PickedPaths
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 
 
 class GlyphsConfig(DatasetConfig, frozen=True):
@@ -49,9 +49,9 @@ class GlyphsConfig(DatasetConfig, frozen=True):
         half = self.classes // 2
         span = {"train": range(half), "test": range(half, self.classes), "all": range(self.classes)}[split]
         if self.images_per_class < self.shapes_per_class:
-            raise UserError(
-                f"dataset.images_per_class: got {self.images_per_class}, expected at least {self.shapes_per_class} "
-                "(shapes_per_class)"
+            raise OptionError(
+                "dataset.images_per_class",
+                f"got {self.images_per_class}, expected at least {self.shapes_per_class} (shapes_per_class)",
             )
         classes = character_classes(self.classes, self.shapes_per_class)
         shown = [classes[index] for index in span]
@@ -62,13 +62,15 @@ class GlyphsConfig(DatasetConfig, frozen=True):
         if split != "train" or (self.noise == 0 and self.tail == 1):
             return images
         if self.images_per_class / self.tail < 2:
-            raise UserError(
-                f"dataset.tail: {self.tail:g} leaves fewer than 2 of {self.images_per_class} images in the last class; "
-                f"expected at most {self.images_per_class / 2:g}"
+            raise OptionError(
+                "dataset.tail",
+                f"{self.tail:g} leaves fewer than 2 of {self.images_per_class} images in the last class; "
+                f"expected at most {self.images_per_class / 2:g}",
             )
         if self.noise and len(images.class_names) < 2:
-            raise UserError(
-                "dataset.noise: there is only one training class, so no label can be wrong; use more classes or noise 0"
+            raise OptionError(
+                "dataset.noise",
+                "there is only one training class, so no label can be wrong; use more classes or noise 0",
             )
         rows = long_tail(images.labels, self.tail)
         return Relabelled(images, rows, wrong_labels(images.labels[rows], self.noise, seed=self.seed))
@@ -196,9 +198,10 @@ def character_classes(classes: int, shapes: int) -> list[str]:
 
     count, characters = classes * shapes, distinct_characters()
     if len(characters) < count:
-        raise UserError(
-            f"dataset.classes: got {classes} classes of {shapes} characters, but the fonts have only "
-            f"{len(characters)} characters; use fewer classes or shapes_per_class"
+        raise OptionError(
+            "dataset.classes",
+            f"got {classes} classes of {shapes} characters, but the fonts have only "
+            f"{len(characters)} characters; use fewer classes or shapes_per_class",
         )
     ranked = sorted(range(count), key=lambda rank: unicodedata.name(characters[rank]))
     ranks = sorted((ranked[first::classes] for first in range(classes)), key=min)

@@ -92,7 +92,7 @@ def _configs(metrics: WantedMetrics) -> WantedMetrics:
     try:
         return metric_configs(metrics or DEFAULT_METRICS)
     except ValueError as error:
-        raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
+        raise UserError(f"--metric: {error}") from None
 
 
 def _score(

@@ -12,7 +12,8 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, evaluate_run
-from dmlkit.evaluation.statistics import (
+from dmlkit.files.source import require_runs
+from dmlkit.metrics.statistics import (
     Comparison,
     Unit,
     bootstrap_intervals,
@@ -20,7 +21,6 @@ from dmlkit.evaluation.statistics import (
     holm,
     paired_differences,
 )
-from dmlkit.files.source import require_runs
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import CLASS, Evaluation, confusions
-from dmlkit.evaluation.statistics import Unit, bootstrap_intervals, few_classes_note
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
+from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note
 from dmlkit.run_folder.question import Question
 
 LISTED = 10  # classes and confusions in a report

@@ -167,7 +167,7 @@ def with_overrides(
         try:
             recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(metrics))})
         except ValueError as error:
-            raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
+            raise UserError(f"--metric: {error}") from None
     if dataset_root is not None and recipe.dataset.sample != "image":
         raise UserError(
             f"--dataset-root {dataset_root}: this is a folder of images, but the run takes {recipe.dataset.sample}s; "

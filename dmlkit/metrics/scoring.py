@@ -264,7 +264,7 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     configs = metric_configs(metrics)
     for config in configs:
         if not config.searches:
-            raise ValueError(f"metrics: {config.key} is computed from embeddings and not from hits; leave it out")
+            raise ValueError(f"{config.key} is computed from embeddings and not from hits; leave it out")
     found, counts = torch.as_tensor(hits), torch.as_tensor(positives)
     check_hits(found, counts)
     found, left_out = found[counts > 0].bool(), int((counts == 0).sum())
@@ -350,7 +350,7 @@ def metric_configs(metrics: Sequence["MetricConfig | str"]) -> list[MetricConfig
         [RecallConfig(name='recall', k=(5,))]
     """
     if not metrics:
-        raise ValueError("metrics: expected at least one")
+        raise ValueError("expected at least one metric")
     return [_config(metric) if isinstance(metric, str) else metric for metric in metrics]
 
 
@@ -363,9 +363,9 @@ def _config(text: str) -> MetricConfig:
     if variant is None and re.fullmatch(r"-?[0-9]+", cut):
         variant = by_key.get(f"{head}@k")
         if len(cut) > 18:
-            raise ValueError(f"metrics: {text[:30]!r}: k must fit into 64 bits")
+            raise ValueError(f"{text[:30]!r}: k must fit into 64 bits")
         if int(cut) < 1:
-            raise ValueError(f"metrics: {text!r}: k must be at least 1, got {cut}")
+            raise ValueError(f"{text!r}: k must be at least 1, got {cut}")
         options["k"] = (int(cut),)
     option, is_option, value = cut.partition("=")
     if variant is None and is_option:
@@ -373,13 +373,13 @@ def _config(text: str) -> MetricConfig:
         try:
             options[option] = (float(value),)
         except ValueError:
-            raise ValueError(f"metrics: {text[:50]!r}: expected a number after '='") from None
+            raise ValueError(f"{text[:50]!r}: expected a number after '='") from None
     if variant is None:
-        raise ValueError(f"metrics: {text!r} is unknown; expected one of {', '.join(sorted(by_key))}")
+        raise ValueError(f"unknown metric {text!r}; expected one of {', '.join(sorted(by_key))}")
     try:
         return variant(**options)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "missing":
-            raise ValueError(f"metrics: {text!r}: expected {variant.key}, with a number for x") from None
-        raise ValueError(f"metrics: {text!r}: {first['msg']}") from None
+            raise ValueError(f"{text!r}: expected {variant.key}, with a number for x") from None
+        raise ValueError(f"{text!r}: {first['msg']}") from None

@@ -83,7 +83,7 @@ class Basis(Document, frozen=True):
 
 
 class PairedDifference(BaseModel, frozen=True, extra="forbid"):
-    """Difference between the metrics of two models on the same queries, see `dmlkit.evaluation.statistics`."""
+    """Difference between the metrics of two models on the same queries, see `dmlkit.metrics.statistics`."""
 
     difference: float
     """Mean of this model's values minus mean of the other's."""

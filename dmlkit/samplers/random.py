@@ -2,7 +2,7 @@
 
 from pydantic import PositiveInt
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.samplers.base import ALL_PAIRS, Sampler, pairs_among
 
 
@@ -30,9 +30,10 @@ class Random(Sampler, name="random"):
 
     def __post_init__(self) -> None:
         if len(self.labels) < self.batch_size:
-            raise UserError(
-                f"sampler.batch_size: expected at most the {len(self.labels)} training images, got {self.batch_size}; "
-                "reduce it or add images"
+            raise OptionError(
+                "sampler.batch_size",
+                f"expected at most the {len(self.labels)} training images, got {self.batch_size}; "
+                "reduce it or add images",
             )
         self.num_images = len(self.labels)
 

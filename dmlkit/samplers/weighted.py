@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.samplers.base import ALL_PAIRS, Sampler, pairs_among
 
 
@@ -35,9 +35,10 @@ class Weighted(Sampler, name="weighted"):
 
     def __post_init__(self) -> None:
         if len(self.labels) < self.batch_size:
-            raise UserError(
-                f"sampler.batch_size: expected at most the {len(self.labels)} training images, got {self.batch_size}; "
-                "reduce it or add images"
+            raise OptionError(
+                "sampler.batch_size",
+                f"expected at most the {len(self.labels)} training images, got {self.batch_size}; "
+                "reduce it or add images",
             )
         _, inverse, counts = np.unique(self.labels.numpy(), return_inverse=True, return_counts=True)
         weights = counts[inverse].astype(np.float64) ** -self.power

@@ -642,7 +642,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         "study.yaml:13: expect.0.better: unknown variant 'lagre'; did you mean 'large'?",
         "study.yaml:13: expect.0.metric: unknown figure 'recall@1'; did you mean 'recal@1'?",
     ]
-    assert found[-1].startswith("study.yaml:8: metrics.0: 'recal@1' is unknown; expected one of ami, ")
+    assert found[-1].startswith("study.yaml:8: metrics.0: unknown metric 'recal@1'; expected one of ami, ")
 
 
 @pytest.mark.parametrize(

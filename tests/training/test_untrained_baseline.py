@@ -13,8 +13,8 @@ import timm
 import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.evaluation.statistics import paired_comparison
 from dmlkit.evaluation.untouched import gain_message
+from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -255,7 +255,7 @@ def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path,
         ((tmp_path / "cut.yaml",), "cut.yaml:1"),
         ((tmp_path / "empty",), "no run here"),
         ((recipe, "--set", "backbone.modl=x"), "unknown key"),
-        ((recipe, "--metric", "recal"), "'recal' is unknown"),
+        ((recipe, "--metric", "recal"), "unknown metric 'recal'"),
         ((recipe, "--set", "backbone={name: timm, model: test_resnet, weights: no.pth}"), "no.pth: no such file"),
     ]
     weights.unlink()

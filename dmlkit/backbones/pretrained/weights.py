@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.component import Requirement
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.files.regular import check_regular
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "teacher", "student", "network")
@@ -83,9 +83,10 @@ def _download(build: Callable[..., nn.Module], enum: Any, weights: str, options:
         return build(weights=chosen, **options)
     except (OSError, RuntimeError) as error:  # no network | a download that does not match its hash
         file = Path(torch.hub.get_dir()) / "checkpoints" / chosen.url.rsplit("/", 1)[1]
-        raise UserError(
-            f"backbone.weights: cannot download {weights} ({error}); download {chosen.url} to {file}, "
-            "or set backbone.weights to the path of the file, or to null"
+        raise OptionError(
+            "backbone.weights",
+            f"cannot download {weights} ({error}); download {chosen.url} to {file}, "
+            "or set backbone.weights to the path of the file, or to null",
         ) from error
 
 
@@ -99,7 +100,7 @@ def named_weights(enum: Any, weights: str) -> Any:
     if weights not in ("imagenet", "DEFAULT", *known):
         near = get_close_matches(weights, ["imagenet", *known], n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected imagenet, one of {', '.join(known)}, or a file"
-        raise UserError(f"backbone.weights: unknown weights {weights!r}; {hint}")
+        raise OptionError("backbone.weights", f"unknown weights {weights!r}; {hint}")
     return enum.DEFAULT if weights in ("imagenet", "DEFAULT") else enum[weights]
 
 
@@ -138,9 +139,10 @@ def load_weights(
         found = without_prefix(adapt(found), expected)
     absent = [name for name in expected if name not in found and not name.endswith("num_batches_tracked")]
     if absent:
-        raise UserError(
-            f"backbone.weights: {path} lacks {len(absent)} of {len(expected)} tensors of this backbone, the first "
-            f"being {', '.join(absent[:3])}; use weights of the same network"
+        raise OptionError(
+            "backbone.weights",
+            f"{path} lacks {len(absent)} of {len(expected)} tensors of this backbone, the first "
+            f"being {', '.join(absent[:3])}; use weights of the same network",
         )
     fitted: dict[str, Tensor] = {}
     for name, tensor in expected.items():
@@ -148,9 +150,10 @@ def load_weights(
         # Cadene's BN-Inception has batch norms of shape (1, C)
         value = value.squeeze(0) if value.ndim == tensor.ndim + 1 and len(value) == 1 else value
         if value.shape != tensor.shape:
-            raise UserError(
-                f"backbone.weights: {path}: {name} has shape {tuple(value.shape)}, expected {tuple(tensor.shape)}; "
-                "use weights of the same network"
+            raise OptionError(
+                "backbone.weights",
+                f"{path}: {name} has shape {tuple(value.shape)}, expected {tuple(tensor.shape)}; "
+                "use weights of the same network",
             )
         fitted[name] = value
     model.load_state_dict(fitted)
@@ -165,13 +168,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         contents: Any = _read(path)
     except FileNotFoundError:
-        raise UserError(
-            f"backbone.weights: {path}: no such file; if it has moved, use --set backbone.weights=PATH"
+        raise OptionError(
+            "backbone.weights", f"{path}: no such file; if it has moved, use --set backbone.weights=PATH"
         ) from None
     except Exception as error:  # torch and safetensors raise many kinds for damaged and for unsafe files
-        raise UserError(
-            f"backbone.weights: {path}: cannot read these weights: {str(error).splitlines()[0]}; expected a complete, "
-            "unencrypted file that holds only tensors and plain values"
+        raise OptionError(
+            "backbone.weights",
+            f"{path}: cannot read these weights: {str(error).splitlines()[0]}; expected a complete, "
+            "unencrypted file that holds only tensors and plain values",
         ) from error
     while isinstance(contents, dict):
         inner = next((contents[key] for key in WRAPPINGS if isinstance(contents.get(key), dict)), None)
@@ -181,7 +185,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     named = contents if isinstance(contents, dict) else {}
     tensors = {str(key): value for key, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise UserError(f"backbone.weights: {path} holds no weights; expected a dictionary of named tensors")
+        raise OptionError("backbone.weights", f"{path} holds no weights; expected a dictionary of named tensors")
     return tensors
 
 
@@ -259,14 +263,15 @@ def timm_input(model: str, settings: Any, image_size: int | None) -> PublishedIn
     """
     channels, height, width = settings.input_size
     if channels != 3 or height != width:
-        raise UserError(
-            f"backbone.model: {model} takes images of {channels} x {height} x {width}, expected 3 x N x N; use another "
-            "model"
+        raise OptionError(
+            "backbone.model",
+            f"{model} takes images of {channels} x {height} x {width}, expected 3 x N x N; use another model",
         )
     if settings.crop_mode not in ("center", "squash"):
-        raise UserError(
-            f"transform.name: the images of {model} are cropped with crop_mode {settings.crop_mode!r}, which "
-            "pretrained does not support (center or squash); use another transform, e.g. imagenet"
+        raise OptionError(
+            "transform.name",
+            f"the images of {model} are cropped with crop_mode {settings.crop_mode!r}, which "
+            "pretrained does not support (center or squash); use another transform, e.g. imagenet",
         )
     square = settings.crop_mode == "squash"
     size, mean, std = image_size or height, tuple(settings.mean), tuple(settings.std)
@@ -285,9 +290,10 @@ def torchvision_input(model: str, weights: str | None) -> PublishedInput:
     """
     if weights is None or is_file(weights):
         found = "null" if weights is None else "a file, whose preprocessing is unknown"
-        raise UserError(
-            "transform.name: pretrained uses the preprocessing published with the weights, but backbone.weights is "
-            f"{found}; use another transform, e.g. imagenet"
+        raise OptionError(
+            "transform.name",
+            "pretrained uses the preprocessing published with the weights, but backbone.weights is "
+            f"{found}; use another transform, e.g. imagenet",
         )
     from torchvision.models import get_model_weights
 

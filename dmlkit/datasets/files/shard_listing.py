@@ -30,6 +30,7 @@ from dmlkit.datasets.files.tar import (
     stamp_of,
     write_index,
 )
+from dmlkit.errors import option_errors
 from dmlkit.files.document import Document
 from dmlkit.files.lock import sole_writer
 
@@ -186,7 +187,7 @@ class ShardRows(TableRows):
     """
 
     def __init__(self, table: Any, root: Path, classes: Sequence[str] | None) -> None:
-        super().__init__(table, root, root, key="dataset.root")
+        super().__init__(table, root, root)
         self.classes = classes
 
     def _where(self, row: int) -> str:
@@ -234,9 +235,9 @@ def list_shards(root: Path, shards: Sequence[str], index: Path, *, has_splits: b
         columns["split"] = compute.list_element(compute.split_pattern(images["shard"], "/", max_splits=1), 0)
     import pyarrow as pa
 
-    table = known_columns(pa.table(columns), f"dataset.root: {root}")
-    collected = ShardRows(table, root, manifest and manifest.classes)
-    listing = collected.listing()
+    with option_errors("dataset.root"):
+        collected = ShardRows(known_columns(pa.table(columns), str(root)), root, manifest and manifest.classes)
+        listing = collected.listing()
     listing.faults[:0] = faults
     position = {shard: place for place, shard in enumerate(shards)}
     numbers = np.array([position[shard] for shard in images["shard"].to_pylist()], dtype=np.int64)

@@ -217,7 +217,7 @@ def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
                         f"{name!r}: expected the name under which it is reported: {', '.join(metric.names())}",
                     )
             except ValueError as error:
-                yield ("metrics", index), str(error).removeprefix("metrics: ")
+                yield ("metrics", index), str(error)
 
 
 def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dmlkit.evaluation.statistics import Comparison, holm, paired_runs, runs_to_separate
+from dmlkit.metrics.statistics import Comparison, holm, paired_runs, runs_to_separate
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.definition.config import Candidate, Expectation
 from dmlkit.study.definition.methods import beyond_edge, grid_of, values_along
@@ -226,7 +226,7 @@ def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
     makes no difference if it lies within the negligible difference; otherwise the two are not separable.
 
     Example:
-        >>> from dmlkit.evaluation.statistics import paired_runs
+        >>> from dmlkit.metrics.statistics import paired_runs
         >>> verdict(paired_runs([0.5, 0.6, 0.7], [0.53, 0.64, 0.75]))
         'holds'
         >>> verdict(paired_runs([0.5], [0.9]))

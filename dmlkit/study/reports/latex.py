@@ -62,7 +62,9 @@ def study_tables(name: str, results: StudyResults) -> list[str]:
     columns = "l" + "r" * len(results.metrics)
     tables = [_table(as_latex(rows, columns=columns, bold=best_cells(results)), f"{claim}. {figures}.", label)]
     if results.verdicts:
-        rows = [[*row[:2], *row[3:]] for row in verdict_rows(results)]  # without the means, which the first table has
+        rows = [  # without the means, which the first table has
+            [*row[:2], *row[3:5], row[6], row[2]] for row in verdict_rows(results)
+        ]
         text = as_latex(rows, columns=f"{TEXT_COLUMN}lrrr{TEXT_COLUMN}")
         text = f"\\footnotesize\\setlength{{\\tabcolsep}}{{3pt}}\n{text}"  # fits a page with 16 cm of text
         tables.append(_table(text, f"{claim}: differences, paired over seeds, and verdicts.", f"{label}-verdicts"))

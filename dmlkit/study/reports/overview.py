@@ -96,11 +96,11 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
         studies: results by name.
         plots: path of each picture, relative to the document.
     """
-    rows = [["claim", "statement", "figure", "difference", "verdict"]]
+    rows = [["claim", "statement", "figure", "verdict", "difference"]]
     for results in studies.values():
         claim = results.claim
         for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
-            rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
+            rows.append([claim, *row[:3], " ".join(filter(None, (row[3], row[4] and f"({row[4]})")))])
             claim = ""  # only in the first row
     shared = shared_rows(studies)
     tables = [as_markdown(table) for table in (shared, rows) if table]
