@@ -30,7 +30,7 @@ def calibrate(
         float | None,
         typer.Option(
             metavar="RATE",
-            help="Accepted share of different-class pairs that count as the same class (of a run). Default: 0.001.",
+            help="Run: false accept rate; at most this share of different-class pairs counts as same. Default: 0.001.",
             show_default=False,
         ),
     ] = None,
@@ -38,7 +38,7 @@ def calibrate(
         float | None,
         typer.Option(
             metavar="RATE",
-            help="Accepted share of images of absent labels that get a label (of a gallery). Default: 0.01.",
+            help="Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01.",
             show_default=False,
         ),
     ] = None,
@@ -65,10 +65,10 @@ def calibrate(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the similarity from which on two images count as the same class, or from when on identify gives a label.
+    """Find the threshold of verify, for a run, or of identify, for a gallery.
 
-    For a run it is chosen on validation classes and stored in the run; verify uses it. For a gallery a probability is
-    chosen and stored in the gallery; identify uses it.
+    For a run it is the similarity above which two images count as the same class, chosen on validation classes. For a
+    gallery it is the probability above which an image gets a label, chosen on images whose label is left out.
     """
     kind = kind_of(source)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}

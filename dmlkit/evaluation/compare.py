@@ -86,9 +86,9 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
             same_question = question.model_copy(update={"weights": stored.weights, "checkpoint": "untouched"})
             untouched = stored_answer(file, same_question)
             if untouched is None:
-                notes.append(f"{path}: its untouched metrics are for another dataset, transform or list of metrics")
+                notes.append(f"{path}: its pretrained baseline is of another dataset, transform or list of metrics")
     except UserError as error:
-        notes.append(f"{error}; the untouched metrics are left out here, and train --resume computes them again")
+        notes.append(f"{error}; the pretrained baseline is left out here, and train --resume computes it again")
     same = untouched is not None and untouched.report.images == run.report.images
     classes = run.classes if by == "classes" else None
     gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched and same else {}
@@ -145,7 +145,7 @@ def lines_of(
         runs = "" if len(sharing) == len(results) else f" ({', '.join(name for name, _ in sharing)})"
         same = report.images == first.report.images
         changes = paired_differences(first.per_query, per_query, first.classes) if same else {}
-        rows.append((f"untouched{runs}", report, changes))
+        rows.append((f"pretrained{runs}", report, changes))
     corrected = iter(holm([change.p_value for *_, changes in rows for change in changes.values()]))
     return [Line(*row, {name: next(corrected) for name in row[2]}) for row in rows]
 
