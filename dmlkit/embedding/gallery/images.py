@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +45,18 @@ class LabelledImage:
 
 
 class LabelledImages(Dataset):
-    """Dataset of some of the images."""
+    """Dataset of images.
 
-    def __init__(self, images: Sequence[LabelledImage]) -> None:
-        super().__init__(torch.zeros(len(images), dtype=torch.int64), ("",), [image.path for image in images])
-        self.images = images
+    Args:
+        images: the images by their ids.
+    """
+
+    def __init__(self, images: Mapping[str, LabelledImage]) -> None:
+        self.ids, self.images = list(images), list(images.values())
+        super().__init__(torch.zeros(len(images), dtype=torch.int64), ("",), [image.path for image in self.images])
+
+    def key(self, index: int) -> str:
+        return self.ids[index]
 
     def sample(self, index: int) -> Tensor:
         return read_image(self.images[index].path, self.images[index].box)
