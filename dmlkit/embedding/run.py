@@ -75,6 +75,8 @@ def embed(
     engine = choose_engine(engine)
     fabric = start_fabric("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
+    if split is not None:
+        folder.check_unseen(split, f"dmlkit embed {{run}} --split {split}, or --split all")
     trained = load_model(folder, fabric, checkpoint, overrides=overrides)
     if output is not None:
         check_place(output, [images, trained.recipe.dataset.data_root])
