@@ -139,4 +139,4 @@ def check_table(path: Path, columns: Sequence[str], *, sources: Iterable[Path] =
         UserError: the file exists and is something else.
     """
     header = ",".join(columns).encode()
-    check_output(path, lambda file: head_of(file).split(b"\r\n")[0] == header, sources=sources, option=option)
+    check_output(path, lambda file: head_of(file).splitlines()[:1] == [header], sources=sources, option=option)
