@@ -51,7 +51,9 @@ PER_CLASS = 2  # worst queries of one class at the most
 
 
 def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int) -> Tensor:
-    """Find the positions (W,) of the lowest values; equal ones by the similarity of the wrong image; at most `PER_CLASS` of a class.
+    """Find the positions (W,) of the lowest values, at most `PER_CLASS` of a class.
+
+    Among equal values the one with the most similar wrong image is worst.
 
     Args:
         values: (Q,) values of a metric.
