@@ -38,13 +38,6 @@ def score_untouched(
     The figures are stored in the run folder and scored only once. The result is empty if the backbone is not
     pretrained.
 
-    Args:
-        experiment: the experiment before training.
-        data: its images, or their features.
-        run: the run folder that stores the figures.
-        fabric: the device and the ranks, which share the work.
-        progress: shows each pass over images.
-
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
     """

@@ -34,12 +34,6 @@ class Section(NamedTuple):
 def write_inspection(found: ModelInspection, path: Path, title: str, *, bar: Bar = no_bar) -> int:
     """Write the page atomically.
 
-    Args:
-        found: the findings.
-        path: the file.
-        title: title of the page.
-        bar: shows how many pictures of the map are drawn.
-
     Returns:
         The number of pictures that are placeholders, or missing in the map, because their images are missing.
 
