@@ -15,9 +15,9 @@ from dmlkit.embedding.groups.duplicates import check_reachable, picture_of
 from dmlkit.embedding.groups.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.groups.neighbors import connected_graph, neighbors_of
 from dmlkit.embedding.points import PointsInMemory
-from dmlkit.embedding.questions.answers import write_table
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import write_table
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 from dmlkit.metrics.clustering import NmiConfig
