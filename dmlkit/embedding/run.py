@@ -138,7 +138,7 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
     def compute(numbers: list[int], advance: Advance) -> None:
         if not numbers:
             return
-        with ray_cluster("complete parts stay, the same command goes on") as is_new:
+        with ray_cluster("finished parts are kept, and the same command resumes") as is_new:
             if is_new:
                 _keep_quiet()
             gpus, processors = worker_share(device)

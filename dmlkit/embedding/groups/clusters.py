@@ -154,7 +154,7 @@ def _check_options(collection: PointsInMemory, clusters: int | None, threshold: 
         raise UserError(f"--clusters {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
     least = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
     if len(collection) < least:
-        raise UserError(f"{told}: {collection.source} holds {len(collection)} images; expected at least {least}")
+        raise UserError(f"{told}: {collection.source} has {len(collection)} images; expected at least {least}")
     if threshold is not None:
         check_reachable(collection, threshold)
 
