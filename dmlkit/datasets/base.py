@@ -88,7 +88,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         load = self.load if listing is None else listing.images
         if split in ("test", "all"):
             return load(split)
-        if listing is not None and listing.has("validation"):
+        if listing is not None and len(listing.rows_of("validation")):
             return listing.images(split)  # the dataset has its own validation split
         whole = load("train")
         count = len(whole.class_names)

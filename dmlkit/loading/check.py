@@ -145,8 +145,8 @@ def count_rows(listing: Listing, published: Published | None) -> Iterator[Findin
 
 def class_size_rows(listing: Listing) -> Iterator[Finding]:
     """Yield the smallest, median and largest number of images per class, and a note on classes with one image."""
-    for index, split in enumerate(LISTED_SPLITS):
-        _, counts = np.unique(listing.labels[listing.splits == index], return_counts=True)
+    for split in LISTED_SPLITS:
+        counts = listing.class_sizes(split)
         if len(counts):
             spread = f"{counts.min()} / {median(counts.tolist()):g} / {counts.max()}"
             yield Finding(f"{split} {listing.sample}s per class, min / median / max", "", spread, "ok")

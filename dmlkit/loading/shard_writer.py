@@ -82,8 +82,8 @@ class ShardWriter:
 
     def _shards(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and rows of each shard, in the order of the listing."""
-        for number, split in enumerate(LISTED_SPLITS):
-            rows = (self.listing.splits == number).nonzero()[0]
+        for split in LISTED_SPLITS:
+            rows = self.listing.rows_of(split)
             for shard, start in enumerate(range(0, len(rows), self.images_per_shard)):
                 yield f"{split}/{shard:06}.tar", rows[start : start + self.images_per_shard]
 

@@ -31,10 +31,6 @@ class Choice:
     scores: tuple[float, ...]  # of each candidate on validation classes, the mean over the tuning seeds
     figures: dict[int, Metrics]  # on test classes, by seed
 
-    def values(self, metric: str) -> list[float]:
-        """Return one figure per seed."""
-        return [figures[metric] for figures in self.figures.values()]
-
 
 class Cost(BaseModel, frozen=True, extra="forbid"):
     """Cost of a study."""
