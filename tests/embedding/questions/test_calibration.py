@@ -1,0 +1,230 @@
+"""Open-set identification: NumPy loops, planted truth, and what a person reads."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.embedding.gallery.change import add_images, create_gallery
+from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery, labeled_decider
+from dmlkit.embedding.questions.decisions import Decider
+from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.probability import Trials, fit_sigmoid, repeated_rows
+from dmlkit.embedding.questions.rates import (
+    Strangers,
+    fpir_at,
+    held_out_probabilities,
+    reliability_of,
+    threshold_for,
+    trials_on,
+)
+from dmlkit.errors import UserError
+from dmlkit.manifolds.sphere import Sphere
+from tests.conftest import Result
+from tests.datasets import trees
+from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
+
+DIM = 6
+
+
+def drawn(labels: int, images: int, spread: float, seed: int) -> tuple[torch.Tensor, list[str]]:
+    """Unit vectors around one random direction per label."""
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(labels, 1, DIM, generator=generator)
+    points = centers + spread * torch.randn(labels, images, DIM, generator=generator)
+    return torch.nn.functional.normalize(points.flatten(0, 1), dim=1), [
+        f"c{row // images:03}" for row in range(labels * images)
+    ]
+
+
+def decider_of(points: torch.Tensor, labels: list[str], rule: str = "nearest", near: float | None = None) -> Decider:
+    searched = PointsInMemory("points", Sphere(DIM), points, [str(row) for row in range(len(points))], labels)
+    return labeled_decider(searched, rule, near=near)[1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", ["nearest", "mean"])
+def test_labels_and_groups_are_left_out(rule: str):
+    points, labels = drawn(5, 6, 0.8, 1)
+    codes = np.unique(labels, return_inverse=True)[1]
+    groups = np.arange(30) // 2  # pairs
+    searched = PointsInMemory("points", Sphere(DIM), points, [""] * 30, labels)
+    decider = Decider(searched, codes, rule, groups=groups)  # type: ignore[arg-type]
+    rows, x = np.arange(30), points.double().numpy()
+    for absent in (False, True):
+        for row, found in zip(rows, decider.decide(points, rows, absent=absent), strict=True):
+            kept = codes != codes[row] if absent else groups != groups[row]
+            scores = {}
+            for code in np.unique(codes[kept]):
+                own = x[kept & (codes == code)]
+                mean = own.mean(0) / np.linalg.norm(own.mean(0))
+                scores[int(code)] = float(mean @ x[row]) if rule == "mean" else float((own @ x[row]).max())
+            first, second = sorted(scores, key=scores.__getitem__, reverse=True)[:2]
+            assert found.code == first
+            assert found.score == pytest.approx(scores[first], abs=1e-6)
+            assert found.margin == pytest.approx(scores[first] - scores[second], abs=2e-6)
+
+
+def test_near_duplicates_are_left_out_together():
+    """With each image twice, an image is its copy's neighbor unless both are left out."""
+    once, labels = drawn(8, 5, 1.5, 2)
+    points, doubled = once.repeat(2, 1), labels * 2
+    rows = np.arange(40)
+    with_copies = decider_of(points, doubled)
+    copies = with_copies.decide(points[:40], rows)
+    assert all(decision.score > 0.999 for decision in copies)
+    apart = decider_of(points, doubled, near=0.9999)
+    alone = decider_of(once, labels)
+    assert [one.code for one in apart.decide(points[:40], rows)] == [one.code for one in alone.decide(once, rows)]
+    assert len(repeated_rows(apart, 100)) == 80 and len(np.unique(apart.groups)) == 40
+    assert len(repeated_rows(decider_of(once[::5].repeat(2, 1), labels[::5] * 2, near=0.9999), 100)) == 0
+
+
+def test_the_threshold_is_the_lowest_that_keeps_the_rate():
+    generator = np.random.default_rng(0)
+    for share in (0.01, 0.05, 0.29, 0.5):
+        for values in (generator.random(100), generator.integers(0, 5, 100) / 5):
+            found = threshold_for(values, share)
+            assert (values >= found).mean() <= share
+            lower = values[values < found]
+            assert len(lower) == 0 or (values >= lower.max()).mean() > share
+
+
+def test_weights_count_like_copies():
+    generator = np.random.default_rng(4)
+    margins, scores = generator.random((2, 200))
+    right = generator.random(200) < margins
+    weights = generator.integers(1, 4, 200)
+    weighted = fit_sigmoid(margins, scores, right, weights.astype(float))
+    copied = fit_sigmoid(*(np.repeat(one, weights) for one in (margins, scores, right)))
+    assert weighted.at(0.5, 0.5) == pytest.approx(copied.at(0.5, 0.5), abs=0.01)  # only Platt's targets differ
+
+
+def test_reliability_against_loops():
+    generator = np.random.default_rng(5)
+    said = generator.random(400)
+    absent = np.arange(400) % 4 == 0
+    trials = Trials(said, said, (generator.random(400) < said) & ~absent, absent, np.arange(400) % 20)
+    weights = np.where(absent, 2.0, 2 / 3)
+    found = reliability_of(said, trials)
+    assert found.brier == pytest.approx(np.average((said - trials.right) ** 2, weights=weights))
+    order, total, error = np.argsort(said), 0.0, np.zeros((10, 2))
+    for row in order:
+        total += weights[row]
+        bin_ = min(9, int(total / 400 * 10))
+        error[bin_] += weights[row] * np.array([said[row], trials.right[row]])
+    assert found.error == pytest.approx(np.abs(error[:, 0] - error[:, 1]).sum() / 400)
+    assert found.error_interval is not None and found.error_interval[0] < found.error_interval[1]
+    assert found.brier_interval is not None and found.brier_interval[0] < found.brier < found.brier_interval[1]
+
+
+def test_the_interval_holds_the_rate_of_other_labels():
+    """Of thresholds chosen on 20 labels the rate on 20 others lies in the interval; 95 % asked, 40 draws."""
+    inside, rates = 0, list[float]()
+    for seed in range(40):
+        points, labels = drawn(60, 8, 0.55, 100 + seed)
+        gallery = decider_of(points[:160], labels[:160])
+        others = [points[160:320], points[320:]]
+        codes = np.repeat(np.arange(20), 8)
+        trials = trials_on(gallery, np.zeros(20, bool), Strangers(others[0], codes))[0]
+        threshold = threshold_for(held_out_probabilities(trials)[trials.absent], 0.05)
+        held_out = held_out_probabilities(trials)[trials.absent]
+        interval = fpir_at(threshold, held_out, trials.classes[trials.absent], 0.05).interval
+        new = Trials.of(gallery, others[1], codes, absent=True)
+        rate = float((trials.fit().of(new.margins, new.scores) >= threshold).mean())
+        rates.append(rate)
+        assert interval is not None
+        inside += interval[0] <= rate <= interval[1]
+    assert inside >= 35  # below it with probability 0.01 if the interval holds in 95 %
+    assert 0.03 < np.mean(rates) < 0.08
+
+
+def test_held_out_probabilities_are_of_other_classes():
+    generator = np.random.default_rng(6)
+    margins, absent = generator.random(300), np.arange(300) % 2 == 0
+    trials = Trials(margins, margins, (margins > 0.5) & ~absent, absent, np.arange(300) % 30)
+    found = held_out_probabilities(trials)
+    classes = np.random.default_rng(0).permutation(30)[trials.classes] % 5
+    for fold in range(5):
+        fitted = trials.chosen(classes != fold).fit()
+        assert found[classes == fold] == pytest.approx(fitted.of(margins, margins)[classes == fold])
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def gallery(place: Path, tmp_path: Path) -> Path:  # noqa: F811
+    create_gallery(place / "run", place / "photos", tmp_path / "birds", device="cpu")
+    return tmp_path / "birds"
+
+
+@pytest.mark.slow
+def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: Path, dmlkit: Cli):
+    for index in range(6):
+        trees.photo(tmp_path / "asked" / f"{index}.jpg", 40 + index, (40, 30))
+    words = ("identify", gallery, tmp_path / "asked", "--device", "cpu", "-o", tmp_path / "answers.json")
+    before = dmlkit(*words)
+    assert before.code == 0 and "no image is unknown without a threshold; dmlkit calibrate" in before.out
+    result = dmlkit("calibrate", gallery, "--fpir", "0.5", "--device", "cpu")
+    assert result.code == 0, result.err
+    found = Identification.read(gallery / "identification.json")
+    assert found.fpir.rate <= 0.5 and found.images == 12 and found.requested == 0.5
+    assert f"from a probability of {found.threshold:.3f} on" in result.out and "FPIR" in result.out
+    after = dmlkit(*words)
+    assert "(probability below" in after.out and "note:" not in after.out
+    document = json.loads((tmp_path / "answers.json").read_text())
+    assert document["threshold"] is None and document["least_probability"] == found.threshold
+    for answer in document["images"]:
+        said = found.sigmoid.at(answer["margin"], answer["score"])
+        assert answer["probability"] == pytest.approx(said)
+        assert answer["label"] == (answer["guess"] if said >= found.threshold else "unknown")
+    by_score = identify(gallery, tmp_path / "asked", threshold=-1e9, device="cpu")
+    assert by_score.calibration is None and all(answer.label != "unknown" for answer in by_score.answers)
+
+
+@pytest.mark.slow
+def test_a_changed_gallery_is_calibrated_again(gallery: Path, tmp_path: Path):
+    calibrate_gallery(gallery, fpir=0.5, device="cpu")
+    first = Identification.read(gallery / "identification.json")
+    for count in range(2):  # 2 of 12 are less than a fifth, 4 are more
+        for index in range(2):
+            trees.photo(tmp_path / f"more{count}" / "gull" / f"{index}.jpg", 70 + 2 * count + index, (40, 30))
+        add_images(gallery, tmp_path / f"more{count}", device="cpu")
+        found = identify(gallery, tmp_path / "more0", device="cpu")
+        assert (found.note is None) == (count == 0)
+    again = Identification.read(gallery / "identification.json")
+    assert (first.images, again.images) == (12, 16) and again.strangers == first.strangers
+    assert found.note is not None and "4 images have changed" in found.note and found.calibration == again
+
+
+@pytest.mark.slow
+def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dmlkit: Cli):  # noqa: F811
+    single = tmp_path / "single"
+    for name in ("crow", "dove"):
+        trees.photo(tmp_path / "one" / name / "0.jpg", 80, (40, 30) if name == "crow" else (30, 40))
+    create_gallery(place / "run", tmp_path / "one", single, device="cpu")
+    for words, message in (
+        ((gallery, "--fpir", "1.5"), "--fpir 1.5: expected a share between 0 and 1"),
+        (
+            (gallery, "--fpir", "0.0001"),
+            "of absent labels are too few, at least 50,000 are needed; the least possible is",
+        ),
+        ((gallery, "--far", "0.1"), "--far 0.1: applies to a run"),
+        ((place / "run", "--fpir", "0.1"), "--fpir 0.1: applies to a gallery"),
+        ((single, "--fpir", "0.5"), "each label has a single image"),
+    ):
+        result = dmlkit("calibrate", *words)
+        assert result.code == 2 and message in result.err, result.err
+    assert not (gallery / "identification.json").exists() and not (single / "identification.json").exists()
+    calibrate_gallery(gallery, fpir=0.5, device="cpu")
+    np.save(gallery / "strangers.npy", np.zeros((3, 2), np.float32))
+    trees.photo(tmp_path / "more" / "gull" / "1.jpg", 90, (40, 30))
+    for index in range(3):
+        trees.photo(tmp_path / "more" / "dove" / f"{index}.jpg", 91 + index, (40, 30))
+    add_images(gallery, tmp_path / "more", device="cpu")
+    with pytest.raises(UserError, match=r"strangers\.npy: is damaged; calibrate again"):
+        identify(gallery, tmp_path / "more", device="cpu")
