@@ -253,7 +253,7 @@ class Relabelled(Dataset):
             groups=None if dataset.groups is None else dataset.groups[rows],
         )
         self.dataset, self.rows = dataset, rows
-        self.num_features, self.in_memory = dataset.num_features, dataset.in_memory
+        self.kind, self.in_memory = dataset.kind, dataset.in_memory
 
     def key(self, index: int) -> str:
         return self.dataset.key(int(self.rows[index]))
