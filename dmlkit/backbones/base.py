@@ -172,10 +172,9 @@ class Backbone(nn.Module, ABC):
         return self.train(self.training)
 
     def set_epoch(self, epoch: int) -> bool:
-        """Freeze all parameters in the first epochs, which saves the backward pass, and unfreeze them afterwards.
+        """Freeze all parameters in the first epochs, which saves the backward pass, and unfreeze them later.
 
-        Args:
-            epoch: number of the epoch that starts; the first is 0.
+        Epochs count from 0.
 
         Returns:
             Whether the set of parameters that need a gradient has changed.
@@ -206,10 +205,6 @@ class Backbone(nn.Module, ABC):
 
 def blocks_in(network: nn.Module, *containers: str) -> list[nn.Module]:
     """Return the blocks inside a network's containers; the last block includes the children that follow.
-
-    Args:
-        network: network whose children include the containers, in order.
-        containers: names of the containers.
 
     Example:
         >>> network = nn.ModuleDict({"stem": nn.Linear(2, 2), "layer1": nn.Sequential(nn.Tanh(), nn.Tanh())})

@@ -11,14 +11,15 @@ from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained import efficientnet_lite
 from dmlkit.backbones.pretrained.timm_models import (
     SOURCES,
+    WEIGHTS,
     Arguments,
     adapt,
     built_size,
     check_registered,
     create,
+    find,
     read_model,
     registered_settings,
-    weights_file,
 )
 from dmlkit.backbones.pretrained.weights import PublishedInput, input_requirements, is_file, load_weights, timm_input
 from dmlkit.component import Requirement, from_weights, one_of
@@ -168,7 +169,7 @@ class Timm(Backbone):
             return efficientnet_lite.imagenet_file()
         if weights != "pretrained":
             refuse_weights(weights)
-        return weights_file(model) if model.startswith(SOURCES) else None
+        return find(model, *WEIGHTS) if model.startswith(SOURCES) else None
 
     def blocks(self) -> list[nn.Module]:
         names = {name for name, _ in self.network.named_children()}

@@ -2,14 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dmlkit.component import ComponentConfig, Requirement, missing_attribute
+from dmlkit.component import ComponentConfig, Requirement, suggest_members
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Pooling
 
@@ -33,10 +33,6 @@ class TuningConfig(ComponentConfig, frozen=True):
     @abstractmethod
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
         """Return the modules that train, with their submodules; the rest of the backbone is frozen.
-
-        Args:
-            backbone: backbone with its initial weights.
-            blocks: function that returns the backbone's blocks.
 
         Raises:
             UserError: the backbone does not support this tuning.
@@ -229,7 +225,4 @@ def merge(backbone: nn.Module) -> None:
                 parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)
+suggest_members(__name__)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
-from dmlkit.datasets.files.dataset import ClassSubset, Dataset
+from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.errors import OptionError, UserError
 
@@ -102,7 +102,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
                 "training and two for validation; change the fraction, or use 0 for no validation",
             )
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
-        return ClassSubset(whole, kept)
+        return class_subset(whole, kept)
 
     def _fold(self, listing: Listing | None, split: Split) -> Dataset:
         whole = self.load("all") if listing is None else listing.images("all")
@@ -114,7 +114,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
                 f"reality_check does not support separate query and gallery images, which {self.name} "
                 "has; use split: official",
             )
-        return ClassSubset(whole, class_fold(len(whole.class_names), self.fold)[split])
+        return class_subset(whole, class_fold(len(whole.class_names), self.fold)[split])
 
     @classmethod
     def lacks(cls) -> list[str]:

@@ -94,13 +94,9 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def image_files(folder: Path, *, images: bool = True) -> list[str]:
-    """Return the image files below a folder, sorted, without hidden ones.
+    """Return the image files below a folder, sorted, without hidden ones; or instead those that are not ``images``.
 
     Links to folders are followed. Each folder is visited once, so that circular links end.
-
-    Args:
-        folder: the folder.
-        images: False returns the files that are not images instead.
 
     Raises:
         UserError: a subfolder cannot be read.
@@ -123,12 +119,7 @@ def image_files(folder: Path, *, images: bool = True) -> list[str]:
 
 
 def stray_files(root: Path, listed: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the files below a root that are not images, and the images that are not listed, relative to the root.
-
-    Args:
-        root: folder of a dataset.
-        listed: listed images, relative to the root.
-    """
+    """Return the files below a root that are not images, and the images that are not listed, relative to the root."""
     known = set(listed)
     images = [os.path.relpath(path, root) for path in image_files(root)]
     others = [os.path.relpath(path, root) for path in image_files(root, images=False)]

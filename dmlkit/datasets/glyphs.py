@@ -12,9 +12,8 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.errors import OptionError
 
 
@@ -73,7 +72,7 @@ class GlyphsConfig(DatasetConfig, frozen=True):
                 "there is only one training class, so no label can be wrong; use more classes or noise 0",
             )
         rows = long_tail(images.labels, self.tail)
-        return Relabelled(images, rows, wrong_labels(images.labels[rows], self.noise, seed=self.seed))
+        return PickedSamples(images, rows, wrong_labels(images.labels[rows], self.noise, seed=self.seed))
 
 
 class Glyphs(Dataset):
@@ -173,9 +172,9 @@ def font(face: str, points: int) -> ImageFont.FreeTypeFont:
 
 def font_folder() -> Path:
     """Return the folder of matplotlib's fonts."""
-    import matplotlib
+    from matplotlib import get_data_path
 
-    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return Path(get_data_path(), "fonts", "ttf")
 
 
 def character_classes(classes: int, shapes: int) -> list[str]:
@@ -233,33 +232,6 @@ def distinct_characters() -> tuple[str, ...]:
             kept.append(character)
     order = np.random.default_rng(VERSION).permutation(len(kept))
     return tuple(kept[index] for index in order)
-
-
-class Relabelled(Dataset):
-    """Selected samples of a dataset with new labels; the classes are the same.
-
-    Args:
-        dataset: full dataset, without query and gallery.
-        rows: (n,) int64, samples to keep.
-        labels: (n,) int64, new labels of these samples.
-    """
-
-    def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor) -> None:
-        super().__init__(
-            labels,
-            dataset.class_names,
-            PickedPaths(dataset.paths, rows.numpy()),
-            super_classes=dataset.super_classes,
-            groups=None if dataset.groups is None else dataset.groups[rows],
-        )
-        self.dataset, self.rows = dataset, rows
-        self.kind, self.in_memory = dataset.kind, dataset.in_memory
-
-    def key(self, index: int) -> str:
-        return self.dataset.key(int(self.rows[index]))
-
-    def sample(self, index: int) -> Tensor:
-        return self.dataset.sample(int(self.rows[index]))
 
 
 def long_tail(labels: Tensor, ratio: float) -> Tensor:

@@ -65,10 +65,6 @@ def images_of_split(config: DatasetConfig, split: Split) -> Dataset:
 class CachedImages(Dataset):
     """Dataset whose images come from a cache that ``dmlkit data cache`` wrote.
 
-    Args:
-        dataset: dataset with labels and paths; its images are not opened.
-        folder: folder of the cache.
-
     Raises:
         UserError: the cache is missing or damaged or lacks an image, or a file has changed since.
     """
@@ -96,9 +92,6 @@ class CachedImages(Dataset):
 
 class Cache:
     """Reader of a cache.
-
-    Args:
-        folder: folder with ``pixels.bin index.parquet manifest.json``.
 
     Raises:
         UserError: a file is missing, damaged, or of another version of dmlkit.

@@ -38,11 +38,7 @@ class Batch(NamedTuple):
 
 
 class Inputs(torch.utils.data.Dataset[Item], ABC):
-    """Samples of a dataset, prepared as inputs of a model.
-
-    Args:
-        dataset: dataset of the samples.
-    """
+    """Samples of a dataset, prepared as inputs of a model."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset

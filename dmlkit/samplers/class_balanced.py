@@ -13,8 +13,6 @@ from dmlkit.samplers.base import Sampler, pairs_among
 class ClassBalanced(Sampler, name="class_balanced"):
     """m classes x n images in every batch, as pair losses need.
 
-    Batches of m distinct classes with n images each.
-
     Over an epoch, all pairs of classes are drawn equally often, give or take one, and so are all pairs of images of a
     class: classes and images are dealt from shuffled decks that are reshuffled when they run out. Only a class
     with fewer than n images repeats one within a batch. An epoch deals about as many images as there are.

@@ -13,8 +13,6 @@ from dmlkit.samplers.class_balanced import Deck, group_by
 class Hierarchical(Sampler, name="hierarchical"):
     """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table).
 
-    Batches of s super-classes, m distinct classes of each and n images of each class.
-
     Super-classes, the classes of a super-class and the images of a class are dealt from shuffled decks, so any two of
     them are drawn equally often over an epoch, give or take one hand. Classes of a small super-class are drawn more
     often than those of a large one. An epoch deals about as many images as there are.

@@ -88,13 +88,7 @@ class WeightAverage:
 
 
 class Objective(nn.Module):
-    """The objective to minimize: the loss plus the weighted regularizers.
-
-    Args:
-        loss: the loss.
-        regularizers: terms to add to the loss.
-        weights: one weight per regularizer.
-    """
+    """The objective to minimize: the loss plus the weighted regularizers."""
 
     def __init__(self, loss: Loss, regularizers: list[Regularizer], weights: list[float]) -> None:
         super().__init__()

@@ -16,10 +16,10 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import with_overrides
-from dmlkit.evaluation.statistics import paired_differences
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
@@ -39,13 +39,6 @@ def score_untouched(
     The figures are stored in the run folder and scored only once. The result is empty if the backbone is not
     pretrained.
 
-    Args:
-        experiment: the experiment before training.
-        data: its images, or their features.
-        run: the run folder that stores the figures.
-        fabric: the device and the ranks, which share the work.
-        progress: shows each pass over images.
-
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
     """
@@ -59,7 +52,7 @@ def score_untouched(
         started = run.checkpoint_path("last").exists()
         stored = fabric.broadcast(_stored(path, question, started=started) if fabric.is_global_zero else None)
         if stored is None:
-            with progress.images(f"untouched backbone, {split}", len(dataset)) as advance:
+            with progress.images(f"pretrained baseline, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
                     fabric,
                     data.model,

@@ -11,8 +11,8 @@ import torch
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from dmlkit.evaluation.statistics import bootstrap_intervals, holm, paired_comparison
 from dmlkit.metrics import retrieval_metrics
+from dmlkit.metrics.statistics import bootstrap_intervals, holm, paired_comparison
 from tests.conftest import TINY_RECIPE
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dmlkit.datasets.files.dataset import ClassSubset, Dataset
+from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.samples import ImageSamples, VectorSamples, samples_named
 from tests.recipe.test_plugin import commands
 
@@ -137,8 +137,8 @@ class Old(Dataset):
 
 
 def test_datasets_say_their_kind_as_before():
-    assert Old().kind == ClassSubset(Old(), [1]).kind == VectorSamples(3) != VectorSamples(4)
-    assert ClassSubset(Old(), [1]).num_features == 3
+    assert Old().kind == class_subset(Old(), [1]).kind == VectorSamples(3) != VectorSamples(4)
+    assert class_subset(Old(), [1]).num_features == 3
     assert Old().kind.fault(torch.zeros(3)) is None and Old().kind.fault(torch.zeros(4)) == "shape (4,)"
     assert ImageSamples() == samples_named("image").of(None) != VectorSamples(3)
     with pytest.raises(ValueError, match="sample: got 'smell', expected one of image, vector"):

@@ -124,15 +124,6 @@ def _parse(data: Any) -> ModelFolder:
     return ModelFolder.model_validate_json(json.dumps(plain), strict=True)
 
 
-def weights_file(model: str) -> Path:
-    """Return the weights file of a model whose name begins with one of `SOURCES`; download it if needed.
-
-    Raises:
-        UserError: the file is missing or cannot be downloaded.
-    """
-    return find(model, *WEIGHTS)
-
-
 def find(model: str, *names: str) -> Path:
     """Return the first of the named files that a model has; files of the Hub are downloaded and cached.
 

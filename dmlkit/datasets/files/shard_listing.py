@@ -45,11 +45,6 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
     The index is read from its file, which is first written if it is missing or out of date. If several ranks start
     together, one reads the shards and the others wait.
 
-    Args:
-        root: folder of the dataset.
-        shards: tar files, relative to the root.
-        file: file of the index.
-
     Raises:
         UserError: a shard cannot be read, or the file is not an index by dmlkit or cannot be written.
     """
@@ -62,7 +57,9 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
             f"{file}: the folder is read-only, so the shards are indexed again at every start; set dataset.index to a "
             "file in a writable folder"
         )
-        return stamps, _joined(_tables(root, stamps, known, rows))
+        import pyarrow as pa
+
+        return stamps, pa.concat_tables(list(_tables(root, stamps, known, rows)))
     with sole_writer(file.parent, what="an indexing of shards", patience=inf):
         known, rows = _known(file)  # again: another process may have written it meanwhile
         if known != stamps:
@@ -94,12 +91,6 @@ def _tables(root: Path, stamps: Stamps, known: Stamps, rows: Any) -> Iterator[An
             yield rows.filter(compute.field("shard") == shard)
         else:
             yield scan_shard(root, shard)
-
-
-def _joined(tables: Iterator[Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.concat_tables(list(tables))
 
 
 def _warn_of_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
@@ -157,12 +148,7 @@ class ShardListing(Listing):
 
 
 class ShardImages(ListedImages):
-    """Dataset of images in shards, each read at its place without extraction.
-
-    Args:
-        listing: listing with names, labels and places.
-        rows: (n,) int64, rows of the listing.
-    """
+    """Dataset of images in shards, each read at its place without extraction."""
 
     def __init__(self, listing: ShardListing, rows: np.ndarray) -> None:
         super().__init__(listing, rows)

@@ -68,7 +68,8 @@ def _read(file: Path, advice: str, *texts: str) -> Any:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    kinds = {column: pa.string() for name in (*TEXTS, *texts) for column in (name, *old_names(name))}
+    names = (*TEXTS, *texts)
+    kinds = {name: pa.string() for name in (*names, *(old for old, new in SYNONYMS.items() if new in names))}
     convert = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
     try:
         check_regular(file)
@@ -124,17 +125,8 @@ def is_csv(file: Path) -> bool:
     return file.suffix.lower() == ".csv"
 
 
-def old_names(name: str) -> list[str]:
-    """Return OML's names of a column."""
-    return [old for old, new in SYNONYMS.items() if new == name]
-
-
 class ArrowNames:
-    """Strings of an Arrow column, created on access, which takes 60 bytes each instead of 150.
-
-    Args:
-        column: pyarrow array of strings.
-    """
+    """Strings of an Arrow column, created on access, which takes 60 bytes each instead of 150."""
 
     def __init__(self, column: Any) -> None:
         self.column = column

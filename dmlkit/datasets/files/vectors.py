@@ -144,11 +144,7 @@ MEANINGS = ("split", "query", "gallery", "super_class")
 
 @dataclass(frozen=True)
 class VectorListing(Listing):
-    """Listing of the vectors of a dataset.
-
-    Args:
-        vectors: files of the vectors.
-    """
+    """Listing of the vectors of a dataset."""
 
     sample = "vector"
     vectors: VectorFile = field(kw_only=True)
@@ -158,12 +154,7 @@ class VectorListing(Listing):
 
 
 class ListedVectors(Dataset):
-    """Dataset of vectors of a listing.
-
-    Args:
-        listing: listing with labels.
-        rows: (n,) int64, rows of the listing.
-    """
+    """Dataset of vectors of a listing."""
 
     in_memory = True  # the file is memory-mapped
 
@@ -181,11 +172,7 @@ class ListedVectors(Dataset):
 
 
 class VectorList(Dataset):
-    """Dataset of unlabeled vectors.
-
-    Args:
-        vectors: files of the vectors.
-    """
+    """Dataset of unlabeled vectors."""
 
     in_memory = True
 
