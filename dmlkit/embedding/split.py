@@ -129,15 +129,14 @@ class EmbeddedSplit:
         return asarray(small)
 
     def require_images(self, what: str) -> None:
-        """Raise an error for vectors, which have no pixels to show.
+        """Raise an error for samples without pixels to show.
 
         Raises:
-            UserError: the dataset has vectors.
+            UserError: the dataset has no images.
         """
-        if self.dataset.num_features is not None:
-            raise UserError(
-                f"{what} shows images, and {self.run.path} embeds vectors; use another kind of plot, without --images"
-            )
+        if not self.dataset.kind.has_pixels:
+            told = f"{what} shows images, and {self.run.path} embeds {self.dataset.kind.name}s"
+            raise UserError(f"{told}; use another kind of plot, without --images")
 
 
 def evenly_spread(values: Tensor, count: int) -> Tensor:
