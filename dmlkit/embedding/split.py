@@ -173,6 +173,7 @@ def embed_split(
         UserError: there is no run, an image cannot be read, or see `embed_dataset`.
     """
     fabric, run = start_fabric(device), RunFolder(path)
+    run.check_unseen(split, "{run} in this command, or --split all")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     found = split_points(run, trained, fabric, split, bar)
     refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)

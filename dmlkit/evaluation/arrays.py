@@ -30,7 +30,6 @@ def evaluate_points(
         points: see `dmlkit.embedding.sources.open_points`.
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
-        bar: shows the progress.
 
     Raises:
         UserError: an item has no label, or there is nothing to retrieve.
@@ -59,13 +58,10 @@ def evaluate_arrays(
     """Score ``.npy`` files of embeddings, (N, D) numbers, and labels, (N,) integers or strings.
 
     Args:
-        embeddings: file of the queries' embeddings.
-        labels: file of the queries' labels.
         gallery: files of the embeddings and labels to search instead of the queries themselves.
         manifold: ``sphere`` (cosine of the normalized rows) or ``euclidean`` (distance).
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
-        bar: shows the progress.
 
     Raises:
         UserError: a file cannot be read, gallery and queries are equal, or the arrays cannot be scored.

@@ -17,7 +17,7 @@ from dmlkit.datasets.folder import FolderConfig, stray_files
 from dmlkit.datasets.shards import holds_shards
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_path
+from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.start import validation_fraction
 
@@ -160,8 +160,7 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
         if dataset not in known:
             raise UserError(f"--dataset: got {dataset!r}, expected {', '.join(known)}")
         return DatasetConfig.variants[dataset](root=str(target), validation_fraction=0.0)
-    expected = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
-    require_path(target, expected)
+    require_path(target, EXPECTED_DATA)
     if target.suffix.lower() in (".csv", ".parquet"):
         return TableConfig(file=str(target), validation_fraction=0.0)
     if not target.is_dir():

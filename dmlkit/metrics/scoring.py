@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.ranking.rankings import (
     Array,
@@ -20,7 +21,6 @@ from dmlkit.metrics.ranking.rankings import (
     as_keys,
     as_points,
     build_search,
-    default_manifold,
     rankings,
     require_points,
     search_vectors,
@@ -155,7 +155,7 @@ def score_retrieval(
         raise ValueError(f"labels: all {len(points)} embeddings are of one class; retrieval needs at least two")
     names = _identities(ids, gallery_ids, lengths)
     if manifold is None:
-        manifold = default_manifold(points)
+        manifold = Sphere(points.shape[1])
         points = as_points(points, manifold, "embeddings")
         items = None if items is None else as_points(items, manifold, "gallery")
     require_points(manifold, points, "embeddings")

@@ -130,11 +130,6 @@ def _any_member(schema: Any) -> Any:
     return [_any_member(item) for item in schema] if isinstance(schema, list) else schema
 
 
-def first_line(component: type[ComponentConfig]) -> str:
-    """Return the first line of a component's docstring."""
-    return (component.__doc__ or "").strip().splitlines()[0]
-
-
 BACKBONE: TypeAdapter[BackboneConfig] = TypeAdapter(Annotated[BackboneConfig, one_of])
 KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weights in info.metadata}
 
@@ -150,7 +145,8 @@ def write_out(tree: Tree) -> None:
         return
     try:
         named = "backbone" in data
-        backbone = BACKBONE.validate_json(json.dumps(data["backbone"])) if named else _default_backbone()
+        default: BackboneConfig = Recipe.model_fields["backbone"].default
+        backbone = BACKBONE.validate_json(json.dumps(data["backbone"])) if named else default
     except ValidationError:  # validation of the recipe will report it
         return
     try:
@@ -165,10 +161,6 @@ def write_out(tree: Tree) -> None:
                 data["transform"] = keys | transform
     except OptionError as error:
         raise UserError(fault_line(tree, tuple(error.key.split(".")), error.message)) from error
-
-
-def _default_backbone() -> BackboneConfig:
-    return Recipe.model_fields["backbone"].default
 
 
 def spell_out(tree: Tree) -> None:

@@ -227,17 +227,12 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             yield ("manifold", "proxies"), text
 
     def _selection_by_unknown_metric(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        key, chosen = ("training", "select_by"), self.training.select_by
         names = [name for metric in self.metrics for name in metric.names()]
-        if self.training.select_by not in names:
-            yield (
-                ("training", "select_by"),
-                f"got {self.training.select_by!r}, expected one of the recipe's metrics: {', '.join(names)}",
-            )
-        if any(metric.smaller_is_better and self.training.select_by in metric.names() for metric in self.metrics):
-            text = (
-                f"got {self.training.select_by}, of which smaller is better; expected a metric where larger is better"
-            )
-            yield ("training", "select_by"), text
+        if chosen not in names:
+            yield key, f"got {chosen!r}, expected one of the recipe's metrics: {', '.join(names)}"
+        if any(metric.smaller_is_better and chosen in metric.names() for metric in self.metrics):
+            yield key, f"got {chosen}, of which smaller is better; expected a metric where larger is better"
 
     def _figures_given_twice(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         seen: set[str] = set()
@@ -260,7 +255,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             able = [name for name, variant in sorted(LossConfig.variants.items()) if variant.shares_classes]
             yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
         if self.training.precision == "fp16":
-            yield (key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16")
+            yield key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16"
 
 
 FAMILIES: dict[str, type[ComponentConfig]] = {

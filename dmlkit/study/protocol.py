@@ -93,7 +93,6 @@ def run_protocol(
     Repeat r has the recipe's seed + r.
 
     Args:
-        name: name of the protocol.
         recipe: recipe to train; the Reality Check sets its split, dimension and metrics.
         folder: output folder for ``protocol.json``, ``repeat-R/`` or ``repeat-R/fold-F/`` of each run, and
             ``results.json``.

@@ -149,7 +149,7 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | No
                 label=name,
             )
             if untouched and name in untouched:
-                right.axhline(untouched[name], linestyle="--", color=line.get_color(), label=f"{name}, untouched")
+                right.axhline(untouched[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
         right.set(xlabel="epoch", title="Validation classes" if names else "No validation classes", ylim=(0, 1.02))
         if names:
             right.legend(loc="lower right", fontsize="small")

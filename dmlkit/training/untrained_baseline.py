@@ -51,7 +51,7 @@ def score_untouched(
         started = run.checkpoint_path("last").exists()
         stored = fabric.broadcast(_stored(path, question, started=started) if fabric.is_global_zero else None)
         if stored is None:
-            with progress.images(f"untouched backbone, {split}", len(dataset)) as advance:
+            with progress.images(f"pretrained baseline, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
                     fabric,
                     data.model,

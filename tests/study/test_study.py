@@ -26,9 +26,9 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.definition.config import StudyConfig
+from dmlkit.study.definition.config import Axis, StudyConfig
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.findings.results import Cost, StudyResults, SweptAxis
+from dmlkit.study.findings.results import Cost, StudyResults
 from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
@@ -803,7 +803,7 @@ def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(
         summary = {"map@r": MeanInterval.of(list(values))}
         return VariantResults(tuned=None, runs=runs, summary=summary, difference=None)
 
-    for axis in (None, SweptAxis(key=key, values=(1.0, 0.01, 0.1))):
+    for axis in (None, Axis(key=key, values=(1.0, 0.01, 0.1))):
         results = StudyResults(
             claim=r"Margins matter $\frac$",
             paper=None,

@@ -24,9 +24,7 @@ def plot_histogram(
     """Draw histograms of the similarities of pairs by the untouched backbone and by the trained model.
 
     Args:
-        embedded: the embeddings of a split.
         output: the file; by default one in the run.
-        bar: shows the progress.
 
     Returns:
         The file, and the counts before and after training.

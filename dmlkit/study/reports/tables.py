@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from dmlkit.evaluation.tables import Rows
+from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import Difference, End, JudgedStatement, VariantResults
+from dmlkit.study.findings.verdicts import End, JudgedStatement, VariantResults
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 
 END_TEXTS: dict[End, str] = {
@@ -224,9 +225,9 @@ def _ends(variant: VariantResults) -> str:
     return ", ".join(f"{key} {END_TEXTS[end]}" for key, end in edge.items())
 
 
-def _interval(change: Difference | JudgedStatement) -> str:
+def _interval(change: PairedDifference) -> str:
     return "no interval" if change.low is None else f"{change.low:+.4f} .. {change.high:+.4f}"
 
 
-def _p(change: Difference | JudgedStatement) -> str:
+def _p(change: PairedDifference) -> str:
     return f"{change.p_value:.4f}"
