@@ -7,7 +7,7 @@ import typer
 
 from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, checked, each, examples
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_study
+from dmlkit.files.source import require_study, require_study_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,15 @@ app = typer.Typer()
 
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa"))
 def study(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of a study.", show_default=False)],
+    study: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STUDY",
+            help="YAML file of a study.",
+            callback=checked(require_study_file),
+            show_default=False,
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -38,7 +46,9 @@ def study(
     jobs: Annotated[
         int,
         typer.Option(
-            min=1, metavar="COUNT", help="Runs at the same time, each on its own GPU or its share of the CPU cores."
+            min=1,
+            metavar="COUNT",
+            help="Number of runs at a time, each on its own GPU or an equal share of the CPU cores.",
         ),
     ] = 1,
     engine: Annotated[
@@ -62,7 +72,7 @@ def study(
 ) -> None:
     """Test a claim: train variants of a recipe with several seeds and compare them.
 
-    After a stop or kill the same command resumes.
+    If it is interrupted, the same command resumes.
     """
     import shlex
     from math import inf
@@ -104,9 +114,8 @@ def study(
     is_cut_off = False
     try:
         with progress:
-            results = run_study(
-                read, output, fabric, progress, command, jobs=jobs, engine=engine, device=device, budget=seconds
-            )
+            ray = device if engine == "ray" else None
+            results = run_study(read, output, fabric, progress, command, jobs=jobs, ray=ray, budget=seconds)
     except BudgetUsedError as stopped:
         results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:
@@ -199,8 +208,7 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="File to write: .md is a page with plots, of which only the block that report wrote is replaced; .tex "
-            "is LaTeX tables (booktabs), replaced whole.",
+            help="File to write: .md (page with plots; your own text in it is kept) or .tex (LaTeX tables).",
             show_default=False,
         ),
     ],
@@ -208,7 +216,7 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Report only the statements of this paper (key paper under expect).",
+            help="Report only the statements of this paper (key paper in the study file).",
             show_default=False,
         ),
     ] = None,

@@ -30,7 +30,7 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Pairs to compare instead: table with columns a, b and optionally same (1 or 0), or pairs.txt of LFW.",
+            help="Table of pairs to compare: columns a, b and optionally same (1 or 0); or LFW's pairs.txt.",
             show_default=False,
         ),
     ] = None,
@@ -38,12 +38,12 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder that paths in --pairs are relative to. Default: the folder of the file.",
+            help="Folder of the paths in --pairs. Default: the folder of that file.",
             show_default=False,
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="CSV table of all pairs to write.", show_default=False)
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write all pairs to this CSV file.", show_default=False)
     ] = None,
     checkpoint: Checkpoint = None,
     json: Json = False,
@@ -51,7 +51,7 @@ def verify(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Print whether two images show the same class, by the threshold that calibrate found."""
+    """Print whether two images show the same class, using the threshold found by calibrate."""
     names = images or []
     if (pairs is None) == (not names) or len(names) not in (0, 2):
         raise UserError(
@@ -66,12 +66,12 @@ def verify(
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
-    from dmlkit.evaluation.verification import ImagePair, is_pairs_table, read_pairs
+    from dmlkit.evaluation.verification import COLUMNS, ImagePair, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
-    from dmlkit.files.outputs import check_output
+    from dmlkit.files.outputs import check_table
 
     if csv is not None:
-        check_output(csv, is_pairs_table, sources=[*names, *([pairs] if pairs else [])], option="--csv")
+        check_table(csv, COLUMNS, sources=[*names, *([pairs] if pairs else [])], option="--csv")
         if not csv.parent.is_dir():
             raise UserError(f"--csv {csv}: the folder {csv.parent} does not exist; create it first")
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
-from dmlkit.datasets.files.dataset import ClassSubset, Dataset
+from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 
 Split = Literal["train", "validation", "test", "all"]
 FOLDS = 4
@@ -21,8 +21,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     published: ClassVar[Published | None] = None
     """Archives and counts of the literature, if the dataset is a benchmark."""
-    sample: ClassVar[Literal["image", "vector"]] = "image"
-    """Kind of the samples."""
+    sample: ClassVar[str] = "image"
+    """Name of the kind of the samples, see `dmlkit.datasets.files.samples`."""
 
     split: Literal["official", "reality_check", "all"] = "official"
     """``official`` uses the dataset's own split; ``reality_check`` tests on the last half of the classes and validates
@@ -78,8 +78,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """
         if self.split == "all" and split != "all":
             if split != "train":
-                raise UserError(
-                    f"dataset.split: all trains on every class, so there are no {split} classes; use the split all"
+                raise OptionError(
+                    "dataset.split", f"all trains on every class, so there are no {split} classes; use the split all"
                 )
             split = "all"
         return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
@@ -88,37 +88,47 @@ class DatasetConfig(ComponentConfig, frozen=True):
         load = self.load if listing is None else listing.images
         if split in ("test", "all"):
             return load(split)
-        if listing is not None and listing.has("validation"):
+        if listing is not None and len(listing.rows_of("validation")):
             return listing.images(split)  # the dataset has its own validation split
         whole = load("train")
         count = len(whole.class_names)
         # with a single class every search would succeed, whatever the model does
         held_out = max(2, ceil(count * self.validation_fraction)) if self.validation_fraction else 0
         if count - held_out < 1 or (split == "validation" and not held_out):
-            raise UserError(
-                f"dataset.validation_fraction: {self.validation_fraction} of {count} training classes leaves "
+            raise OptionError(
+                "dataset.validation_fraction",
+                f"{self.validation_fraction} of {count} training classes leaves "
                 f"{max(0, count - held_out)} for training and {held_out} for validation; expected at least one for "
-                "training and two for validation; change the fraction, or use 0 for no validation"
+                "training and two for validation; change the fraction, or use 0 for no validation",
             )
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
-        return ClassSubset(whole, kept)
+        return class_subset(whole, kept)
 
     def _fold(self, listing: Listing | None, split: Split) -> Dataset:
         whole = self.load("all") if listing is None else listing.images("all")
         if split == "all":
             return whole
         if whole.query is not None:
-            raise UserError(
-                f"dataset.split: reality_check does not support separate query and gallery images, which {self.name} "
-                "has; use split: official"
+            raise OptionError(
+                "dataset.split",
+                f"reality_check does not support separate query and gallery images, which {self.name} "
+                "has; use split: official",
             )
-        return ClassSubset(whole, class_fold(len(whole.class_names), self.fold)[split])
+        return class_subset(whole, class_fold(len(whole.class_names), self.fold)[split])
 
     @classmethod
     def lacks(cls) -> list[str]:
         """Return `load` where neither it nor `listing` is defined."""
         root = DatasetConfig
         return [*super().lacks(), *(["load"] if (cls.load, cls.listing) == (root.load, root.listing) else [])]
+
+    def unlabeled(self, path: Path) -> Dataset:
+        """Return the samples of a file without their labels, for ``dmlkit embed``, unless samples are images.
+
+        Raises:
+            UserError: the file has no such samples, or dmlkit does not know how to read them.
+        """
+        raise UserError(f"{path}: the model takes {self.sample}s, which are not read from files; use --split")
 
     def load(self, split: Literal["train", "test", "all"]) -> Dataset:
         """Return the samples of the official split; ``train`` still includes the classes held out for validation."""
@@ -157,8 +167,8 @@ def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "te
     half = count // 2
     size = half // FOLDS
     if size < 2:
-        raise UserError(
-            f"dataset.split: reality_check needs at least {4 * FOLDS} classes, got {count}; use split: official"
+        raise OptionError(
+            "dataset.split", f"reality_check needs at least {4 * FOLDS} classes, got {count}; use split: official"
         )
     end = fold * half // FOLDS
     validation = sorted(label % half for label in range(end - size, end))

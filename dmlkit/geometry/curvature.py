@@ -8,7 +8,6 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
@@ -23,13 +22,9 @@ DISK_DELTA = 0.144  # delta of the unit Poincaré disk (Khrulkov et al. 2020, se
 
 @dataclass(frozen=True)
 class Hyperbolicity:
-    """Relative delta-hyperbolicity over several random samples: 0 for a tree, at most 1.
+    """Relative delta-hyperbolicity over several random samples: 0 for a tree, at most 1."""
 
-    Args:
-        deltas: one value per sample.
-    """
-
-    deltas: list[float]
+    deltas: list[float]  # one value per sample
 
     @property
     def mean(self) -> float:
@@ -60,11 +55,8 @@ def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int
     """Compute `relative_delta` of random samples (Khrulkov et al., CVPR 2020, arXiv:1904.02239, section 3).
 
     Args:
-        manifold: the manifold whose distance is used.
         points: (N, D).
         sample: points per sample; delta grows with it, so compare only values of one sample size.
-        draws: number of samples.
-        seed: seed of the samples.
 
     Raises:
         UserError: there are fewer than 4 points, or all are equal.
@@ -109,7 +101,7 @@ def relative_delta(distances: Tensor) -> float:
     return 2 * delta / diameter
 
 
-def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, split: Split, bar: Bar = no_bar) -> Tensor:
+def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, split: Split) -> Tensor:
     """Return the features (N, F) of the images of a split before the head, see `split_embeddings`.
 
     Raises:
@@ -119,4 +111,4 @@ def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, spl
     recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
     before = replace(trained, recipe=recipe, model=features)
     dataset = images_of_split(recipe.dataset, split)
-    return split_embeddings(run, before, fabric, dataset, split, of="features", bar=bar).points
+    return split_embeddings(run, before, fabric, dataset, split, of="features").points

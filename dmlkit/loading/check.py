@@ -37,13 +37,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Findings:
-    """Results of a check.
-
-    Args:
-        rows: rows of the table.
-        faults: problems, one line each.
-        notes: remarks, one line each.
-    """
+    """Results of a check."""
 
     rows: list[Finding] = field(default_factory=list[Finding])
     faults: list[str] = field(default_factory=list[str])
@@ -151,8 +145,8 @@ def count_rows(listing: Listing, published: Published | None) -> Iterator[Findin
 
 def class_size_rows(listing: Listing) -> Iterator[Finding]:
     """Yield the smallest, median and largest number of images per class, and a note on classes with one image."""
-    for index, split in enumerate(LISTED_SPLITS):
-        _, counts = np.unique(listing.labels[listing.splits == index], return_counts=True)
+    for split in LISTED_SPLITS:
+        counts = listing.class_sizes(split)
         if len(counts):
             spread = f"{counts.min()} / {median(counts.tolist()):g} / {counts.max()}"
             yield Finding(f"{split} {listing.sample}s per class, min / median / max", "", spread, "ok")
@@ -171,11 +165,7 @@ class Inspection(NamedTuple):
 
 
 class Inspected(torch.utils.data.Dataset[Inspection]):
-    """Inspections of a dataset's images, of whose pixels only a digest is kept.
-
-    Args:
-        images: dataset of images.
-    """
+    """Inspections of a dataset's images, of whose pixels only a digest is kept."""
 
     def __init__(self, images: Dataset) -> None:
         self.images = images
@@ -183,7 +173,7 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
     def __getitem__(self, index: int) -> Inspection:
         try:
             pixels = self.images.sample(index)
-            count = frames(self.images.paths[index]) if pixels.ndim == 3 else 1
+            count = frames(self.images.paths[index]) if self.images.kind.has_pixels else 1
         except BadImageError as error:
             return Inspection(index, b"", str(error), "")
         # with the shape, because two plain images of different sides may have the same bytes
@@ -193,11 +183,6 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
 
     def __len__(self) -> int:
         return len(self.images)
-
-
-def as_is(items: list[Any]) -> list[Any]:
-    """Return a batch unchanged, as a list."""
-    return items
 
 
 def check_images(listing: Listing, findings: Findings, *, is_published: bool, advance: Callable[[int], None]) -> None:
@@ -212,7 +197,7 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
     images = listing.everything()
     seen: dict[bytes, list[int]] = {}
     unreadable = 0
-    loader: Any = DataLoader(Inspected(images), batch_size=64, collate_fn=as_is, num_workers=default_workers())
+    loader: Any = DataLoader(Inspected(images), batch_size=64, collate_fn=list, num_workers=default_workers())
     for batch in loader:
         for item in batch:
             if item.fault:

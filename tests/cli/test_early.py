@@ -14,6 +14,10 @@ from tests.conftest import Result
 Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
 NO_SOURCE = "no such file or folder; expected a run, a folder of embeddings, a gallery or an .npy file"
+NO_DATA = (
+    "no such file or folder; expected a folder with one subfolder per class, a table (.csv or .parquet) or a recipe "
+    "(.yaml)"
+)
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
 NO_STUDY = "is not a study (study.json is missing); expected a folder that dmlkit study wrote"
 NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
@@ -118,6 +122,9 @@ MISTAKES = [
     ("verify none a.png b.png", f"none: {NO_RUN}"),
     ("compare empty half", f"empty: {NO_RUN}"),
     ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
+    ("data check none", f"none: {NO_DATA}"),
+    ("data shards none -o new", f"none: {NO_DATA}"),
+    ("study none", "none: no such file; expected a study, e.g. recipes/study/mpa.yaml"),
     ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
     ("gallery create none -o new", f"none: {NO_RUN}"),
     ("gallery add none images", f"none: {NO_GALLERY}"),

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.paths import PickedPaths
+from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
 from dmlkit.errors import UserError
 
 
@@ -24,12 +26,12 @@ class Dataset(ABC):
             of each other; an image without a group has a unique number. None if no image has a group.
 
     Attributes:
-        num_features: number of coordinates of a vector; None for images.
+        kind: kind of the samples, images unless ``num_features`` or ``kind`` is set.
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
         resizing: description of how a cache resized its images, equal to the transform's; None if it did not.
     """
 
-    num_features: int | None = None
+    kind: Samples = ImageSamples()
     in_memory = False
     resizing: str | None = None
 
@@ -50,12 +52,27 @@ class Dataset(ABC):
         self.query, self.gallery = query, gallery
         self.super_classes, self.groups = super_classes, groups
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take ``num_features = 8`` in a class's body as in `num_features`."""
+        super().__init_subclass__(**options)
+        if isinstance(width := cls.__dict__.get("num_features"), int):
+            cls.kind = VectorSamples(width)
+
+    @property
+    def num_features(self) -> int | None:
+        """Number of coordinates of a vector; None for other kinds of samples. Setting it makes the samples vectors."""
+        return self.kind.num_features
+
+    @num_features.setter
+    def num_features(self, value: int | None) -> None:
+        self.kind = ImageSamples() if value is None else VectorSamples(value)
+
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def sample(self, index: int) -> Tensor:
-        """Return a sample: an image (3, H, W) uint8 RGB, or a vector (``num_features``,) float32.
+        """Return a sample: an image (3, H, W) uint8 RGB, a vector (``num_features``,) float32, or as `kind` says.
 
         Raises:
             BadImageError: the file cannot be decoded.
@@ -77,37 +94,43 @@ class BadImageError(UserError):
     """Error for an image file that cannot be read."""
 
 
-class ClassSubset(Dataset):
-    """Samples of some classes of a dataset, relabeled 0..C'-1 in the given order.
+class PickedSamples(Dataset):
+    """Some samples of a dataset, with labels of their own.
 
     Args:
         dataset: full dataset.
-        classes: labels to keep.
+        rows: (n,) int64, samples to keep.
+        labels: (n,) int64, labels of these samples.
+        classes: class of the full dataset that each label stands for; None if the labels are those of its classes.
     """
 
-    def __init__(self, dataset: Dataset, classes: Sequence[int]) -> None:
-        relabel = torch.full((len(dataset.class_names),), -1)
-        relabel[list(classes)] = torch.arange(len(classes))
-        labels = relabel[dataset.labels]
-        self.indices = (labels >= 0).nonzero()[:, 0]
-        masks = (dataset.query, dataset.gallery)
-        query, gallery = (None if mask is None else mask[self.indices] for mask in masks)
-        super_classes = dataset.super_classes
+    def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor, classes: Sequence[int] | None = None) -> None:
+        classes = range(len(dataset.class_names)) if classes is None else classes
+        of_samples = dataset.query, dataset.gallery, dataset.groups
+        query, gallery, groups = (None if values is None else values[rows] for values in of_samples)
         super().__init__(
-            labels[self.indices],
+            labels,
             [dataset.class_names[label] for label in classes],
-            PickedPaths(dataset.paths, self.indices.numpy()),
+            PickedPaths(dataset.paths, rows.numpy()),
             query=query,
             gallery=gallery,
-            super_classes=None if super_classes is None else super_classes[list(classes)],
-            groups=None if dataset.groups is None else dataset.groups[self.indices],
+            super_classes=None if dataset.super_classes is None else dataset.super_classes[list(classes)],
+            groups=groups,
         )
-        self.dataset = dataset
-        self.num_features = dataset.num_features
-        self.in_memory = dataset.in_memory
+        self.dataset, self.rows = dataset, rows
+        self.kind, self.in_memory = dataset.kind, dataset.in_memory
 
     def key(self, index: int) -> str:
-        return self.dataset.key(int(self.indices[index]))
+        return self.dataset.key(int(self.rows[index]))
 
     def sample(self, index: int) -> Tensor:
-        return self.dataset.sample(int(self.indices[index]))
+        return self.dataset.sample(int(self.rows[index]))
+
+
+def class_subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
+    """Return the samples of some classes, relabeled 0..C'-1 in the given order."""
+    relabel = torch.full((len(dataset.class_names),), -1)
+    relabel[list(classes)] = torch.arange(len(classes))
+    labels = relabel[dataset.labels]
+    rows = (labels >= 0).nonzero()[:, 0]
+    return PickedSamples(dataset, rows, labels[rows], classes)

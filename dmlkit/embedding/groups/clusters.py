@@ -15,12 +15,12 @@ from dmlkit.embedding.groups.duplicates import check_reachable, picture_of
 from dmlkit.embedding.groups.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.groups.neighbors import connected_graph, neighbors_of
 from dmlkit.embedding.points import PointsInMemory
-from dmlkit.embedding.questions.answers import write_table
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import write_table
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
-from dmlkit.metrics.clustering import normalized_information
+from dmlkit.metrics.clustering import NmiConfig
 from dmlkit.metrics.kmeans import kmeans_plus_plus, squarable
 
 Method = Literal["kmeans", "agglomerative", "hdbscan"]
@@ -76,7 +76,7 @@ class Clusters:
         """Return the normalized mutual information with the labels, over labeled images in clusters; None without."""
         _, codes = self.collection.class_codes()
         kept = (codes >= 0) & (self.assignments >= 0)
-        return normalized_information(codes[kept], self.assignments[kept]) if kept.any() else None
+        return NmiConfig().agreement(codes[kept], self.assignments[kept]) if kept.any() else None
 
     def write(self, path: Path) -> None:
         """Write a CSV table: one row per image, by cluster from 1, the medoid first; noise last."""
@@ -154,7 +154,7 @@ def _check_options(collection: PointsInMemory, clusters: int | None, threshold: 
         raise UserError(f"--clusters {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
     least = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
     if len(collection) < least:
-        raise UserError(f"{told}: {collection.source} holds {len(collection)} images; expected at least {least}")
+        raise UserError(f"{told}: {collection.source} has {len(collection)} images; expected at least {least}")
     if threshold is not None:
         check_reachable(collection, threshold)
 

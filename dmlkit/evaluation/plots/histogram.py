@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.embedding.stored import split_embeddings
@@ -24,9 +25,7 @@ def plot_histogram(
     """Draw histograms of the similarities of pairs by the untouched backbone and by the trained model.
 
     Args:
-        embedded: the embeddings of a split.
         output: the file; by default one in the run.
-        bar: shows the progress.
 
     Returns:
         The file, and the counts before and after training.
@@ -38,8 +37,8 @@ def plot_histogram(
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
     before = counted(untouched_points(embedded, bar), embedded.split)
     weights = "pretrained" if has_pretrained_weights(embedded.trained.recipe) else "random"
-    has_images = embedded.dataset.num_features is None
-    baseline = f"Untouched backbone, {weights} weights" if has_images else "Untransformed vectors"
+    has_weights = not isinstance(embedded.trained.recipe.backbone, IdentityConfig)
+    baseline = f"Untouched backbone, {weights} weights" if has_weights else "Untransformed vectors"
     measure = embedded.manifold.similarity_name.replace("_", " ")
     with picture(output, 92) as figure:
         above, below = figure.subplots(2, 1, sharex=measure == "cosine")
@@ -52,12 +51,9 @@ def plot_histogram(
 def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
     """Compute the features of all images of the split by the backbone before training, see `untouched_model`."""
     recipe, dataset = embedded.trained.recipe, embedded.dataset
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.seed)  # as in training
-            model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
-    except (ValueError, RuntimeError) as error:
-        raise UserError(recipe.fault(("backbone",), str(error).splitlines()[0])) from error
+    with recipe.errors_at("backbone"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)  # as in training
+        model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
     recipe = recipe.model_copy(update={"manifold": Sphere.Config()})
     before = TrainedModel(recipe, model, embedded.trained.checkpoint, 0)
     found = split_embeddings(embedded.run, before, embedded.fabric, dataset, embedded.split, of="untouched", bar=bar)
