@@ -130,7 +130,9 @@ def _recipe_of(
                 f"--set {override}: evaluation does not read {key}, which belongs to the model or its training; "
                 f"expected one of {', '.join(READ)}"
             )
-    recipe = parse_recipe(dump_recipe(trained.recipe), str(run.recipe_path), overrides)
+    recipe = trained.recipe
+    if overrides:
+        recipe = parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides)
     return with_overrides(recipe, dataset_root, overrides, metrics)
 
 

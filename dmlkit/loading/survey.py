@@ -106,9 +106,10 @@ def _check_classes(classes: dict[ListedSplit, int], where: str) -> None:
     found = {split: count for split, count in classes.items() if count or split != "validation"}
     if min(found.values()) < LEAST:
         parts = [f"{count} {needed[split]}" for split, count in found.items()]
+        count = sum(found.values())
         raise UserError(
-            f"{where}: has {sum(found.values())} classes, {', '.join(parts)}; expected at least {LEAST} of each: add "
-            f"images of more classes"
+            f"{where}: has {count} {'class' if count == 1 else 'classes'}, {', '.join(parts)}; expected at least "
+            f"{LEAST} of each: add images of more classes"
         )
 
 
