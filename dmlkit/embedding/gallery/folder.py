@@ -176,8 +176,8 @@ class GalleryFolder:
             if len(found) != len(once):
                 raise ValueError(f"{len(found)} of {len(once)} rows are there")
             if self.has_checksums:
-                (batch,) = found.to_batches() or [found]
-                check_rows(self.path, batch, columns, once.tolist())
+                for batch in found.to_batches():  # one, or none of no rows
+                    check_rows(self.path, batch, columns, once.tolist())
         return found, places
 
     def _with_checksums(self, columns: Sequence[str]) -> list[str]:
