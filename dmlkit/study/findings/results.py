@@ -11,6 +11,7 @@ from dmlkit.files.document import Document
 from dmlkit.run_folder.documents import Environment, Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Candidate, Study, Variant
+from dmlkit.study.findings.two_way import VariantClasses
 from dmlkit.study.findings.verdicts import (
     JudgedStatement,
     Tuned,
@@ -31,11 +32,13 @@ class Choice:
         candidate: the chosen candidate.
         scores: score of each candidate on validation classes, the mean over the tuning seeds.
         figures: figures on test classes, by seed.
+        classes: figures on each test class, if all runs have them.
     """
 
     candidate: Candidate
     scores: tuple[float, ...]
     figures: dict[int, Metrics]
+    classes: VariantClasses | None = None
 
     def values(self, metric: str) -> list[float]:
         """Return one figure per seed."""
@@ -89,9 +92,10 @@ class StudyResults(Document, frozen=True):
     """``results.json`` of a study: the contents of its report."""
 
     kind: ClassVar[str] = "document of a study's results"
-    version: ClassVar[int] = 3
-    # 1: complete studies only; no correction, edges, last epoch; 2: no edge if a value was the only one on its line
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}
+    version: ClassVar[int] = 4
+    # 1: complete studies only; no correction, edges, last epoch; 2: no edge if a value was the only one on its line;
+    # 3: no figures of classes, and intervals over seeds alone
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     claim: str
     """The claim."""
@@ -198,7 +202,8 @@ def _variant_results(
     labels = [candidate.label for candidate in variant.candidates]
     runs = {seed: _of(figures, metrics) for seed, figures in choice.figures.items()}
     others = None if variant.name == study.reference or study.reference not in choices else choices[study.reference]
-    summary, difference = over_seeds(runs, others.figures if others else None, metrics)
+    reference = (others.figures, others.classes) if others else None
+    summary, difference = over_seeds((runs, choice.classes), reference, metrics)
     tuned = None
     if len(labels) > 1:
         scores = dict(zip(labels, choice.scores, strict=True))
@@ -211,6 +216,7 @@ def _variant_results(
         untrained=None if extra.untrained is None else _of(extra.untrained, metrics),
         summary=summary,
         difference=difference,
+        classes=choice.classes,
     )
 
 

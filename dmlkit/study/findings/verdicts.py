@@ -14,6 +14,7 @@ from dmlkit.evaluation.statistics import Comparison, holm, paired_runs, runs_to_
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.study.definition.config import Candidate, Expectation
 from dmlkit.study.definition.methods import beyond_edge, grid_of, values_along
+from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
 from dmlkit.study.protocol import MeanInterval
 
 End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
@@ -22,7 +23,10 @@ also be the lowest or highest of all values of the key."""
 
 
 class Difference(BaseModel, frozen=True, extra="forbid"):
-    """Difference of a variant from another one over runs with the same seeds, by Student's paired t-test."""
+    """Difference of a variant from another one over runs with the same seeds, by Student's paired t-test.
+
+    If the figures of test classes are known, interval and p-value are over seeds and classes, see `PairedClasses`.
+    """
 
     difference: float
     """Mean of this variant minus the mean of the other."""
@@ -32,6 +36,8 @@ class Difference(BaseModel, frozen=True, extra="forbid"):
     """Upper end of the interval; null for a single pair."""
     p_value: float
     """Probability of a difference at least this far from 0 if there is none."""
+    classes: int | None = None
+    """Number of test classes over which the interval is, in addition to seeds; null if it is over seeds alone."""
 
 
 class Tuned(BaseModel, frozen=True, extra="forbid"):
@@ -60,6 +66,8 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Mean of ``runs`` over seeds, by metric."""
     difference: dict[str, Difference] | None
     """Difference from the reference by metric; null for the reference itself, or if they share no seed."""
+    classes: VariantClasses | None = None
+    """Figures on each test class; null in studies of an older dmlkit and of the Reality Check."""
 
     def is_below_untrained(self, metric: str) -> bool:
         """Return whether the mean is below that of the backbone before training; False if that is unknown."""
@@ -67,22 +75,26 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
 
 
-def over_seeds(
-    runs: Mapping[int, Metrics], reference: Mapping[int, Metrics] | None, metrics: Sequence[str]
-) -> tuple[dict[str, MeanInterval], dict[str, Difference] | None]:
-    """Return by metric a variant's mean over seeds, and its difference from the reference over common seeds.
+Runs = tuple[Mapping[int, Metrics], VariantClasses | None]  # figures of a variant by seed, and on each class
 
-    Args:
-        runs: figures by seed.
-        reference: figures of the reference by seed; None if the variant is the reference.
-        metrics: names of the metrics.
-    """
+
+def over_seeds(
+    variant: Runs, reference: Runs | None, metrics: Sequence[str]
+) -> tuple[dict[str, MeanInterval], dict[str, Difference] | None]:
+    """Return by metric a variant's mean over seeds, and its difference from the reference, if that is another one."""
+    runs, classes = variant
     summary = {name: MeanInterval.of([run[name] for run in runs.values()]) for name in metrics}
     if reference is None:
         return summary, None
-    pairs = {name: paired_figures(reference, runs, name) for name in metrics}
-    changes = {name: paired_runs(*figures).as_dict() for name, figures in pairs.items() if figures[0]}
-    return summary, {name: Difference.model_validate(one) for name, one in changes.items()} or None
+    changes: dict[str, Difference] = {}
+    for name in metrics:
+        base, method = paired_figures(reference[0], runs, name)
+        if base:
+            by_class = PairedClasses.of(reference[1], classes, name, common_seeds(reference[0], runs))
+            change = paired_runs(base, method) if by_class is None else by_class.compare()
+            counted = None if by_class is None else len(by_class.queries)
+            changes[name] = Difference.model_validate({**change.as_dict(), "classes": counted})
+    return summary, changes or None
 
 
 def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
@@ -134,10 +146,11 @@ class JudgedStatement(BaseModel, frozen=True, extra="forbid"):
     paper: str | None = None
     """Short name of the paper that makes the statement."""
     difference: float
-    """See `Difference`, also for ``low``, ``high`` and ``p_value``."""
+    """See `Difference`, also for ``low``, ``high``, ``p_value`` and ``classes``."""
     low: float | None
     high: float | None
     p_value: float
+    classes: int | None = None
     verdict: Verdict
     """Verdict without correction for other statements; see `verdict`."""
     runs_to_separate: int | None
@@ -213,7 +226,8 @@ def judge(
         if one.better in variants and one.than in variants:
             base, method = paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric)
             if base:
-                change = compare_at_looks(base, method, seeds, seeds + more_seeds)
+                by_class = _by_class(one, variants)
+                change = compare_at_looks(base, method, seeds, seeds + more_seeds, by_class)
                 found.append((one, change, _aside(one, variants) or verdict(change, negligible)))
     corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, change, word in found])
     return tuple(_judged(*row, p_value, variants) for row, p_value in zip(found, corrected, strict=True))
@@ -270,7 +284,9 @@ def _judged(
 ) -> JudgedStatement:
     pair = {name: variants[name] for name in (one.better, one.than)}
     decided = word in ("holds", "does not hold")
+    by_class = _by_class(one, variants)
     details = {
+        "classes": None if by_class is None else len(by_class.queries),
         "verdict": word,
         "runs_to_separate": _more(one, variants) if word == "not separable at this size" or decided else None,
         "corrected_p_value": corrected,
@@ -281,7 +297,14 @@ def _judged(
     return JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **details})
 
 
+def _by_class(one: Expectation, variants: Mapping[str, VariantResults]) -> PairedClasses | None:
+    base, method = variants[one.than], variants[one.better]
+    return PairedClasses.of(base.classes, method.classes, one.metric, common_seeds(base.runs, method.runs))
+
+
 def _more(one: Expectation, variants: Mapping[str, VariantResults]) -> int | None:
+    if by_class := _by_class(one, variants):
+        return by_class.runs_to_separate()
     return runs_to_separate(*paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric))
 
 
@@ -302,11 +325,18 @@ def paired_figures(
         >>> paired_figures({0: {"mrr": 0.1}, 1: {"mrr": 0.2}}, {1: {"mrr": 0.3}, 2: {"mrr": 0.4}}, "mrr")
         ([0.2], [0.3])
     """
-    both = [seed for seed in first if seed in second]
+    both = common_seeds(first, second)
     return [first[seed][metric] for seed in both], [second[seed][metric] for seed in both]
 
 
-def compare_at_looks(base: list[float], method: list[float], first: int, last: int) -> Comparison:
+def common_seeds(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> list[int]:
+    """Return the seeds that two variants have, in the order of the first."""
+    return [seed for seed in first if seed in second]
+
+
+def compare_at_looks(
+    base: list[float], method: list[float], first: int, last: int, by_class: PairedClasses | None = None
+) -> Comparison:
     """Compare pairs as `paired_runs` does, with a correction for tests after ``first`` to ``last`` pairs.
 
     Pocock's bound (Biometrika 1977): every look has the same level, such that all looks together find a difference
@@ -319,6 +349,8 @@ def compare_at_looks(base: list[float], method: list[float], first: int, last: i
         method: one figure per run, with the same seeds in the same order.
         first: number of pairs at the first look.
         last: number of pairs at the last look.
+        by_class: differences of the same pairs on each class, for an interval over seeds and classes. Classes are the
+            same at all looks, which makes the correction for looks larger than necessary.
 
     Example:
         >>> once = compare_at_looks([0.5, 0.6, 0.7], [0.53, 0.64, 0.75], 3, 3)
@@ -328,22 +360,31 @@ def compare_at_looks(base: list[float], method: list[float], first: int, last: i
     """
     from scipy.stats import t
 
-    once = paired_runs(base, method)
+    once = paired_runs(base, method) if by_class is None else by_class.compare()
     if last <= first or len(base) < 2:
         return once
     least = least_p_values(first, last)
     bound = float(least[int(LEVEL * len(least))])
     freedom = len(base) - 1
     margin = (once.high - once.difference) * float(t.ppf(1 - bound / 2, freedom) / t.ppf(1 - LEVEL / 2, freedom))
+    if by_class is not None:
+        margin = by_class.compare(bound).high - once.difference
     p_value = (1 + int(np.searchsorted(least, once.p_value, side="right"))) / (1 + len(least))
     return replace(once, low=once.difference - margin, high=once.difference + margin, p_value=p_value)
 
 
-def is_decided(base: list[float], method: list[float], first: int, last: int, negligible: float | None = None) -> bool:
+def is_decided(
+    base: list[float],
+    method: list[float],
+    first: int,
+    last: int,
+    negligible: float | None = None,
+    by_class: PairedClasses | None = None,
+) -> bool:
     """Return whether no more seeds are needed: the interval excludes 0 or is negligible, or all pairs are equal."""
     if len(base) < 2:
         return False
-    comparison = compare_at_looks(base, method, first, last)
+    comparison = compare_at_looks(base, method, first, last, by_class)
     # more seeds would show nothing
     are_same = max(abs(after - before) for before, after in zip(base, method, strict=True)) <= SAME
     return are_same or comparison.low > 0 or comparison.high < 0 or is_within(comparison, negligible)
