@@ -19,7 +19,7 @@ import torch
 from report import write_report
 
 from dmlkit.metrics import retrieval_metrics
-from dmlkit.metrics.kmeans import KMeansOptions, kmeans
+from dmlkit.metrics.kmeans import kmeans
 
 EVERYTHING = [
     "recall@1", "recall@2", "recall@4", "recall@8", "cmc@10", "precision@1", "precision@10",
@@ -164,7 +164,7 @@ def clustering(count: int, classes: int, iterations: int, runs: int) -> list[lis
     inertia: dict[str, float] = {}
 
     def ours() -> None:
-        inertia["dmlkit"] = kmeans(points, classes, KMeansOptions(iterations=iterations)).inertia
+        inertia["dmlkit"] = kmeans(points, classes, iterations=iterations).inertia
 
     def theirs() -> None:
         means = faiss.Kmeans(512, classes, niter=iterations, seed=1, min_points_per_centroid=1)

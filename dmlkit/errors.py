@@ -1,4 +1,7 @@
-"""The error for mistakes that a user can fix: printed as one line, without a traceback, with exit code 2."""
+"""Errors for mistakes that a user can fix: printed as one line, without a traceback, with exit code 2."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -12,3 +15,43 @@ class UserError(Exception):
         ...
         dmlkit.errors.UserError: data/birds: no images found; expected one folder per class
     """
+
+
+class OptionError(UserError):
+    """Error in the value of a recipe's key, raised by components, which do not know the recipe's file.
+
+    `dmlkit.recipe.schema.Recipe.errors_at` adds file and line.
+
+    Args:
+        key: full key of the recipe, such as ``sampler.batch_size``.
+        message: the value found, what was expected and what to do.
+
+    Example:
+        >>> raise OptionError("sampler.batch_size", "got 64, expected at most the 40 training images; reduce it")
+        Traceback (most recent call last):
+        ...
+        dmlkit.errors.OptionError: sampler.batch_size: got 64, expected at most the 40 training images; reduce it
+    """
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(key, message)  # both, so that it can be pickled
+        self.key, self.message = key, message
+
+    def __str__(self) -> str:
+        """Return the key and the message."""
+        return f"{self.key}: {self.message}"
+
+
+@contextmanager
+def option_errors(key: str) -> Generator[None]:
+    """Convert user errors of the block, such as those of reading a file, into errors of the key that names the file.
+
+    Raises:
+        OptionError: the block raises a UserError.
+    """
+    try:
+        yield
+    except OptionError:
+        raise
+    except UserError as error:
+        raise OptionError(key, str(error)) from error

@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from dmlkit.component import Component, ComponentConfig, Requirement, missing_attribute, option
+from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 
@@ -64,8 +64,6 @@ class Miner(Component, ABC, family=MinerConfig):
 
 class All(Miner, name="all"):
     """Every triplet: each positive with each negative of its anchor.
-
-    Every triplet of the batch.
 
     Example:
         >>> import torch
@@ -192,7 +190,4 @@ class DistanceWeighted(Miner, name="distance_weighted"):
         return log_weights.softmax(1).nan_to_num()
 
 
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)
+suggest_members(__name__)

@@ -131,12 +131,7 @@ class NoHead(Head):
 
 
 def backbone_alone(model: EmbeddingModel, manifold: Manifold) -> EmbeddingModel:
-    """Return a model without a head whose points are the features (B, F); it shares normalization and backbone.
-
-    Args:
-        model: the model whose normalization and backbone are used.
-        manifold: the manifold of the points, of F dimensions.
-    """
+    """Return a model without a head whose points are the features (B, F); it shares normalization and backbone."""
     return EmbeddingModel(model.normalization, model.backbone, NoHead(manifold.dim, manifold))
 
 

@@ -1,14 +1,14 @@
 """Optimizers: one learning rate, multiplied for backbone, head and loss."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat
 from torch import nn
 from torch.optim import Optimizer
 
-from dmlkit.component import ComponentConfig, missing_attribute
+from dmlkit.component import ComponentConfig, suggest_members
 from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 
 __all__ = [
@@ -67,45 +67,43 @@ class OptimizerConfig(ComponentConfig, frozen=True):
         return getattr(self.lr_multipliers, part) * self.layer_decay ** int(depth)
 
 
-class AdamConfig(OptimizerConfig, frozen=True):
+class _AdaptiveConfig(OptimizerConfig, frozen=True, abstract=True):
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator, so that steps stay finite if gradients vanish."""
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"lr": self.lr, "weight_decay": self.weight_decay, "eps": self.eps}
+
+
+class AdamConfig(_AdaptiveConfig, frozen=True):
     """Adam (Kingma & Ba 2015); weight decay is added to the gradient."""
 
     name: Literal["adam"] = "adam"
-    eps: PositiveFloat = 1e-8
-    """Added to the denominator, so that steps stay finite if gradients vanish."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
-        return torch.optim.Adam(
-            self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=fused
-        )
+        return torch.optim.Adam(self.groups(parameters), fused=fused, **self._arguments())
 
 
-class AdamWConfig(OptimizerConfig, frozen=True):
+class AdamWConfig(_AdaptiveConfig, frozen=True):
     """AdamW (Loshchilov & Hutter 2019); weight decay is applied separately from the gradient."""
 
     name: Literal["adamw"] = "adamw"
-    eps: PositiveFloat = 1e-8
-    """Added to the denominator, so that steps stay finite if gradients vanish."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
-        return torch.optim.AdamW(
-            self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=fused
-        )
+        return torch.optim.AdamW(self.groups(parameters), fused=fused, **self._arguments())
 
 
-class RiemannianAdamConfig(OptimizerConfig, frozen=True):
+STABILIZE = 10  # steps after which points are projected back, so that rounding errors do not accumulate
+
+
+class RiemannianAdamConfig(_AdaptiveConfig, frozen=True):
     """Riemannian Adam (Bécigneul & Ganea 2019); ordinary parameters take ordinary Adam steps."""
 
     is_riemannian: ClassVar[bool] = True
     name: Literal["riemannian_adam"] = "riemannian_adam"
-    eps: PositiveFloat = 1e-8
-    """Added to the denominator, so that steps stay finite if gradients vanish."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
-        # stabilize: project back every 10 steps, so that rounding errors do not accumulate
-        return load_geoopt().optim.RiemannianAdam(
-            self.groups(parameters), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, stabilize=10
-        )
+        return load_geoopt().optim.RiemannianAdam(self.groups(parameters), stabilize=STABILIZE, **self._arguments())
 
 
 class RiemannianSGDConfig(OptimizerConfig, frozen=True):
@@ -117,12 +115,8 @@ class RiemannianSGDConfig(OptimizerConfig, frozen=True):
     """Fraction of the previous step that is added to each step."""
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
-        # stabilize: project back every 10 steps, so that rounding errors do not accumulate
         options = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
-        return load_geoopt().optim.RiemannianSGD(self.groups(parameters), stabilize=10, **options)
+        return load_geoopt().optim.RiemannianSGD(self.groups(parameters), stabilize=STABILIZE, **options)
 
 
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)
+suggest_members(__name__)

@@ -2,13 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from dmlkit.component import Component, ComponentConfig, Requirement, missing_attribute, option
+from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
 
 __all__ = [
     "Avg",
@@ -40,8 +39,6 @@ class Pooling(Component, nn.Module, ABC, family=PoolingConfig):
 class Avg(Pooling, name="avg"):
     """The mean over all positions.
 
-    Global average pooling.
-
     Example:
         >>> import torch
         >>> Avg()(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]))
@@ -55,8 +52,6 @@ class Avg(Pooling, name="avg"):
 class Max(Pooling, name="max"):
     """The maximum over all positions.
 
-    Global maximum pooling.
-
     Example:
         >>> import torch
         >>> Max()(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]))
@@ -69,8 +64,6 @@ class Max(Pooling, name="max"):
 
 class AvgMax(Pooling, name="avg_max"):
     """Mean plus maximum, used for the published Proxy-Anchor results; adds about 1 % to R@1 on CUB and Cars.
-
-    The sum of global average pooling and global maximum pooling.
 
     Example:
         >>> import torch
@@ -124,8 +117,6 @@ class GeM(Pooling, name="gem"):
 class Cls(Pooling, name="cls"):
     """The class token; vision transformers only.
 
-    The class token, which attends to all positions.
-
     Raises:
         ValueError: the backbone has no class token.
 
@@ -144,7 +135,4 @@ class Cls(Pooling, name="cls"):
         return token
 
 
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)
+suggest_members(__name__)

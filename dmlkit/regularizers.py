@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from dmlkit.component import ComponentConfig, Requirement, missing_attribute
+from dmlkit.component import ComponentConfig, Requirement, suggest_members
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.products import safe_sqrt
@@ -33,11 +33,7 @@ class RegularizerConfig(ComponentConfig, frozen=True):
 
 
 class Regularizer(nn.Module, ABC):
-    """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses.
-
-    Args:
-        manifold: the geometry of the embeddings.
-    """
+    """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses."""
 
     def __init__(self, manifold: Manifold) -> None:
         super().__init__()
@@ -187,7 +183,4 @@ def aligned_draws(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return in_front(is_first), in_front((occurrence >= half) & (occurrence < 2 * half)), is_used
 
 
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)
+suggest_members(__name__)

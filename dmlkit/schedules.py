@@ -2,11 +2,11 @@
 
 from abc import abstractmethod
 from math import cos, pi
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from dmlkit.component import ComponentConfig, missing_attribute
+from dmlkit.component import ComponentConfig, suggest_members
 
 __all__ = [
     "ConstantConfig",
@@ -73,7 +73,4 @@ class StepConfig(ScheduleConfig, frozen=True):
         return self.gamma ** (int(epoch) // self.every)
 
 
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)
+suggest_members(__name__)

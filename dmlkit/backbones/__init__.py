@@ -1,7 +1,5 @@
 """Backbones, which turn images into features; one file per backbone."""
 
-from typing import TYPE_CHECKING
-
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.bn_inception import BNInception, BNInceptionConfig
 from dmlkit.backbones.convnext import ConvNeXt, ConvNeXtConfig
@@ -11,7 +9,7 @@ from dmlkit.backbones.resnet import ResNet, ResNet18Config, ResNet50Config, ResN
 from dmlkit.backbones.small_cnn import SmallCNN, SmallCNNConfig
 from dmlkit.backbones.timm import Timm, TimmConfig
 from dmlkit.backbones.vit import ViT, ViTConfig
-from dmlkit.component import load_family, missing_attribute
+from dmlkit.component import load_family
 
 __all__ = [
     "BNInception",
@@ -37,8 +35,3 @@ __all__ = [
 ]
 
 load_family(__name__)
-
-if not TYPE_CHECKING:  # else every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dmlkit.backbones.pretrained.weights import PublishedInput
 from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge
 from dmlkit.component import ComponentConfig, one_of
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 
 
 class BackboneConfig(ComponentConfig, frozen=True):
@@ -75,9 +75,10 @@ class BackboneConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: the weights have no known preprocessing.
         """
-        raise UserError(
-            "transform.name: pretrained uses the preprocessing published with the weights, but no preprocessing is "
-            f"known for the weights of {self.name}; use another transform, e.g. imagenet"
+        raise OptionError(
+            "transform.name",
+            "pretrained uses the preprocessing published with the weights, but no preprocessing is "
+            f"known for the weights of {self.name}; use another transform, e.g. imagenet",
         )
 
 
@@ -109,8 +110,8 @@ class Backbone(nn.Module, ABC):
         Raises:
             UserError: the backbone is not divided into blocks.
         """
-        raise UserError(
-            f"backbone.tuning: {type(self).__name__} is not divided into blocks; use another tuning, e.g. full"
+        raise OptionError(
+            "backbone.tuning", f"{type(self).__name__} is not divided into blocks; use another tuning, e.g. full"
         )
 
     def tune(self, tuning: TuningConfig) -> "Backbone":
@@ -171,10 +172,9 @@ class Backbone(nn.Module, ABC):
         return self.train(self.training)
 
     def set_epoch(self, epoch: int) -> bool:
-        """Freeze all parameters in the first epochs, which saves the backward pass, and unfreeze them afterwards.
+        """Freeze all parameters in the first epochs, which saves the backward pass, and unfreeze them later.
 
-        Args:
-            epoch: number of the epoch that starts; the first is 0.
+        Epochs count from 0.
 
         Returns:
             Whether the set of parameters that need a gradient has changed.
@@ -205,10 +205,6 @@ class Backbone(nn.Module, ABC):
 
 def blocks_in(network: nn.Module, *containers: str) -> list[nn.Module]:
     """Return the blocks inside a network's containers; the last block includes the children that follow.
-
-    Args:
-        network: network whose children include the containers, in order.
-        containers: names of the containers.
 
     Example:
         >>> network = nn.ModuleDict({"stem": nn.Linear(2, 2), "layer1": nn.Sequential(nn.Tanh(), nn.Tanh())})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.pretrained.weights import CAFFE, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.pooling import Avg, Pooling, PoolingConfig
 
 URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
@@ -38,7 +38,7 @@ class BNInceptionConfig(BackboneConfig, frozen=True):
 
     def check_weights(self) -> None:
         if self.weights is not None and not is_file(self.weights):
-            raise UserError(f"backbone.weights: {self.weights!r}: expected a file, e.g. the download of {URL}")
+            raise OptionError("backbone.weights", f"{self.weights!r}: expected a file, e.g. the download of {URL}")
 
     def requirements(self) -> Iterable[Requirement]:
         if self.weights is None:
@@ -85,6 +85,33 @@ BLOCKS = (
 )
 
 
+class Layer(NamedTuple):
+    """A convolution with its batch norm: its name, channels before and after, side of its kernel, and stride."""
+
+    name: str
+    before: int
+    after: int
+    side: int = 1
+    stride: int = 1
+
+
+def branches(block: InceptionBlock, channels: int) -> list[list[Layer]]:
+    """Return the layers of each branch of a block with an input of ``channels`` channels."""
+    prefix, stride = f"inception_{block.name}_", 1 if block.one else 2
+    first, last = block.double
+    found = [
+        [Layer(f"{prefix}1x1", channels, block.one)],
+        [Layer(f"{prefix}3x3_reduce", channels, block.three[0]), Layer(f"{prefix}3x3", *block.three, 3, stride)],
+        [
+            Layer(f"{prefix}double_3x3_reduce", channels, first),
+            Layer(f"{prefix}double_3x3_1", first, last, 3),
+            Layer(f"{prefix}double_3x3_2", last, last, 3, stride),
+        ],
+        [Layer(f"{prefix}pool_proj", channels, block.projection)],
+    ]
+    return [branch for branch in found if branch[-1].after]
+
+
 class BNInception(Backbone):
     """Network of Ioffe & Szegedy, ICML 2015 (arXiv:1502.03167), figure 5, up to its pooling.
 
@@ -108,27 +135,28 @@ class BNInception(Backbone):
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleDict()
-        self._add("conv1_7x7_s2", 3, 64, side=7, momentum=batchnorm_momentum)
-        self._add("conv2_3x3_reduce", 64, 64, side=1, momentum=batchnorm_momentum)
-        self._add("conv2_3x3", 64, 192, side=3, momentum=batchnorm_momentum)
+        stem = Layer("conv1_7x7_s2", 3, 64, 7, 2), Layer("conv2_3x3_reduce", 64, 64), Layer("conv2_3x3", 64, 192, 3)
+        self._add(stem, batchnorm_momentum)
         channels = 192
         for block in BLOCKS:
-            for name, before, after, side in branches(block, channels):
-                self._add(name, before, after, side=side, momentum=batchnorm_momentum)
+            for branch in branches(block, channels):
+                self._add(branch, batchnorm_momentum)
             channels = block.channels if block.one else block.channels + channels
         if weights is not None:
             if not is_file(weights):
-                raise UserError(f"backbone.weights: {weights!r}: expected a file, e.g. the download of {URL}")
+                raise OptionError("backbone.weights", f"{weights!r}: expected a file, e.g. the download of {URL}")
             load_weights(self.layers, Path(weights))
         self.pooling = pooling or Avg()
 
-    def _add(self, name: str, before: int, after: int, *, side: int, momentum: float) -> None:
-        stride = 2 if name == "conv1_7x7_s2" or is_strided(name) else 1
-        self.layers[name] = nn.Conv2d(before, after, side, stride=stride, padding=side // 2)
-        self.layers[f"{name}_bn"] = nn.BatchNorm2d(after, momentum=momentum)
+    def _add(self, layers: Iterable[Layer], momentum: float) -> None:
+        for name, before, after, side, stride in layers:
+            self.layers[name] = nn.Conv2d(before, after, side, stride=stride, padding=side // 2)
+            self.layers[f"{name}_bn"] = nn.BatchNorm2d(after, momentum=momentum)
 
-    def _apply_layer(self, name: str, maps: Tensor) -> Tensor:
-        return torch.relu(self.layers[f"{name}_bn"](self.layers[name](maps)))
+    def _through(self, maps: Tensor, *names: str) -> Tensor:
+        for name in names:
+            maps = torch.relu(self.layers[f"{name}_bn"](self.layers[name](maps)))
+        return maps
 
     def blocks(self) -> list[nn.Module]:
         prefixes = [f"inception_{block.name}_" for block in BLOCKS]
@@ -136,61 +164,26 @@ class BNInception(Backbone):
         return [nn.ModuleList([layer for name, layer in layers if name.startswith(start)]) for start in prefixes]
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = halve(self._apply_layer("conv1_7x7_s2", images))
-        maps = halve(self._apply_layer("conv2_3x3", self._apply_layer("conv2_3x3_reduce", maps)))
+        maps = halve(self._through(images, "conv1_7x7_s2"))
+        maps = halve(self._through(maps, "conv2_3x3_reduce", "conv2_3x3"))
         for block in BLOCKS:
             maps = self._inception(block, maps)
         return self.pooling(maps)
 
     def _inception(self, block: InceptionBlock, maps: Tensor) -> Tensor:
-        prefix = f"inception_{block.name}_"
-
-        def chain(*names: str) -> Tensor:
-            result = maps
-            for name in names:
-                result = self._apply_layer(prefix + name, result)
-            return result
-
-        outputs = [chain("1x1")] if block.one else []
-        outputs.append(chain("3x3_reduce", "3x3"))
-        outputs.append(chain("double_3x3_reduce", "double_3x3_1", "double_3x3_2"))
-        if not block.projection:
-            if maps.shape[-1] % 2 or maps.shape[-2] % 2:  # convolutions round up here, pooling down
-                raise ValueError(
-                    f"bn_inception: the feature map before block {block.name} is {maps.shape[-2]} x {maps.shape[-1]}, "
-                    "expected even sides; use images of 224, 227 or 256 pixels"
-                )
-            outputs.append(halve(maps))
-        else:
-            pool = nn.functional.avg_pool2d if block.pool == "avg" else nn.functional.max_pool2d
-            outputs.append(self._apply_layer(f"{prefix}pool_proj", pool(maps, 3, stride=1, padding=1)))
-        return torch.cat(outputs, dim=1)
-
-
-def branches(block: InceptionBlock, channels: int) -> Iterable[tuple[str, int, int, int]]:
-    """Yield name, input channels, output channels and kernel side of a block's convolutions.
-
-    Args:
-        block: the block.
-        channels: channels of the block's input.
-    """
-    prefix = f"inception_{block.name}_"
-    if block.one:
-        yield f"{prefix}1x1", channels, block.one, 1
-    yield f"{prefix}3x3_reduce", channels, block.three[0], 1
-    yield f"{prefix}3x3", *block.three, 3
-    yield f"{prefix}double_3x3_reduce", channels, block.double[0], 1
-    yield f"{prefix}double_3x3_1", *block.double, 3
-    yield f"{prefix}double_3x3_2", block.double[1], block.double[1], 3
-    if block.projection:
-        yield f"{prefix}pool_proj", channels, block.projection, 1
-
-
-def is_strided(name: str) -> bool:
-    """Return whether a convolution halves the map: a last 3x3 convolution of a block without a 1x1 branch."""
-    return any(name.startswith(f"inception_{block.name}_") for block in BLOCKS if not block.one) and name.endswith(
-        ("_3x3", "_3x3_2")
-    )
+        height, width = maps.shape[-2:]
+        if not block.projection and (height % 2 or width % 2):  # convolutions round up here, pooling down
+            raise ValueError(
+                f"bn_inception: the feature map before block {block.name} is {height} x {width}, expected even sides; "
+                "use images of 224, 227 or 256 pixels"
+            )
+        pool = nn.functional.avg_pool2d if block.pool == "avg" else nn.functional.max_pool2d
+        outputs: list[Tensor] = []
+        for branch in branches(block, maps.shape[1]):
+            names = [layer.name for layer in branch]
+            start = pool(maps, 3, stride=1, padding=1) if names[0].endswith("pool_proj") else maps
+            outputs.append(self._through(start, *names))
+        return torch.cat(outputs if block.projection else [*outputs, halve(maps)], dim=1)
 
 
 def halve(maps: Tensor) -> Tensor:

@@ -36,9 +36,6 @@ class IdentityConfig(BackboneConfig, frozen=True):
 class Identity(Backbone):
     """Backbone that returns its input vectors.
 
-    Args:
-        num_features: number of coordinates of the vectors.
-
     Example:
         >>> import torch
         >>> Identity(3)(torch.ones(1, 3))

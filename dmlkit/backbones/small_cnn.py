@@ -22,9 +22,6 @@ class SmallCNNConfig(BackboneConfig, frozen=True):
 class SmallCNN(Backbone):
     """Three pairs of 3x3 convolutions, the first two each followed by halving, then average pooling.
 
-    Args:
-        width: channels of the first pair.
-
     Example:
         >>> import torch
         >>> SmallCNN()(torch.zeros(2, 3, 32, 32)).shape

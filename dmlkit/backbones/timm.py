@@ -11,18 +11,19 @@ from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
 from dmlkit.backbones.pretrained import efficientnet_lite
 from dmlkit.backbones.pretrained.timm_models import (
     SOURCES,
+    WEIGHTS,
     Arguments,
     adapt,
     built_size,
     check_registered,
     create,
+    find,
     read_model,
     registered_settings,
-    weights_file,
 )
 from dmlkit.backbones.pretrained.weights import PublishedInput, input_requirements, is_file, load_weights, timm_input
 from dmlkit.component import Requirement, from_weights, one_of
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.pooling import Cls, Pooling, PoolingConfig
 
 RESNET, REGNET = ("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4")
@@ -110,9 +111,9 @@ class TimmConfig(BackboneConfig, frozen=True):
 
 def refuse_weights(weights: str) -> NoReturn:
     """Raise the error for weights that a model of timm does not have."""
-    raise UserError(
-        f"backbone.weights: got {weights!r}, expected pretrained or a file (imagenet is available only for "
-        f"{efficientnet_lite.MODEL})"
+    raise OptionError(
+        "backbone.weights",
+        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {efficientnet_lite.MODEL})",
     )
 
 
@@ -168,16 +169,16 @@ class Timm(Backbone):
             return efficientnet_lite.imagenet_file()
         if weights != "pretrained":
             refuse_weights(weights)
-        return weights_file(model) if model.startswith(SOURCES) else None
+        return find(model, *WEIGHTS) if model.startswith(SOURCES) else None
 
     def blocks(self) -> list[nn.Module]:
         names = {name for name, _ in self.network.named_children()}
         for containers in CONTAINERS:
             if names.issuperset(containers):
                 return blocks_in(self.network, *containers)
-        raise UserError(
-            f"backbone.tuning: dmlkit does not find the blocks of {type(self.network).__name__}; "
-            "use another tuning than last_blocks"
+        raise OptionError(
+            "backbone.tuning",
+            f"dmlkit does not find the blocks of {type(self.network).__name__}; use another tuning than last_blocks",
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -2,15 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dmlkit.component import ComponentConfig, Requirement, missing_attribute
-from dmlkit.errors import UserError
+from dmlkit.component import ComponentConfig, Requirement, suggest_members
+from dmlkit.errors import OptionError
 from dmlkit.pooling import Pooling
 
 __all__ = [
@@ -33,10 +33,6 @@ class TuningConfig(ComponentConfig, frozen=True):
     @abstractmethod
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
         """Return the modules that train, with their submodules; the rest of the backbone is frozen.
-
-        Args:
-            backbone: backbone with its initial weights.
-            blocks: function that returns the backbone's blocks.
 
         Raises:
             UserError: the backbone does not support this tuning.
@@ -115,9 +111,10 @@ class LastBlocksConfig(TuningConfig, frozen=True):
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
         found = blocks()
         if self.blocks > len(found):
-            raise UserError(
-                f"backbone.tuning.blocks: got {self.blocks}, expected at most {len(found)}, the number of blocks of "
-                "this backbone; to train all weights use tuning: {name: full}"
+            raise OptionError(
+                "backbone.tuning.blocks",
+                f"got {self.blocks}, expected at most {len(found)}, the number of blocks of "
+                "this backbone; to train all weights use tuning: {name: full}",
             )
         return [*found[-self.blocks :], *poolings(backbone)]
 
@@ -144,14 +141,14 @@ class LoRAConfig(TuningConfig, frozen=True):
     def adapt(self, backbone: nn.Module) -> None:
         found = list(dict.fromkeys(attention_weights(backbone) if self.targets == "attention" else weights(backbone)))
         if not found:
-            raise UserError(
-                f"backbone.tuning.targets: got {self.targets}, but this backbone has no attention layers; use all"
+            raise OptionError(
+                "backbone.tuning.targets", f"got {self.targets}, but this backbone has no attention layers; use all"
             )
         fitting = [place for place in found if is_smaller(self.rank, getattr(*place))]
         if not fitting:
-            raise UserError(
-                f"backbone.tuning.rank: got {self.rank}, with which no update is smaller than its weight; use a "
-                "smaller rank"
+            raise OptionError(
+                "backbone.tuning.rank",
+                f"got {self.rank}, with which no update is smaller than its weight; use a smaller rank",
             )
         for module, name in fitting:
             update = LowRankUpdate(getattr(module, name), rank=self.rank, alpha=self.alpha)
@@ -228,7 +225,4 @@ def merge(backbone: nn.Module) -> None:
                 parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
 
-if not TYPE_CHECKING:  # else every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)
+suggest_members(__name__)

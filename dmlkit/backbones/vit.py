@@ -7,21 +7,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
-from dmlkit.backbones.pretrained.weights import (
-    PublishedInput,
-    build_torchvision,
-    check_name,
-    torchvision_input,
-    torchvision_requirements,
-)
+from dmlkit.backbones.base import Backbone, blocks_in
+from dmlkit.backbones.pretrained.weights import PublishedInput
+from dmlkit.backbones.torchvision import TorchvisionConfig, build_torchvision
 from dmlkit.component import Requirement, one_of
 from dmlkit.pooling import Cls, Pooling, PoolingConfig
 
 ViTVariant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
 
 
-class ViTConfig(BackboneConfig, frozen=True):
+class ViTConfig(TorchvisionConfig, frozen=True):
     """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); for ViT-S use timm."""
 
     has_class_token: ClassVar[bool] = True
@@ -30,23 +25,21 @@ class ViTConfig(BackboneConfig, frozen=True):
     """Size of the network, and the side of a patch in pixels."""
     image_size: Annotated[int, Field(ge=14)] = 224
     """Side of the images in pixels, which sets the position embeddings; must equal the transform's size."""
-    weights: str | None = None
-    """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
     pooling: Annotated[PoolingConfig, one_of] = Cls.Config()
-    """Pooling of the last feature map to one vector."""
+
+    @property
+    def network(self) -> str:
+        return f"vit_{self.variant}"
 
     def create(self) -> "ViT":
         return ViT(variant=self.variant, image_size=self.image_size, weights=self.weights, pooling=self.pooling.build())
 
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("transform.size", (self.image_size,), "its position embeddings have backbone.image_size")
-        yield from torchvision_requirements(self.weights)
-
-    def check_weights(self) -> None:
-        check_name(f"vit_{self.variant}", self.weights)
+        yield from super().requirements()
 
     def published_input(self) -> PublishedInput:
-        return torchvision_input(f"vit_{self.variant}", self.weights)._replace(size=self.image_size)
+        return super().published_input()._replace(size=self.image_size)
 
 
 class ViT(Backbone):
@@ -55,7 +48,7 @@ class ViT(Backbone):
     Args:
         variant: size of the network and side of a patch.
         image_size: side of the images in pixels, a multiple of the patch's side.
-        weights: see `dmlkit.backbones.pretrained.weights.build_torchvision`.
+        weights: see `TorchvisionConfig`.
         pooling: pooling of the class token and the map of patches; None uses the class token.
 
     Raises:
@@ -72,19 +65,12 @@ class ViT(Backbone):
         pooling: Pooling | None = None,
     ) -> None:
         super().__init__()
-        from torchvision import models
-
-        build, enum = {
-            "b_16": (models.vit_b_16, models.ViT_B_16_Weights),
-            "b_32": (models.vit_b_32, models.ViT_B_32_Weights),
-            "l_16": (models.vit_l_16, models.ViT_L_16_Weights),
-            "l_32": (models.vit_l_32, models.ViT_L_32_Weights),
-            "h_14": (models.vit_h_14, models.ViT_H_14_Weights),
-        }[variant]
         patch = int(variant.split("_")[1])
         if image_size % patch:
             raise ValueError(f"image_size: got {image_size}, expected a multiple of {patch} (the side of a patch)")
-        self.network, self.num_features = build_torchvision(build, enum, weights, "heads.head", image_size=image_size)
+        self.network, self.num_features = build_torchvision(
+            f"vit_{variant}", weights, "heads.head", image_size=image_size
+        )
         self.pooling = pooling or Cls()
         self.side = image_size // patch  # patches in a row
 

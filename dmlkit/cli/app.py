@@ -12,7 +12,7 @@ from threading import Timer
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from dmlkit import __version__
 from dmlkit.cli import (
@@ -62,6 +62,18 @@ class Commands(TyperGroup):
         """Parse the arguments of a command and run it."""
         with usage_printable():
             return super().invoke(ctx)
+
+
+def value_name(parameter: Any, **_: Any) -> str | None:
+    """Return what ``--help`` shows as the value of a parameter: nothing for a flag or an argument.
+
+    Typer prints ``--overwrite <bool>``, which reads as if a value followed, and ``RUN <list[Path]>``.
+    """
+    return None if getattr(parameter, "is_flag", True) else parameter.metavar
+
+
+for kind in (TyperArgument, TyperOption):
+    setattr(kind, "display_type_rich", value_name)  # noqa: B010 (of Typer 0.24 and later)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def calibrate(
     far: Annotated[
         float,
         typer.Option(
-            metavar="RATE", help="Accepted rate of false accepts: different-class pairs that count as the same class."
+            metavar="RATE", help="False accept rate: at most this share of different-class pairs counts as same."
         ),
     ] = 1e-3,
     checkpoint: Checkpoint = None,
@@ -30,7 +30,7 @@ def calibrate(
 ) -> None:
     """Find the similarity above which two images count as the same class, and store it in the run.
 
-    It is chosen on validation classes. verify uses it; embed and export write it into their manifests.
+    The threshold is chosen on validation classes. verify and identify use it, and new manifests contain it.
     """
     from rich.console import Console
 
@@ -38,7 +38,7 @@ def calibrate(
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.evaluation.calibration import calibrate_run
-    from dmlkit.evaluation.statistics import LEAST_CLASSES
+    from dmlkit.metrics.statistics import LEAST_CLASSES
 
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)

@@ -38,13 +38,15 @@ MOST_SHOWN = 15  # clusters printed in the terminal
 def cluster(
     source: SourcePath,
     clusters: Annotated[
-        int | None, typer.Option(metavar="COUNT", help="Number of clusters.", show_default=False)
+        int | None,
+        typer.Option(metavar="COUNT", help="Number of clusters (kmeans, agglomerative).", show_default=False),
     ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="Minimum pairwise similarity within a cluster (agglomerative); above it HDBSCAN does not split.",
+            help="For agglomerative: minimum similarity of any two images in a cluster. For hdbscan: images at least "
+            "this similar are not split.",
             show_default=False,
         ),
     ] = None,
@@ -57,10 +59,11 @@ def cluster(
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV table of all images to write.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write all images with their clusters to this CSV file.", show_default=False),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
     ] = None,
     split: RunSplit = None,
     overrides: SetDataset = None,

@@ -31,7 +31,7 @@ Target = Annotated[
 DatasetName = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Dataset in the folder ROOT, e.g. cub200. Default: recognized.", show_default=False
+        metavar="NAME", help="Dataset in ROOT, e.g. cub200. Default: recognized by its files.", show_default=False
     ),
 ]
 DATA_ERROR = 1  # exit code of check if it finds errors in the data
@@ -52,7 +52,7 @@ def check(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Also look for near-duplicates across splits, by the embeddings of this run.",
+            help="Also report near-duplicates in two splits, found by this run; needs --threshold.",
             callback=checked(require_run),
             show_default=False,
         ),
@@ -61,7 +61,7 @@ def check(
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="With --model: minimum similarity of near-duplicates; required.",
+            help="With --model: minimum similarity of near-duplicates.",
             show_default=False,
         ),
     ] = None,
@@ -76,9 +76,9 @@ def check(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Decode every image and compare the counts with the published ones.
+    """Decode every image, and compare the numbers of images and classes with the published ones.
 
-    The exit code is 1 if there are errors.
+    The exit code is 1 if the data have errors.
     """
     if (model is None) != (threshold is None) or (model is None and device is not None):
         raise UserError(
@@ -154,7 +154,7 @@ def cache(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Store all images decoded and resized, so that training does not decode them (key dataset.cache)."""
+    """Store all images decoded and resized, for faster training with dataset.cache=FOLDER."""
     from dmlkit.recipe.early import check_recipe
 
     check_recipe(recipe, overrides or [])

@@ -36,7 +36,7 @@ MOST_SHOWN = 10  # groups or pairs printed in the terminal
     epilog=examples(
         "dmlkit duplicates embeddings/photos",
         "dmlkit duplicates embeddings/photos --threshold 0.95 --html page.html",
-        "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95 --csv pairs.csv",
+        "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95",
     ),
 )
 def duplicates(
@@ -44,8 +44,8 @@ def duplicates(
     other: Annotated[
         Path | None,
         typer.Argument(
-            metavar="SOURCE",
-            help="Second source to compare with; must come from the same model.",
+            metavar="OTHER",
+            help="Second source to compare with, of the same model.",
             callback=checked(require_source),
             show_default=False,
         ),
@@ -54,16 +54,16 @@ def duplicates(
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="Minimum similarity of near-duplicates: a cosine, or a negative distance. Default: none; the most "
-            "similar pairs and a proposal are printed.",
+            help="Minimum similarity of near-duplicates: a cosine, or a negative distance.",
             show_default=False,
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV table of all groups or pairs to write.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write all groups or pairs to this CSV file.", show_default=False),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
     ] = None,
     split: RunSplit = None,
     overrides: SetDataset = None,

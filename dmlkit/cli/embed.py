@@ -48,9 +48,9 @@ def embed(
     labels: Annotated[
         str | None,
         typer.Option(
-            metavar="folder|none|COLUMN",
-            help="Label of each image: the name of its subfolder, none, or a column of the table. Default: folder; "
-            "for a table the column label.",
+            metavar="RULE",
+            help="Label of each image: folder (its subfolder; the default), none, or a column of the table (default: "
+            "label).",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +60,7 @@ def embed(
             "--output",
             "-o",
             metavar="FOLDER",
-            help="Folder to write. Default: a folder in embeddings/ of the run.",
+            help="Folder to write. Default: a folder in RUN/embeddings.",
             show_default=False,
         ),
     ] = None,
@@ -73,8 +73,8 @@ def embed(
         Literal["local", "torchrun", "ray"] | None,
         typer.Option(
             metavar="ENGINE",
-            help="What computes: local (this process), torchrun (its ranks) or ray (workers of a Ray cluster, which "
-            "must reach all files). Default: torchrun if there are several ranks, else local.",
+            help="Engine: local (this process), torchrun (its processes) or ray (a cluster that can read all files). "
+            "Default: torchrun if it started this command, else local.",
             show_default=False,
         ),
     ] = None,
@@ -82,9 +82,9 @@ def embed(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Embed images into embeddings.npy, items.parquet and manifest.json.
+    """Embed images, and write embeddings.npy, items.parquet and manifest.json.
 
-    The same command resumes after a stop or kill, also with another engine.
+    If it is interrupted, the same command resumes, also with another --engine.
     """
     from functools import partial
 

@@ -33,7 +33,7 @@ def evaluate(
         Path | None,
         typer.Argument(
             metavar="SOURCE|RECIPE",
-            help="Run, embeddings folder, gallery, or .npy file with --labels; with --untrained a run or a recipe.",
+            help="Run, embeddings folder, gallery, or .npy file (needs --labels); with --untrained a run or a recipe.",
             show_default=False,
         ),
     ] = None,
@@ -43,22 +43,23 @@ def evaluate(
     ] = False,
     embeddings: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=".npy file of embeddings of any model (N, D), the same as SOURCE."),
+        typer.Option(metavar="FILE", help="Another way to name an .npy file (N, D) as SOURCE."),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=".npy file of the labels of an .npy file: integers or strings.")
+        Path | None,
+        typer.Option(metavar="FILE", help="For an .npy file: .npy file of its N labels, integers or strings."),
     ] = None,
     gallery: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=".npy file of embeddings to search in. Default: --embeddings.")
+        Path | None, typer.Option(metavar="FILE", help=".npy file of vectors to search in. Default: SOURCE itself.")
     ] = None,
     gallery_labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=".npy file of the labels of --gallery.")
+        Path | None, typer.Option(metavar="FILE", help=".npy file of the labels of --gallery; required with it.")
     ] = None,
     manifold: Annotated[
         Literal["sphere", "euclidean"] | None,
         typer.Option(
             metavar="NAME",
-            help="How to compare .npy files: sphere (cosine) or euclidean (distance). Default: sphere.",
+            help="For .npy files: sphere (compare by cosine) or euclidean (by distance). Default: sphere.",
             show_default=False,
         ),
     ] = None,
@@ -72,10 +73,12 @@ def evaluate(
     ] = None,
     ties: Annotated[
         Literal["expected", "pessimistic"],
-        typer.Option(metavar="RULE", help="How to rank equal scores: expected (mean over orders) or pessimistic."),
+        typer.Option(
+            metavar="RULE", help="How to rank equal scores: expected (mean over all orders) or pessimistic (hits last)."
+        ),
     ] = "expected",
     per_class: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV table to write: one row per class, worst first.")
+        Path | None, typer.Option(metavar="FILE", help="Write a CSV file with one row per class, worst first.")
     ] = None,
     split: Annotated[
         SplitName | None,
@@ -87,9 +90,7 @@ def evaluate(
     checkpoint: Checkpoint = None,
     dataset_root: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Evaluate a run on another folder of images, with one subfolder per class."
-        ),
+        typer.Option(metavar="FOLDER", help="Evaluate a run on this folder of images, with one subfolder per class."),
     ] = None,
     overrides: Set = None,
     json: Json = False,
@@ -104,7 +105,7 @@ def evaluate(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Measure retrieval with 95 % intervals, for a run on unseen classes or for any embeddings."""
+    """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""
     if source is not None and source.suffix == ".npy" and embeddings is None:
         source, embeddings = None, source
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}

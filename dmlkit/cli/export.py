@@ -35,18 +35,20 @@ def export(
         typer.Option(
             "--output",
             "-o",
-            metavar="PLACE",
-            help="File or folder to write, or address of a database. Default: in the source folder.",
+            metavar="PATH|URL",
+            help="File or folder to write, or address of a database. Default: in SOURCE.",
             show_default=False,
         ),
     ] = None,
     table: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Table or collection of the database. Default: embeddings.", show_default=False
+            metavar="NAME",
+            help="Name of the table (collection) in the database. Default: embeddings.",
+            show_default=False,
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table of the database.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table, if dmlkit wrote it.")] = False,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     plugins: Plugins = None,

@@ -19,22 +19,22 @@ def final(
             "--output",
             "-o",
             metavar="FOLDER",
-            help="Run folder to write. Default: RUN with -final at its end.",
+            help="Run folder to write. Default: RUN-final.",
             show_default=False,
         ),
     ] = None,
     overrides: SetDataset = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder, with everything made from its weights.")
+        bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
     ] = False,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Train the recipe of a finished run on every class, for the epochs that validation chose.
+    """Train the recipe of a finished run on every class, for as many epochs as validation chose.
 
-    The model has no test figure of its own; the figures of RUN stand for it.
+    No class is left to test this model on: report the results of RUN for it.
     """
     from dmlkit.cli.train import train_and_print
     from dmlkit.training.final import final_place, final_recipe

@@ -51,7 +51,9 @@ def create(
         ),
     ] = None,
     label: Label = None,
-    thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Also store small pictures for HTML pages.")] = False,
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails", help="Store small pictures, so that HTML pages do not need the files.")
+    ] = False,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -95,7 +97,7 @@ def add(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Run of the gallery, if it was moved.",
+            help="The gallery's run, if the run has moved.",
             callback=checked(require_run),
             show_default=False,
         ),
@@ -146,7 +148,7 @@ def remove(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Remove images; gallery restore can bring them back."""
+    """Remove images; gallery restore can undo this."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
@@ -202,7 +204,7 @@ def info(
 
 @app.command(epilog=examples("dmlkit gallery history galleries/birds"))
 def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> None:
-    """List all versions that gallery restore can bring back."""
+    """List the versions that gallery restore can restore."""
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say_json
@@ -228,7 +230,7 @@ def restore(
     ],
     debug: Debug = False,
 ) -> None:
-    """Restore an old version, as a new version."""
+    """Restore an old version; it becomes the newest version."""
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -261,11 +263,11 @@ def index(
         ),
     ] = "ivf_pq",
     recall: Annotated[
-        float, typer.Option(metavar="SHARE", help="Required share of the 10 nearest images that a search finds.")
+        float, typer.Option(metavar="SHARE", help="Share of the 10 nearest images that a search must find, 0 to 1.")
     ] = 0.99,
     debug: Debug = False,
 ) -> None:
-    """Build an approximate index, which makes search and identify faster, and measure its recall."""
+    """Build an approximate index for faster search and identify, and measure its recall."""
     from rich.console import Console
 
     from dmlkit.cli.console import say

@@ -18,21 +18,21 @@ def curvature(
         SplitName | None,
         typer.Option(
             metavar="SPLIT",
-            help="Split of a run's dataset: train, validation, test or all. Default: train.",
+            help="Split of a run: train, validation, test or all. Default: train.",
             show_default=False,
         ),
     ] = None,
     overrides: SetDataset = None,
     sample: Annotated[
-        int, typer.Option(min=4, metavar="COUNT", help="Images per sample; run time grows with the cube.")
+        int, typer.Option(min=4, metavar="COUNT", help="Images per sample; run time grows with its cube.")
     ] = 500,
-    draws: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of samples.")] = 10,
+    draws: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of random samples.")] = 10,
     seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the samples.")] = 0,
     device: Annotated[
         str | None,
         typer.Option(
             metavar="DEVICE",
-            help="Where to compute the features of a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+            help="Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
             show_default=False,
         ),
     ] = None,

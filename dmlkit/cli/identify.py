@@ -43,7 +43,7 @@ def identify(
             "--output",
             "-o",
             metavar="FILE",
-            help="Table to write, all images in the order of QUERIES: .csv or .json.",
+            help="Write all answers to this .csv or .json file.",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +51,7 @@ def identify(
         Literal["nearest", "vote", "mean"],
         typer.Option(
             metavar="RULE",
-            help="Rule for the label: nearest (image), vote (of the -k nearest), or mean (the nearest class mean).",
+            help="Take the label by: nearest (image), vote (of the -k nearest images) or mean (nearest class mean).",
         ),
     ] = "nearest",
     k: Annotated[
@@ -64,12 +64,12 @@ def identify(
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="Similarity below which an image is unknown. Default: that of the gallery, or of its calibrated run.",
+            help="Similarity below which an image is unknown. Default: that of the gallery, or of its run.",
             show_default=False,
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
     ] = None,
     run: QueryRun = None,
     labels: ArrayLabels = None,
@@ -78,9 +78,9 @@ def identify(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the label of each image among labeled images, e.g. of a gallery, or report the image as unknown.
+    """Label images by the most similar labeled images, e.g. of a gallery, or report them as unknown.
 
-    The most doubtful images are printed first, with a guess also for those that are unknown, and its probability.
+    It prints the 10 most doubtful images, each with the best guess and its probability.
     """
     from rich.console import Console
 

@@ -36,7 +36,7 @@ RunDevice = Annotated[
     typer.Option(
         "--device",
         metavar="DEVICE",
-        help="Where to embed the images of a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+        help="Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
         show_default=False,
     ),
 ]
@@ -45,7 +45,7 @@ RunSplit = Annotated[
     typer.Option(
         "--split",
         metavar="SPLIT",
-        help="Split of a run's dataset: train, validation, test or all. Default: test; all for a run of final.",
+        help="Split of a run: train, validation, test or all. Default: test; for a run of final all.",
         show_default=False,
     ),
 ]
@@ -54,17 +54,17 @@ ArrayManifold = Annotated[
     typer.Option(
         "--manifold",
         metavar="NAME",
-        help="How to compare the rows of an .npy file: sphere (cosine) or euclidean (distance). Default: sphere.",
+        help="For an .npy file: sphere (compare by cosine) or euclidean (by distance). Default: sphere.",
         show_default=False,
     ),
 ]
 ArrayLabels = Annotated[
     Path | None,
-    typer.Option("--labels", metavar="FILE", help=".npy file of the labels of an .npy file.", show_default=False),
+    typer.Option("--labels", metavar="FILE", help="For an .npy file: .npy file of its N labels.", show_default=False),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, to standard output.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run; write nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]
 
 
 def examples(*commands: str) -> str:
@@ -90,7 +90,7 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="Load a Python file that defines losses, datasets, ... for recipes. Repeatable.",
+        help="Load a Python file that defines components of your own. Repeatable.",
         callback=load_plugins,
         show_default=False,
     ),
@@ -132,7 +132,7 @@ QueryRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN",
-        help="Run that embeds images. Default: the run of SOURCE, if known.",
+        help="Run that embeds the QUERIES. Default: the run that SOURCE names.",
         callback=checked(require_run),
         show_default=False,
     ),
@@ -141,7 +141,7 @@ QueryPath = Annotated[
     Path,
     typer.Argument(
         metavar="QUERIES",
-        help="Images (file, folder or table), or another SOURCE of the same model.",
+        help="Image, folder or table of images, or embeddings (as SOURCE) of the same model.",
         callback=checked(require_queries),
         show_default=False,
     ),
@@ -150,7 +150,7 @@ SourcePath = Annotated[
     Path,
     typer.Argument(
         metavar="SOURCE",
-        help="Run, embeddings folder, gallery, or .npy file (N, D) of embeddings of any model.",
+        help="Run, embeddings folder, gallery, or .npy file (N, D) of vectors.",
         callback=checked(require_source),
         show_default=False,
     ),
@@ -159,7 +159,7 @@ RecipePath = Annotated[
     Path,
     typer.Argument(
         metavar="RECIPE",
-        help="YAML file, or the name of a recipe of dmlkit, e.g. glyphs/proxy_anchor.",
+        help="YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.",
         show_default=False,
     ),
 ]
@@ -167,7 +167,7 @@ Checkpoint = Annotated[
     Literal["best", "last"] | None,
     typer.Option(
         metavar="NAME",
-        help="Checkpoint to use: best (on validation classes) or last. Default: best if the run has one, else last.",
+        help="Checkpoint: best (on validation classes) or last. Default: best if there is one.",
         show_default=False,
     ),
 ]

@@ -94,9 +94,11 @@ RunsOrStudy = Annotated[
 ]
 Split = Annotated[
     SplitName,
-    typer.Option(metavar="SPLIT", help="Split of the run's dataset to draw: train, validation, test or all."),
+    typer.Option(metavar="SPLIT", help="Split to draw: train, validation, test or all."),
 ]
-Classes = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of classes to show, evenly spread.")]
+Classes = Annotated[
+    int, typer.Option(min=1, metavar="COUNT", help="Number of classes to show, at equal steps in the list of classes.")
+]
 Metric = Annotated[
     str | None,
     typer.Option(
@@ -144,7 +146,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
 
 
 add_map("disk", "Draw 2-d hyperbolic embeddings in the Poincaré disk, colored by class.")
-add_map("pca", "Draw the two main directions of the embeddings (PCA), colored by class.")
+add_map("pca", "Draw the embeddings along their two main directions (PCA), colored by class.")
 add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
 
 
@@ -161,7 +163,7 @@ def retrieval(
     neighbors: Annotated[
         int, typer.Option("--neighbors", "-k", min=1, max=12, metavar="COUNT", help="Number of neighbors per query.")
     ] = 6,
-    seed: Annotated[int, typer.Option(metavar="SEED", help="Seed that chooses the random queries.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the random queries.")] = 0,
     output: Output = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
@@ -169,7 +171,7 @@ def retrieval(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Draw queries with their nearest neighbors, right and wrong ones marked."""
+    """Draw queries and their nearest neighbors, marked as right or wrong."""
     from dmlkit.cli.console import counted
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.plots.retrieval import plot_retrieval
@@ -194,7 +196,7 @@ def heatmap(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Draw similarities of samples to proxies and of classes to each other."""
+    """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.cli.console import counted, say
     from dmlkit.evaluation.plots.heatmap import plot_heatmap
 
@@ -285,7 +287,7 @@ def results(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Draw the results of a study: each variant, or a curve over the values that it sweeps."""
+    """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""
     from rich.console import Console
 
     from dmlkit.cli.console import counted

@@ -19,12 +19,10 @@ app = typer.Typer(
 Output = Annotated[
     Path,
     typer.Option(
-        "--output", "-o", metavar="FOLDER", help="Folder of the runs; finished runs are kept.", show_default=False
+        "--output", "-o", metavar="FOLDER", help="Folder to write; finished runs in it are kept.", show_default=False
     ),
 ]
-Repeats = Annotated[
-    int, typer.Option(min=1, metavar="COUNT", help="Number of seeds; reality_check trains 4 models for each.")
-]
+Repeats = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of repeats, each with its own seed.")]
 
 
 @app.command(name="official", epilog=examples("dmlkit protocol official RECIPE -o runs/five --repeats 5"))
@@ -38,7 +36,10 @@ def official(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Train the recipe unchanged with several seeds. After a kill the same command resumes."""
+    """Train the recipe unchanged with several seeds.
+
+    If it is interrupted, the same command resumes.
+    """
     run("official", recipe, output, repeats, overrides or [], device, json)
 
 
@@ -53,9 +54,9 @@ def reality_check(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Train 4 models on class folds, evaluated separately and concatenated (Musgrave et al. 2020).
+    """Train 4 models per repeat, one per class fold; evaluate them separately and together (Musgrave et al. 2020).
 
-    After a kill the same command resumes.
+    If it is interrupted, the same command resumes.
     """
     run("reality_check", recipe, output, repeats, overrides or [], device, json)
 

@@ -206,7 +206,7 @@ def copy(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="YAML file to write. Default: the last part of the name, in this folder.",
+            help="YAML file to write. Default: the last part of NAME, in the current folder.",
             show_default=False,
         ),
     ] = None,
@@ -224,7 +224,7 @@ def copy(
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2"))
 def check(recipe: RecipePath, overrides: Set = None, plugins: Plugins = None, debug: Debug = False) -> None:
-    """Check a recipe and print it with every default."""
+    """Check a recipe, and print it with all defaults."""
     from dmlkit.recipe.early import check_recipe
 
     check_recipe(recipe, overrides or [])
@@ -236,7 +236,7 @@ def check(recipe: RecipePath, overrides: Set = None, plugins: Plugins = None, de
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit schema > recipe.schema.json"))
 def schema(plugins: Plugins = None, debug: Debug = False) -> None:
-    """Print the JSON schema of recipes, for editors."""
+    """Print the JSON schema of recipes, with which editors check and complete them."""
     import json
 
     typer.echo(json.dumps(find_reference(plugins).schema, indent=2))

@@ -43,10 +43,10 @@ def search(
     ] = False,
     run: QueryRun = None,
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV table of all neighbors to write.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write all neighbors to this CSV file.", show_default=False)
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="HTML page with pictures to write.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
     ] = None,
     manifold: ArrayManifold = None,
     json: Json = False,
@@ -54,7 +54,7 @@ def search(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Find the nearest neighbors of images in a run, an embeddings folder, a gallery or an array.
+    """Find the nearest neighbors of images in a gallery, a run or other embeddings.
 
     The search is exact, unless the gallery has an index.
     """

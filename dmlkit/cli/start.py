@@ -38,7 +38,7 @@ def start(
             "--output",
             "-o",
             metavar="FILE",
-            help="Recipe to write. Default: the name of ROOT with .yaml, in this folder.",
+            help="Recipe to write. Default: the name of ROOT with .yaml, in the current folder.",
             show_default=False,
         ),
     ] = None,

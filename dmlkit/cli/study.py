@@ -38,7 +38,9 @@ def study(
     jobs: Annotated[
         int,
         typer.Option(
-            min=1, metavar="COUNT", help="Runs at the same time, each on its own GPU or its share of the CPU cores."
+            min=1,
+            metavar="COUNT",
+            help="Number of runs at a time, each on its own GPU or an equal share of the CPU cores.",
         ),
     ] = 1,
     engine: Annotated[
@@ -62,7 +64,7 @@ def study(
 ) -> None:
     """Test a claim: train variants of a recipe with several seeds and compare them.
 
-    After a stop or kill the same command resumes.
+    If it is interrupted, the same command resumes.
     """
     import shlex
     from math import inf
@@ -104,9 +106,8 @@ def study(
     is_cut_off = False
     try:
         with progress:
-            results = run_study(
-                read, output, fabric, progress, command, jobs=jobs, engine=engine, device=device, budget=seconds
-            )
+            ray = device if engine == "ray" else None
+            results = run_study(read, output, fabric, progress, command, jobs=jobs, ray=ray, budget=seconds)
     except BudgetUsedError as stopped:
         results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:
@@ -199,8 +200,7 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="File to write: .md is a page with plots, of which only the block that report wrote is replaced; .tex "
-            "is LaTeX tables (booktabs), replaced whole.",
+            help="File to write: .md (page with plots; your own text in it is kept) or .tex (LaTeX tables).",
             show_default=False,
         ),
     ],
@@ -208,7 +208,7 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Report only the statements of this paper (key paper under expect).",
+            help="Report only the statements of this paper (key paper in the study file).",
             show_default=False,
         ),
     ] = None,

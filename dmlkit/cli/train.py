@@ -39,7 +39,7 @@ def train(
     overrides: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder, with everything made from its weights.")
+        bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
     ] = False,
     dry_run: DryRun = False,
     device: Device = "auto",

@@ -30,7 +30,7 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Pairs to compare instead: table with columns a, b and optionally same (1 or 0), or pairs.txt of LFW.",
+            help="Table of pairs to compare: columns a, b and optionally same (1 or 0); or LFW's pairs.txt.",
             show_default=False,
         ),
     ] = None,
@@ -38,12 +38,12 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder that paths in --pairs are relative to. Default: the folder of the file.",
+            help="Folder of the paths in --pairs. Default: the folder of that file.",
             show_default=False,
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="CSV table of all pairs to write.", show_default=False)
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write all pairs to this CSV file.", show_default=False)
     ] = None,
     checkpoint: Checkpoint = None,
     json: Json = False,
@@ -51,7 +51,7 @@ def verify(
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Print whether two images show the same class, by the threshold that calibrate found."""
+    """Print whether two images show the same class, using the threshold found by calibrate."""
     names = images or []
     if (pairs is None) == (not names) or len(names) not in (0, 2):
         raise UserError(

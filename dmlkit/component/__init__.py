@@ -9,8 +9,8 @@ from dmlkit.component.family import (
     components_below,
     from_weights,
     load_family,
-    missing_attribute,
     one_of,
+    suggest_members,
 )
 from dmlkit.component.options import Component, option
 
@@ -24,7 +24,7 @@ __all__ = [
     "components_below",
     "from_weights",
     "load_family",
-    "missing_attribute",
     "one_of",
     "option",
+    "suggest_members",
 ]

@@ -177,16 +177,23 @@ def load_family(package: str) -> None:
     for module_info in iter_modules(sys.modules[package].__path__, f"{package}."):
         if not module_info.ispkg:
             import_module(module_info.name)
+    suggest_members(package)
 
 
-def missing_attribute(package: str, name: str) -> AttributeError:
-    """Return the error for ``from dmlkit.losses import Tripet``, which names the members of the family."""
-    from difflib import get_close_matches
+def suggest_members(module: str) -> None:
+    """Let ``dmlkit.losses.Tripet`` raise an error that names the members of the family.
 
-    known = [key for key, value in vars(sys.modules[package]).items() if isclass(value)]
-    if name.endswith("Config") and name.removesuffix("Config") in known:
-        text = f"write {name.removesuffix('Config')}.Config"
-        return AttributeError(f"module {package!r} has no attribute {name!r}; {text}")
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known))}"
-    return AttributeError(f"module {package!r} has no attribute {name!r}; {hint}")
+    The function is set here because a ``__getattr__`` in the source would let every name pass the type checker.
+    """
+    known = [key for key, value in vars(sys.modules[module]).items() if isclass(value)]
+
+    def refuse(name: str) -> object:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known))}"
+        if name.removesuffix("Config") in known:
+            hint = f"write {name.removesuffix('Config')}.Config"
+        raise AttributeError(f"module {module!r} has no attribute {name!r}; {hint}")
+
+    vars(sys.modules[module])["__getattr__"] = refuse

@@ -1,8 +1,6 @@
 """Datasets of labeled images or vectors; one file per kind."""
 
-from typing import TYPE_CHECKING
-
-from dmlkit.component import load_family, missing_attribute
+from dmlkit.component import load_family
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.cars196 import Cars196Config
 from dmlkit.datasets.cub200 import Cub200Config
@@ -28,8 +26,3 @@ __all__ = [
 ]
 
 load_family(__name__)
-
-if not TYPE_CHECKING:  # else every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
-from dmlkit.datasets.files.dataset import ClassSubset, Dataset
+from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 
 Split = Literal["train", "validation", "test", "all"]
 FOLDS = 4
@@ -78,8 +78,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """
         if self.split == "all" and split != "all":
             if split != "train":
-                raise UserError(
-                    f"dataset.split: all trains on every class, so there are no {split} classes; use the split all"
+                raise OptionError(
+                    "dataset.split", f"all trains on every class, so there are no {split} classes; use the split all"
                 )
             split = "all"
         return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
@@ -95,24 +95,26 @@ class DatasetConfig(ComponentConfig, frozen=True):
         # with a single class every search would succeed, whatever the model does
         held_out = max(2, ceil(count * self.validation_fraction)) if self.validation_fraction else 0
         if count - held_out < 1 or (split == "validation" and not held_out):
-            raise UserError(
-                f"dataset.validation_fraction: {self.validation_fraction} of {count} training classes leaves "
+            raise OptionError(
+                "dataset.validation_fraction",
+                f"{self.validation_fraction} of {count} training classes leaves "
                 f"{max(0, count - held_out)} for training and {held_out} for validation; expected at least one for "
-                "training and two for validation; change the fraction, or use 0 for no validation"
+                "training and two for validation; change the fraction, or use 0 for no validation",
             )
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
-        return ClassSubset(whole, kept)
+        return class_subset(whole, kept)
 
     def _fold(self, listing: Listing | None, split: Split) -> Dataset:
         whole = self.load("all") if listing is None else listing.images("all")
         if split == "all":
             return whole
         if whole.query is not None:
-            raise UserError(
-                f"dataset.split: reality_check does not support separate query and gallery images, which {self.name} "
-                "has; use split: official"
+            raise OptionError(
+                "dataset.split",
+                f"reality_check does not support separate query and gallery images, which {self.name} "
+                "has; use split: official",
             )
-        return ClassSubset(whole, class_fold(len(whole.class_names), self.fold)[split])
+        return class_subset(whole, class_fold(len(whole.class_names), self.fold)[split])
 
     @classmethod
     def lacks(cls) -> list[str]:
@@ -157,8 +159,8 @@ def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "te
     half = count // 2
     size = half // FOLDS
     if size < 2:
-        raise UserError(
-            f"dataset.split: reality_check needs at least {4 * FOLDS} classes, got {count}; use split: official"
+        raise OptionError(
+            "dataset.split", f"reality_check needs at least {4 * FOLDS} classes, got {count}; use split: official"
         )
     end = fold * half // FOLDS
     validation = sorted(label % half for label in range(end - size, end))

@@ -11,7 +11,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import EXTENSIONS
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 
 
 class FolderConfig(DatasetConfig, frozen=True):
@@ -28,9 +28,10 @@ class FolderConfig(DatasetConfig, frozen=True):
     def listing(self) -> Listing:
         root = Path(self.root)
         if not root.is_dir():
-            raise UserError(
-                f"dataset.root: {root}: no such folder; expected one subfolder of images per class; if it has moved, "
-                "use --set dataset.root=PATH"
+            raise OptionError(
+                "dataset.root",
+                f"{root}: no such folder; expected one subfolder of images per class; if it has moved, "
+                "use --set dataset.root=PATH",
             )
         if is_split(root):
             return split_folders(root)
@@ -53,7 +54,7 @@ def split_folders(root: Path) -> Listing:
     splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
     for missing, present in (("test", "train"), ("train", "test")):
         if missing not in splits:
-            raise UserError(f"dataset.root: {root} has a folder {present!r} but no folder {missing!r}; add it")
+            raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {missing!r}; add it")
     return class_listing(root, [(folder, split) for split in splits for folder in class_folders(root / split)])
 
 
@@ -64,8 +65,8 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
         UserError: there is no class.
     """
     if not classes:
-        raise UserError(
-            f"dataset.root: {root}: no class folders; expected at least one for training and one for testing"
+        raise OptionError(
+            "dataset.root", f"{root}: no class folders; expected at least one for training and one for testing"
         )
     rows = ListedRows(root)
     labels: dict[str, int] = {}
@@ -93,13 +94,9 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def image_files(folder: Path, *, images: bool = True) -> list[str]:
-    """Return the image files below a folder, sorted, without hidden ones.
+    """Return the image files below a folder, sorted, without hidden ones; or instead those that are not ``images``.
 
     Links to folders are followed. Each folder is visited once, so that circular links end.
-
-    Args:
-        folder: the folder.
-        images: False returns the files that are not images instead.
 
     Raises:
         UserError: a subfolder cannot be read.
@@ -122,12 +119,7 @@ def image_files(folder: Path, *, images: bool = True) -> list[str]:
 
 
 def stray_files(root: Path, listed: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the files below a root that are not images, and the images that are not listed, relative to the root.
-
-    Args:
-        root: folder of a dataset.
-        listed: listed images, relative to the root.
-    """
+    """Return the files below a root that are not images, and the images that are not listed, relative to the root."""
     known = set(listed)
     images = [os.path.relpath(path, root) for path in image_files(root)]
     others = [os.path.relpath(path, root) for path in image_files(root, images=False)]

@@ -12,10 +12,9 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.paths import PickedPaths
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 
 
 class GlyphsConfig(DatasetConfig, frozen=True):
@@ -49,9 +48,9 @@ class GlyphsConfig(DatasetConfig, frozen=True):
         half = self.classes // 2
         span = {"train": range(half), "test": range(half, self.classes), "all": range(self.classes)}[split]
         if self.images_per_class < self.shapes_per_class:
-            raise UserError(
-                f"dataset.images_per_class: got {self.images_per_class}, expected at least {self.shapes_per_class} "
-                "(shapes_per_class)"
+            raise OptionError(
+                "dataset.images_per_class",
+                f"got {self.images_per_class}, expected at least {self.shapes_per_class} (shapes_per_class)",
             )
         classes = character_classes(self.classes, self.shapes_per_class)
         shown = [classes[index] for index in span]
@@ -62,16 +61,18 @@ class GlyphsConfig(DatasetConfig, frozen=True):
         if split != "train" or (self.noise == 0 and self.tail == 1):
             return images
         if self.images_per_class / self.tail < 2:
-            raise UserError(
-                f"dataset.tail: {self.tail:g} leaves fewer than 2 of {self.images_per_class} images in the last class; "
-                f"expected at most {self.images_per_class / 2:g}"
+            raise OptionError(
+                "dataset.tail",
+                f"{self.tail:g} leaves fewer than 2 of {self.images_per_class} images in the last class; "
+                f"expected at most {self.images_per_class / 2:g}",
             )
         if self.noise and len(images.class_names) < 2:
-            raise UserError(
-                "dataset.noise: there is only one training class, so no label can be wrong; use more classes or noise 0"
+            raise OptionError(
+                "dataset.noise",
+                "there is only one training class, so no label can be wrong; use more classes or noise 0",
             )
         rows = long_tail(images.labels, self.tail)
-        return Relabelled(images, rows, wrong_labels(images.labels[rows], self.noise, seed=self.seed))
+        return PickedSamples(images, rows, wrong_labels(images.labels[rows], self.noise, seed=self.seed))
 
 
 class Glyphs(Dataset):
@@ -171,9 +172,9 @@ def font(face: str, points: int) -> ImageFont.FreeTypeFont:
 
 def font_folder() -> Path:
     """Return the folder of matplotlib's fonts."""
-    import matplotlib
+    from matplotlib import get_data_path
 
-    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return Path(get_data_path(), "fonts", "ttf")
 
 
 def character_classes(classes: int, shapes: int) -> list[str]:
@@ -196,9 +197,10 @@ def character_classes(classes: int, shapes: int) -> list[str]:
 
     count, characters = classes * shapes, distinct_characters()
     if len(characters) < count:
-        raise UserError(
-            f"dataset.classes: got {classes} classes of {shapes} characters, but the fonts have only "
-            f"{len(characters)} characters; use fewer classes or shapes_per_class"
+        raise OptionError(
+            "dataset.classes",
+            f"got {classes} classes of {shapes} characters, but the fonts have only "
+            f"{len(characters)} characters; use fewer classes or shapes_per_class",
         )
     ranked = sorted(range(count), key=lambda rank: unicodedata.name(characters[rank]))
     ranks = sorted((ranked[first::classes] for first in range(classes)), key=min)
@@ -230,33 +232,6 @@ def distinct_characters() -> tuple[str, ...]:
             kept.append(character)
     order = np.random.default_rng(VERSION).permutation(len(kept))
     return tuple(kept[index] for index in order)
-
-
-class Relabelled(Dataset):
-    """Selected samples of a dataset with new labels; the classes are the same.
-
-    Args:
-        dataset: full dataset, without query and gallery.
-        rows: (n,) int64, samples to keep.
-        labels: (n,) int64, new labels of these samples.
-    """
-
-    def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor) -> None:
-        super().__init__(
-            labels,
-            dataset.class_names,
-            PickedPaths(dataset.paths, rows.numpy()),
-            super_classes=dataset.super_classes,
-            groups=None if dataset.groups is None else dataset.groups[rows],
-        )
-        self.dataset, self.rows = dataset, rows
-        self.num_features, self.in_memory = dataset.num_features, dataset.in_memory
-
-    def key(self, index: int) -> str:
-        return self.dataset.key(int(self.rows[index]))
-
-    def sample(self, index: int) -> Tensor:
-        return self.dataset.sample(int(self.rows[index]))
 
 
 def long_tail(labels: Tensor, ratio: float) -> Tensor:

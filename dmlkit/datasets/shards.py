@@ -15,7 +15,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.tar import INDEX, SUFFIX
 from dmlkit.datasets.folder import class_folders, is_split
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
@@ -40,13 +40,14 @@ class ShardsConfig(DatasetConfig, frozen=True):
 
         root = Path(self.root)
         if not root.is_dir():
-            raise UserError(
-                f"dataset.root: {root}: no such folder; expected one with tar files; if it has moved, "
-                "use --set dataset.root=PATH"
+            raise OptionError(
+                "dataset.root",
+                f"{root}: no such folder; expected one with tar files; if it has moved, use --set dataset.root=PATH",
             )
         if not hasattr(os, "pread"):
-            raise UserError(
-                "dataset.name: shards needs an operating system with os.pread, which Windows lacks; use another dataset"
+            raise OptionError(
+                "dataset.name",
+                "shards needs an operating system with os.pread, which Windows lacks; use another dataset",
             )
         has_splits = is_split(root)
         index = root / INDEX if self.index is None else Path(self.index)
@@ -70,14 +71,14 @@ def shards_below(root: Path) -> list[str]:
                 )
         own = [path.relative_to(root).as_posix() for path in files if path.suffix == SUFFIX]
         if not own:
-            raise UserError(
-                f"dataset.root: {folder}: no tar files in this folder; expected *{SUFFIX}, directly or in train/ and "
-                "test/"
+            raise OptionError(
+                "dataset.root",
+                f"{folder}: no tar files in this folder; expected *{SUFFIX}, directly or in train/ and test/",
             )
         found += own
     for missing, present in (("test", "train"), ("train", "test")):
         if root / missing not in folders and root / present in folders:
-            raise UserError(f"dataset.root: {root} has a folder {present!r} but no folder {missing!r}; add it")
+            raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {missing!r}; add it")
     return found
 
 

@@ -9,6 +9,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.table_file import read_table
 from dmlkit.datasets.files.table_rows import TableRows
+from dmlkit.errors import option_errors
 
 
 class TableConfig(DatasetConfig, frozen=True):
@@ -32,4 +33,5 @@ class TableConfig(DatasetConfig, frozen=True):
 
     def listing(self) -> Listing:
         file = Path(self.file)
-        return TableRows(read_table(file), file, Path(self.root) if self.root else file.parent).listing()
+        with option_errors("dataset.file"):
+            return TableRows(read_table(file), file, Path(self.root) if self.root else file.parent).listing()

@@ -9,7 +9,7 @@ from dmlkit.component import Requirement
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.vectors import VectorFile, list_vectors
-from dmlkit.errors import UserError
+from dmlkit.errors import option_errors
 
 
 class VectorsConfig(DatasetConfig, frozen=True):
@@ -33,10 +33,8 @@ class VectorsConfig(DatasetConfig, frozen=True):
     one."""
 
     def listing(self) -> Listing:
-        try:
+        with option_errors("dataset.embeddings"):
             vectors = VectorFile(Path(self.embeddings))
-        except UserError as error:
-            raise UserError(f"dataset.embeddings: {error}") from error
         return list_vectors(vectors, self.labels, self.splits)
 
     def requirements(self) -> list[Requirement]:

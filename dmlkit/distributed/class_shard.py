@@ -11,11 +11,6 @@ class ClassShard(NamedTuple):
 
     Combined results are equal on all ranks. With one rank nothing is sent.
 
-    Args:
-        num_classes: number of classes of all ranks.
-        rank: number of this rank.
-        ranks: number of ranks.
-
     Example:
         >>> [ClassShard(10, rank, 3).classes for rank in range(3)]
         [range(0, 3), range(3, 6), range(6, 10)]

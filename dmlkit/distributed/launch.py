@@ -15,7 +15,7 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from torch.distributed.rendezvous import rendezvous
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 from dmlkit.files.escape import excerpt
 
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -39,7 +39,7 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
     kind, index = resolve_device(device)
     if kind == "cpu":
         if precision == "fp16":
-            raise UserError("training.precision: fp16 needs a GPU; on a CPU use bf16 or fp32")
+            raise OptionError("training.precision", "fp16 needs a GPU; on a CPU use bf16 or fp32")
         keep_freed_memory()
     _warn_of_restarts()
     ranks, local_ranks = count_ranks()

@@ -79,7 +79,7 @@ def images_at(source: Path, labels: str | None = None) -> Dataset:
 
     if source.suffix.lower() in TABLES and not source.is_dir():
         column = None if labels == NONE else labels or LABEL
-        rows = TableRows(read_images_table(source, column), source, source.parent, key="table")
+        rows = TableRows(read_images_table(source, column), source, source.parent)
         return _listed(rows.listing(), has_labels=column is not None)
     if labels not in (None, FOLDER, NONE):
         raise UserError(f"--labels {labels}: {source} is no table and has no columns; use {FOLDER} or {NONE}")

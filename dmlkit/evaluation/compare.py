@@ -12,7 +12,8 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, evaluate_run
-from dmlkit.evaluation.statistics import (
+from dmlkit.files.source import require_runs
+from dmlkit.metrics.statistics import (
     Comparison,
     Unit,
     bootstrap_intervals,
@@ -20,33 +21,21 @@ from dmlkit.evaluation.statistics import (
     holm,
     paired_differences,
 )
-from dmlkit.files.source import require_runs
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
 @dataclass(frozen=True)
 class Result:
-    """Evaluation of one run.
-
-    Args:
-        name: name of the run.
-        report: report on its test classes.
-        per_query: (Q,) values by metric.
-        classes: (Q,) int64, classes of the queries; None if single queries are the units of the tests.
-        selected_by: the metric that chooses the run's checkpoints.
-        notes: why stored metrics could not be used, if so.
-        untouched: metrics of the pretrained baseline, if the run has them for the same question.
-        gains: by metric, the difference between the run and the baseline.
-    """
+    """Evaluation of one run on its test classes."""
 
     name: str
     report: Report
-    per_query: dict[str, Tensor]
-    classes: Tensor | None
-    selected_by: str
-    notes: tuple[str, ...] = ()
-    untouched: Figures | None = None
-    gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])
+    per_query: dict[str, Tensor]  # (Q,) values by metric
+    classes: Tensor | None  # (Q,) int64, of the queries; None if single queries are the units of the tests
+    selected_by: str  # metric that chooses the run's checkpoints
+    notes: tuple[str, ...] = ()  # why stored metrics could not be used, if so
+    untouched: Figures | None = None  # of the pretrained baseline, if the run has them for the same question
+    gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # over the baseline, by metric
 
 
 def compare_runs(
@@ -64,7 +53,6 @@ def compare_runs(
     evaluated and the evaluation is stored.
 
     Args:
-        paths: folders of the runs.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, for all runs; see `evaluate_run`.
         by: the units that intervals and p-values draw; ``queries`` assumes that queries of a class are independent.
@@ -98,9 +86,9 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
             same_question = question.model_copy(update={"weights": stored.weights, "checkpoint": "untouched"})
             untouched = stored_answer(file, same_question)
             if untouched is None:
-                notes.append(f"{path}: its untouched metrics are for another dataset, transform or list of metrics")
+                notes.append(f"{path}: its pretrained baseline is of another dataset, transform or list of metrics")
     except UserError as error:
-        notes.append(f"{error}; the untouched metrics are left out here, and train --resume computes them again")
+        notes.append(f"{error}; the pretrained baseline is left out here, and train --resume computes it again")
     same = untouched is not None and untouched.report.images == run.report.images
     classes = run.classes if by == "classes" else None
     gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched and same else {}
@@ -128,19 +116,12 @@ def _differences(first: Result, second: Result) -> dict[str, Comparison]:
 
 
 class Line(NamedTuple):
-    """Line of a table: a run, or the pretrained baseline of runs.
+    """Line of a table: a run, or the pretrained baseline of runs, on the test classes."""
 
-    Args:
-        name: short name, unique among the lines.
-        report: report on its test classes.
-        changes: by metric, the difference from the first run.
-        corrected: p-values of the changes, corrected for the number of all changes in the table; see `holm`.
-    """
-
-    name: str
+    name: str  # short, unique among the lines
     report: Report
-    changes: dict[str, Comparison]
-    corrected: dict[str, float]
+    changes: dict[str, Comparison]  # difference from the first run, by metric
+    corrected: dict[str, float]  # p-values of the changes, corrected for all changes in the table; see `holm`
 
 
 def lines_of(
@@ -164,7 +145,7 @@ def lines_of(
         runs = "" if len(sharing) == len(results) else f" ({', '.join(name for name, _ in sharing)})"
         same = report.images == first.report.images
         changes = paired_differences(first.per_query, per_query, first.classes) if same else {}
-        rows.append((f"untouched{runs}", report, changes))
+        rows.append((f"pretrained{runs}", report, changes))
     corrected = iter(holm([change.p_value for *_, changes in rows for change in changes.values()]))
     return [Line(*row, {name: next(corrected) for name in row[2]}) for row in rows]
 

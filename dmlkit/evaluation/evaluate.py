@@ -34,11 +34,7 @@ def evaluate(
 
     Args:
         fabric: the device, and the ranks; each rank searches for its share of the queries.
-        model: the model, on that device.
-        dataset: the images of the split.
         recipe: the recipe, whose transform and metrics are used.
-        split: the name of the split, for errors.
-        bar: shows the progress of each step.
         ties: how items with the same score are counted; see `dmlkit.metrics.retrieval_metrics`.
         embeddings: embeddings of the split. Default: the images are embedded.
 

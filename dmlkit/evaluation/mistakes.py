@@ -48,7 +48,7 @@ def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int)
 
 
 def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int, *, per_class: int = 2) -> Tensor:
-    """Find the queries with the lowest values; among equal values the one with the most similar wrong image is worst.
+    """Find the positions (W,) of the lowest values; among equal ones that with the most similar wrong image is worst.
 
     Args:
         values: (Q,) values of a metric.
@@ -56,9 +56,6 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
         nearest_wrong: (Q,) similarity of the nearest image of another label.
         most: maximum number of queries.
         per_class: maximum number of queries per class.
-
-    Returns:
-        (W,) int64, positions in ``values``.
 
     Example:
         >>> values, labels = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1])
@@ -85,19 +82,12 @@ MOST_IMAGES = 12_000  # with more images, pairs of different classes are counted
 
 
 class ScoreHistograms(NamedTuple):
-    """Histograms of the similarities of pairs.
+    """Histograms of the similarities of pairs."""
 
-    Args:
-        edges: (BINS + 1,) float64, ascending.
-        same: (BINS,) int64, number of pairs of the same class.
-        different: (BINS,) int64, number of pairs of different classes.
-        sampled: number of images whose pairs of different classes were counted.
-    """
-
-    edges: Tensor
-    same: Tensor
-    different: Tensor
-    sampled: int
+    edges: Tensor  # (BINS + 1,) float64, ascending
+    same: Tensor  # (BINS,) int64, number of pairs of the same class
+    different: Tensor  # (BINS,) int64, number of pairs of different classes
+    sampled: int  # number of images whose pairs of different classes were counted
 
 
 @torch.no_grad()
@@ -154,19 +144,12 @@ PLANTED = 0.05  # share of the labels that are changed to measure how many are f
 
 
 class Suspects(NamedTuple):
-    """Images whose labels are probably wrong, the most suspect first.
+    """Images whose labels are probably wrong, the most suspect first."""
 
-    Args:
-        rows: (S,) int64, rows of the images.
-        own: (S,) float64, the share of neighbors with the image's own label, out of the possible number.
-        suggested: (S,) int64, the label that most neighbors have.
-        agreeing: (S,) int64, number of neighbors with the suggested label.
-    """
-
-    rows: Tensor
-    own: Tensor
-    suggested: Tensor
-    agreeing: Tensor
+    rows: Tensor  # (S,) int64, of the images
+    own: Tensor  # (S,) float64, the share of neighbors with the image's own label, out of the possible number
+    suggested: Tensor  # (S,) int64, the label that most neighbors have
+    agreeing: Tensor  # (S,) int64, number of neighbors with the suggested label
 
 
 def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
@@ -204,7 +187,6 @@ def planted_precision(labels: Tensor, neighbors: Tensor, *, seed: int = 0) -> fl
     Args:
         labels: (N,) int64 in 0..C-1, C at least 2.
         neighbors: see `suspects`.
-        seed: seed of the changes.
     """
     generator = torch.Generator().manual_seed(seed)
     classes, count = int(labels.max()) + 1, max(1, round(PLANTED * len(labels)))

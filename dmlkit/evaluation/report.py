@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import CLASS, Evaluation, confusions
-from dmlkit.evaluation.statistics import Unit, bootstrap_intervals, few_classes_note
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
+from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note
 from dmlkit.run_folder.question import Question
 
 LISTED = 10  # classes and confusions in a report
@@ -124,17 +124,11 @@ ROUNDING = 1e-9  # rounding error of the mean of float64 values in [0, 1], for a
 
 
 class Figures(NamedTuple):
-    """Report with the values of each query.
-
-    Args:
-        report: the report.
-        per_query: (Q,) values by metric.
-        classes: (Q,) int64, classes of the queries.
-    """
+    """Report with the values of each query."""
 
     report: Report
-    per_query: dict[str, Tensor]
-    classes: Tensor
+    per_query: dict[str, Tensor]  # (Q,) values by metric
+    classes: Tensor  # (Q,) int64, of the queries
 
 
 def stored_answer(path: Path, question: Question) -> Figures | None:

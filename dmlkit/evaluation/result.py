@@ -86,25 +86,15 @@ CLASS = "class"  # name of the array of classes among those of metrics: no metri
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores with the labels and names of the queries.
+    """Scores with the labels and names of the queries."""
 
-    Args:
-        scores: scores of Q queries.
-        labels: (Q,) int64, indices of ``class_names``.
-        nearest_labels: (Q,) int64, labels of their nearest neighbors.
-        class_names: C names.
-        images: Q unique names of the queries.
-        classes: number of classes of the queries, including queries without a positive.
-        faults: one message per image that could not be read.
-    """
-
-    scores: Scores
-    labels: Tensor
-    nearest_labels: Tensor
-    class_names: Sequence[str]
-    images: Sequence[str]
-    classes: int
-    faults: list[str]
+    scores: Scores  # of Q queries
+    labels: Tensor  # (Q,) int64, indices of ``class_names``
+    nearest_labels: Tensor  # (Q,) int64, labels of their nearest neighbors
+    class_names: Sequence[str]  # C names
+    images: Sequence[str]  # Q unique names of the queries
+    classes: int  # number of classes, including those of queries without a positive
+    faults: list[str]  # one message per image that could not be read
 
     def class_scores(self) -> list[ClassScore]:
         """Compute the metrics of every class, sorted by the last metric, worst first."""

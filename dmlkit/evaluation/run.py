@@ -33,27 +33,16 @@ TRAINED_ON = "every class was trained on; these are no figures of unseen classes
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """Evaluation of a run, and the file in which it is stored.
-
-    Args:
-        report: the report.
-        per_query: (Q,) values by metric.
-        classes: (Q,) int64, classes of the queries.
-        evaluation: the evaluation; None if a stored report answered the question.
-        path: file of the report; the values of its queries are in the ``.npz`` file next to it.
-        checkpoint: the name of the checkpoint.
-        dataset: the name of the dataset.
-        note: why a stored report could not be used, if so.
-    """
+    """Evaluation of a run, and the file in which it is stored."""
 
     report: Report
-    per_query: dict[str, Tensor]
-    classes: Tensor
-    evaluation: Evaluation | None
-    path: Path
+    per_query: dict[str, Tensor]  # (Q,) values by metric
+    classes: Tensor  # (Q,) int64, of the queries
+    evaluation: Evaluation | None  # None if a stored report answered the question
+    path: Path  # of the report; the values of its queries are in the ``.npz`` file next to it
     checkpoint: CheckpointName
-    dataset: str
-    note: str | None = None
+    dataset: str  # name of the dataset
+    note: str | None = None  # why a stored report could not be used, if so
 
 
 def evaluate_run(
@@ -76,7 +65,6 @@ def evaluate_run(
     that metrics of different questions are never mixed up.
 
     Args:
-        path: folder of the run.
         split: the split to evaluate; by default test, or all images of ``dataset_root``.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         dataset_root: another folder of images, with one subfolder per class, instead of the run's dataset.
@@ -86,7 +74,6 @@ def evaluate_run(
         device: the device, see `start_fabric`.
         fabric: a device and ranks that are already launched.
         again: whether to evaluate even if a stored report answers the same question.
-        bar: shows the progress of each step.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
@@ -167,7 +154,7 @@ def with_overrides(
         try:
             recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(metrics))})
         except ValueError as error:
-            raise UserError(f"--metric: {str(error).removeprefix('metrics: ')}") from None
+            raise UserError(f"--metric: {error}") from None
     if dataset_root is not None and recipe.dataset.sample != "image":
         raise UserError(
             f"--dataset-root {dataset_root}: this is a folder of images, but the run takes {recipe.dataset.sample}s; "

@@ -1,7 +1,8 @@
 """Tables of metrics and comparisons for the terminal, in Markdown, and in LaTeX."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from itertools import product
 
 from dmlkit.evaluation.compare import Line
 from dmlkit.evaluation.report import Report
@@ -30,7 +31,6 @@ def as_latex(rows: Rows, *, columns: str = "", bold: Collection[tuple[int, int]]
     r"""Format rows as a LaTeX ``tabular`` with the rules of booktabs; negative numbers get a minus sign, not a hyphen.
 
     Args:
-        rows: the head and the rows below it.
         columns: columns of the tabular. Default: all are left-aligned.
         bold: cells whose number is bold, as indices of row and column.
 
@@ -75,7 +75,8 @@ def comparison_rows(lines: Sequence[Line]) -> Rows:
     A dash stands for a metric that a model does not have.
     """
     rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p", "Holm's p"]]
-    for name, line in _each(lines):
+    names = dict.fromkeys(name for line in lines for name in line.report.metrics)
+    for name, line in product(names, lines):
         interval, value = line.report.intervals.get(name), line.report.metrics.get(name)
         between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
         row, change = [name, line.name, "-" if value is None else f"{value:.4f}", between], line.changes.get(name)
@@ -93,9 +94,3 @@ def narrow_rows(lines: Sequence[Line]) -> tuple[Rows, Rows]:
     head = ["metric", "run", "difference, 95 % interval", "p", "Holm's p"]
     body = [[*row[:2], f"{row[2]}  {row[3] or 'no interval'}", *row[4:]] for row in differences]
     return values, [head, *body] if body else []
-
-
-def _each(lines: Sequence[Line]) -> Iterator[tuple[str, Line]]:
-    for name in dict.fromkeys(name for line in lines for name in line.report.metrics):
-        for line in lines:
-            yield name, line

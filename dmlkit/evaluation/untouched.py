@@ -81,15 +81,14 @@ def gain_message(
         tuned, untouched: its values on the split.
         interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
         units: what the interval is over, e.g. "30 classes".
-        split: the split that was evaluated.
 
     Example:
         >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105), "30 classes")
-        'map@r on test: 0.420 tuned, 0.327 untouched: +0.093 (0.081 to 0.105)'
-        >>> gain_message("map@r", 0.349, 0.327, (-0.003, 0.048), "30 classes").partition("; ")[0]
-        'map@r on test: 0.349 tuned, 0.327 untouched: no gain is detectable with 30 classes (+0.022, -0.003 to 0.048)'
+        'map@r on test: 0.420 after training, 0.327 before: +0.093 (0.081 to 0.105)'
+        >>> gain_message("mrr", 0.349, 0.327, (-0.003, 0.048), "9 classes").partition(" (")[0]
+        'mrr on test: 0.349 after training, 0.327 before: no gain is detectable with 9 classes'
     """
-    line = f"{metric} on {split}: {tuned:.3f} tuned, {untouched:.3f} untouched:"
+    line = f"{metric} on {split}: {tuned:.3f} after training, {untouched:.3f} before:"
     change = f"{tuned - untouched:+.3f}"
     if interval is None:
         return f"{line} {change}, without an interval"

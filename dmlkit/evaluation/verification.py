@@ -210,10 +210,7 @@ def verify(
 
     Args:
         path: folder of a calibrated run.
-        pairs: pairs of image files.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
-        fabric: the device.
-        bar: shows the progress of each step.
 
     Raises:
         UserError: the run has no threshold for these weights, or no pair has two images that can be read.

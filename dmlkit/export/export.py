@@ -42,18 +42,13 @@ def export_to_store(
     overwrite: bool = False,
     bar: Bar = no_bar,
 ) -> tuple[Destination, list[str]]:
-    """Write embeddings with their ids, paths and labels as a table, atomically.
+    """Write embeddings with their ids, paths and labels as a table, atomically; return it with notes about it.
 
     Args:
-        folder: the embeddings.
         format: ``lancedb``, ``qdrant`` (a collection) or ``pgvector``.
         target: a folder, or the address of a server. Default: a folder named after the format in the source.
         table: name of the table. Default: `TABLE`.
         overwrite: replace the table if dmlkit wrote it.
-        bar: shows the rows that are written.
-
-    Returns:
-        The destination of the table, and notes about it.
 
     Raises:
         UserError: an embedding is not a point of its manifold, the table already exists, or the store cannot be
@@ -69,17 +64,11 @@ def export_to_store(
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export.
+    """The result of an export."""
 
-    Args:
-        written: the export and the files that belong to it.
-        model: the manifest of an exported model.
-        notes: notes about a table in a store.
-    """
-
-    written: list[Path | Destination]
-    model: ModelManifest | None = None
-    notes: Sequence[str] = ()
+    written: list[Path | Destination]  # the export and the files that belong to it
+    model: ModelManifest | None = None  # of an exported model
+    notes: Sequence[str] = ()  # on a table in a store
 
 
 def export(
@@ -102,9 +91,7 @@ def export(
             name in the source.
         table: name of the table in a store, see `export_to_store`.
         overwrite: replace the table of a store.
-        checkpoint: the checkpoint of a run.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
-        bar: shows the rows that are written to a store.
 
     Raises:
         UserError: the format does not fit the source, or ``output`` was not written by dmlkit; see also `export_model`,
@@ -121,18 +108,21 @@ def export(
     if output is not None and not is_store and is_address(str(output)):
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
     require_exportable(source, format)
+    path = None if output is None or is_address(str(output)) else Path(output)
     if format in MODEL_FORMATS:
-        path = None if output is None else Path(output)
         return _export_run(source, format, path, checkpoint, overrides)
     check_options(source, "embeddings", {"--checkpoint": checkpoint, "--set": list(overrides)})
-    if output is not None and not is_address(str(output)):
-        check_place(Path(output), data_of(EmbeddingFolder(source)))
+    folder = EmbeddingFolder(source)
+    if path is not None:
+        check_place(path, data_of(folder))
     if is_store:
-        folder, store = EmbeddingFolder(source), cast(StoreFormat, format)
         target = None if output is None else str(output)
-        to, notes = export_to_store(folder, store, target, table, overwrite=overwrite, bar=bar)
+        to, notes = export_to_store(folder, cast(StoreFormat, format), target, table, overwrite=overwrite, bar=bar)
         return Exported([to], notes=notes)
-    return _export_files(source, cast(EmbeddingFormat, format), None if output is None else Path(output))
+    file_format = cast(EmbeddingFormat, format)
+    if path is not None:
+        check_embeddings_output(source, file_format, path)
+    return Exported([*export_embeddings(folder, file_format, path or source / FORMATS[format].file_name)])
 
 
 def _export_run(
@@ -150,13 +140,6 @@ def _export_run(
     path = path or run.exports / MODEL_FILES[format]
     manifest = export_model(trained, format, path, threshold_of(run, trained.model.fingerprint()))
     return Exported([path, manifest_path(path)], manifest)
-
-
-def _export_files(source: Path, format: EmbeddingFormat, path: Path | None) -> Exported:  # noqa: A002
-    if path is not None:
-        check_embeddings_output(source, format, path)
-    path = path or source / FORMATS[format].file_name
-    return Exported([*export_embeddings(EmbeddingFolder(source), format, path)])
 
 
 def data_of(folder: EmbeddingFolder) -> list[Path]:

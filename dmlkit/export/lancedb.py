@@ -14,7 +14,6 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
     """Write a table with the columns ``id path label vector`` in one commit.
 
     Args:
-        folder: the embeddings.
         to: a folder for the database, or an address that LanceDB supports, such as ``s3://``.
 
     Raises:

@@ -71,8 +71,6 @@ def export_model(
     Args:
         trained: the model on the CPU, not merged: the merged export is compared with the model as it was trained.
         format: ``safetensors`` (weights only), ``onnx``, or ``torch-export`` (a .pt2 program).
-        output: the file to write.
-        threshold: the threshold of the model, if it was calibrated.
 
     Returns:
         The manifest; its ``parity`` is the largest difference from the run's embeddings of real images.

@@ -19,15 +19,11 @@ TIMEOUT = 10  # seconds to connect, unless PGCONNECT_TIMEOUT or the address sets
 
 
 def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
-    """Write a table with the columns ``id path label vector`` and an HNSW index, by COPY in one transaction.
+    """Write a table with the columns ``id path label vector`` and an HNSW index in one transaction; return notes on it.
 
     Args:
-        folder: the embeddings.
         to: a ``postgresql://`` address. Parts that it omits, including the password, are read by libpq from the PG*
             environment variables and from ~/.pgpass.
-
-    Returns:
-        Notes about the index.
 
     Raises:
         UserError: the server does not answer, has no pgvector, or the table already exists.

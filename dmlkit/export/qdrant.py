@@ -27,7 +27,6 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
     killed export left.
 
     Args:
-        folder: the embeddings.
         to: a folder for Qdrant's local mode, or the URL of a server, whose key is read from QDRANT_API_KEY.
 
     Raises:

@@ -51,19 +51,12 @@ class StoreManifest(Manifest, frozen=True, strict=True):
 
 @dataclass(frozen=True)
 class Destination:
-    """Destination of a table.
+    """Destination of a table."""
 
-    Args:
-        target: a folder or an address.
-        table: name of the table.
-        overwrite: replace a table of this name if dmlkit wrote it.
-        bar: shows the rows that are written.
-    """
-
-    target: str
+    target: str  # a folder or an address
     table: str
-    overwrite: bool = False
-    bar: Bar = no_bar
+    overwrite: bool = False  # replace a table of this name if dmlkit wrote it
+    bar: Bar = no_bar  # shows the rows that are written
 
     def __str__(self) -> str:
         shown = without_password(self.target) if is_address(self.target) else self.target

@@ -44,11 +44,6 @@ def read_arrays(path: Path, types: Mapping[str, type[np.float64 | np.int64]], le
 
     Sizes are checked before decompression: 4 MB of zip may hold 4 GB.
 
-    Args:
-        path: the file.
-        types: the type of each array by its name.
-        length: the length of each array.
-
     Raises:
         UserError: the file is missing or damaged, or has other arrays.
     """

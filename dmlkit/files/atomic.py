@@ -28,7 +28,6 @@ def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
     Temporary files of killed processes are removed.
 
     Args:
-        path: the file.
         scratch: a folder on the same file system for the temporary file; by default the file's own folder.
 
     Example:
@@ -70,10 +69,10 @@ def is_partial(path: Path) -> bool:
     return PARTIAL.fullmatch(path.name) is not None
 
 
-def write_json(path: Path, data: dict[str, Any], *, scratch: Path | None = None) -> None:
-    """Write indented JSON atomically; for ``scratch`` see `atomic_write`."""
+def write_text(path: Path, text: str, *, scratch: Path | None = None) -> None:
+    """Write a text as UTF-8, atomically; for ``scratch`` see `atomic_write`."""
     with atomic_write(path, scratch=scratch) as partial:
-        partial.write_text(json_text(data), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
 
 
 def json_text(data: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from dmlkit import __version__
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import json_text, write_json
+from dmlkit.files.atomic import json_text, write_text
 from dmlkit.files.regular import require_regular_file
 
 MAX_BYTES = 100_000_000  # per document: the size of the largest, a manifest with a million skipped images
@@ -45,7 +45,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
 
     def write(self, path: Path, *, scratch: Path | None = None) -> None:
         """Write the document atomically; for ``scratch`` see `atomic_write`."""
-        write_json(path, self.stamped(), scratch=scratch)
+        write_text(path, self.text(), scratch=scratch)
 
     def text(self) -> str:
         """Return the text that `write` writes, for a file that is renamed together with others."""

@@ -19,7 +19,6 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
     """Lock a folder, and create it if it is missing; other processes that try to lock it wait, and fail in the end.
 
     Args:
-        folder: the folder in which files will be written.
         what: what runs in the folder, for the error of other processes, e.g. "a training".
         patience: seconds to wait for another process that holds the lock; infinity waits without limit.
 

@@ -24,10 +24,8 @@ def check_output(
     """Check that a file may be written: it does not exist, or the same command wrote it before.
 
     Args:
-        path: the file that the user names.
         is_ours: returns whether an existing file is such an output of dmlkit, known by a mark in it.
         sources: files that the command reads, which are never replaced.
-        option: the option that names the file, for errors.
 
     Raises:
         UserError: the path is a folder, a source, or a file that this command did not write.
@@ -63,9 +61,7 @@ def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--o
     """Check that an output is not inside a folder of data, a gallery, or a run (except in its `PLACES_OF_RUN`).
 
     Args:
-        output: the file or folder that the user names.
         data: folders that the command, or its run, reads.
-        option: the option that names the output, for errors.
         is_run: whether the output is itself a run, which may exist already.
 
     Raises:
@@ -108,7 +104,6 @@ def writing(path: Path, *errors: type[Exception]) -> Generator[None]:
     """Turn errors of a failed write into a `UserError` of one line that names the file.
 
     Args:
-        path: the file that is being written.
         errors: exceptions other than OSError that a library raises for a full disk.
 
     Raises:

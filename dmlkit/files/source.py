@@ -201,8 +201,6 @@ def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> No
     """Raise an error for an option that does not apply to the kind of a source.
 
     Args:
-        source: the source.
-        kind: its kind.
         options: value by option; an empty value is not checked.
 
     Raises:

@@ -23,13 +23,9 @@ DISK_DELTA = 0.144  # delta of the unit Poincaré disk (Khrulkov et al. 2020, se
 
 @dataclass(frozen=True)
 class Hyperbolicity:
-    """Relative delta-hyperbolicity over several random samples: 0 for a tree, at most 1.
+    """Relative delta-hyperbolicity over several random samples: 0 for a tree, at most 1."""
 
-    Args:
-        deltas: one value per sample.
-    """
-
-    deltas: list[float]
+    deltas: list[float]  # one value per sample
 
     @property
     def mean(self) -> float:
@@ -60,11 +56,8 @@ def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int
     """Compute `relative_delta` of random samples (Khrulkov et al., CVPR 2020, arXiv:1904.02239, section 3).
 
     Args:
-        manifold: the manifold whose distance is used.
         points: (N, D).
         sample: points per sample; delta grows with it, so compare only values of one sample size.
-        draws: number of samples.
-        seed: seed of the samples.
 
     Raises:
         UserError: there are fewer than 4 points, or all are equal.

@@ -87,15 +87,13 @@ NEIGHBOR_ROWS = 512  # rows whose distances to all points are in memory at once:
 
 @torch.no_grad()
 def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int], None] = lambda _: None) -> Tensor:
-    """Compute t-SNE (van der Maaten & Hinton 2008) of the manifold's distances, initialized with `principal_plane`.
+    """Compute t-SNE (van der Maaten & Hinton 2008) of the manifold's distances, (N, 2) float64, from `principal_plane`.
+
+    The same input gives the same result.
 
     Args:
-        manifold: the manifold whose distance is used.
         points: (N, D), N at least 3.
         advance: receives the progress in steps that add up to N.
-
-    Returns:
-        Coordinates (N, 2) float64; the same input gives the same result.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean

@@ -34,21 +34,13 @@ SIDE = 48  # pixels of such an image
 
 
 class Mapped(NamedTuple):
-    """Contents of a map.
+    """Contents of a map."""
 
-    Args:
-        points: (N, D).
-        labels: (N,) int64.
-        names: names of the classes.
-        proxies: (P, D) and their labels (P,); None if there are none.
-        image: returns the pixels (H, W, 3) of a point, or None if there are none; None draws all points as dots.
-    """
-
-    points: Tensor
-    labels: Tensor
-    names: tuple[str, ...]
-    proxies: tuple[Tensor, Tensor] | None = None
-    image: Callable[[int], Any] | None = None
+    points: Tensor  # (N, D)
+    labels: Tensor  # (N,) int64
+    names: tuple[str, ...]  # of the classes
+    proxies: tuple[Tensor, Tensor] | None = None  # (P, D) and their labels (P,)
+    image: Callable[[int], Any] | None = None  # pixels (H, W, 3) of a point or None; if None, all points are dots
 
 
 def plot_embeddings(
@@ -57,14 +49,11 @@ def plot_embeddings(
     """Draw embeddings, colored by class, as PNG, SVG or PDF.
 
     Args:
-        manifold: the geometry of the points.
         shown: the points. Images are drawn where they do not cover each other; the other points are dots.
         kind: ``disk`` (2-d hyperbolic embeddings, each joined to the centroid of its class by a geodesic), ``pca`` (the
             two principal directions; in a curved space those of the tangent vectors at the origin) or ``tsne`` (t-SNE
             of the manifold's distances).
-        path: the file; see `picture`.
         title: names the images that are shown.
-        bar: shows the progress of t-SNE.
 
     Raises:
         UserError: the kind is ``disk`` and the embeddings do not lie in it, or there are fewer than 3 points.
@@ -96,7 +85,9 @@ def plot_embeddings(
             draw_images(axes, place, [colors[label] for label in labels.tolist()], shown.image)
         names = [shown.names[label] for label in named]
         if shown.proxies is not None:
-            star = draw_proxies(axes, of_proxies, [colors[label] for label in shown.proxies[1].tolist()])
+            look = {"c": [colors[label] for label in shown.proxies[1].tolist()], "marker": "*"}
+            look |= {"edgecolors": "k", "linewidths": 0.5}  # visible on any background
+            star = axes.scatter(of_proxies[:, 0], of_proxies[:, 1], s=30, zorder=4, **look)
             dots, names = [*dots[: len(named)], star], [*names, "proxies"]
         if names:
             draw_legend(figure, dots, names)
@@ -113,14 +104,11 @@ def place_of(manifold: Manifold, points: Tensor, kind: MapKind, bar: Bar = no_ba
 
 
 def with_room(place: Tensor, room: float) -> list[int]:
-    """Choose points at which images do not cover each other: the first, and each later one that has room.
+    """Choose rows at which images do not cover each other: the first, and each later one that has room.
 
     Args:
         place: (N, 2), coordinates of all points.
         room: the side of an image.
-
-    Returns:
-        Rows of ``place``.
 
     Example:
         >>> with_room(torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]), 0.1)
@@ -146,11 +134,6 @@ def draw_images(axes: Any, place: Tensor, colors: list[Any], image: Callable[[in
         frame = {"edgecolor": colors[index], "linewidth": 0.8}
         box, (x, y) = OffsetImage(pixels, zoom=zoom), place[index].tolist()
         axes.add_artist(AnnotationBbox(box, (x, y), pad=0.05, bboxprops=frame, zorder=3))
-
-
-def draw_proxies(axes: Any, place: Tensor, colors: list[Any]) -> Any:
-    """Draw stars at (P, 2), edged in black so that they are visible on any background."""
-    return axes.scatter(place[:, 0], place[:, 1], s=30, c=colors, marker="*", edgecolors="k", linewidths=0.5, zorder=4)
 
 
 def draw_legend(figure: Any, dots: list[Any], names: list[str]) -> None:

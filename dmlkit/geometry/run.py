@@ -47,9 +47,6 @@ def measure_curvature(
     Args:
         source: see `open_points`.
         split: for a run, the split whose images are used; by default train.
-        sample: points per sample.
-        draws: number of samples.
-        seed: seed of the samples.
         device: for a run, the device; see `start_fabric`.
         overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
         manifold: geometry of an array, see `open_points`.
@@ -97,12 +94,10 @@ def plot_map(
     """Draw a map of a run's embeddings, colored by class, with the proxies of training classes; see `plot_embeddings`.
 
     Args:
-        embedded: the embeddings of a split.
         output: the file; by default one in the run.
         kind: ``disk``, ``pca`` or ``tsne``.
         classes: number of classes to show, evenly spread.
         images: whether to draw the images themselves.
-        bar: shows the progress of t-SNE.
 
     Raises:
         UserError: the kind does not suit the manifold, or the images are requested and the samples are vectors.

@@ -103,9 +103,6 @@ def make_loader(
 class TimedBatches:
     """Iterable of a loader's batches that measures the time spent waiting.
 
-    Args:
-        loader: loader of `make_loader`.
-
     Attributes:
         seconds: time in which this pass has waited for batches, including the start of worker processes.
     """

@@ -16,7 +16,7 @@ from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import MAX_PIXELS
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.tar import shard_and_name, stamp_of
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 from dmlkit.files.document import Document
 
 PIXELS, INDEX, MANIFEST = "pixels.bin", "index.parquet", "manifest.json"
@@ -65,10 +65,6 @@ def images_of_split(config: DatasetConfig, split: Split) -> Dataset:
 class CachedImages(Dataset):
     """Dataset whose images come from a cache that ``dmlkit data cache`` wrote.
 
-    Args:
-        dataset: dataset with labels and paths; its images are not opened.
-        folder: folder of the cache.
-
     Raises:
         UserError: the cache is missing or damaged or lacks an image, or a file has changed since.
     """
@@ -96,9 +92,6 @@ class CachedImages(Dataset):
 
 class Cache:
     """Reader of a cache.
-
-    Args:
-        folder: folder with ``pixels.bin index.parquet manifest.json``.
 
     Raises:
         UserError: a file is missing, damaged, or of another version of dmlkit.
@@ -168,7 +161,9 @@ def read_index(folder: Path) -> tuple[CacheManifest, Any]:
     path = folder / INDEX
     for name in (MANIFEST, INDEX, PIXELS):
         if not (folder / name).is_file():
-            raise UserError(f"dataset.cache: {folder / name}: no such file; create the cache with dmlkit data cache")
+            raise OptionError(
+                "dataset.cache", f"{folder / name}: no such file; create the cache with dmlkit data cache"
+            )
     try:
         manifest = CacheManifest.read(folder / MANIFEST)
         if sha256(path) != manifest.index:
@@ -176,12 +171,12 @@ def read_index(folder: Path) -> tuple[CacheManifest, Any]:
         index: Any = parquet.read_table(path)
         _check_index(index, manifest, path)
     except UserError as error:
-        raise UserError(f"dataset.cache: {error}; {AGAIN}") from error
+        raise OptionError("dataset.cache", f"{error}; {AGAIN}") from error
     except (OSError, ArrowException) as error:
-        raise UserError(f"dataset.cache: {path}: cannot read this index: {error}; {AGAIN}") from error
+        raise OptionError("dataset.cache", f"{path}: cannot read this index: {error}; {AGAIN}") from error
     size = (folder / PIXELS).stat().st_size
     if size != manifest.bytes:
-        raise UserError(f"dataset.cache: {folder / PIXELS} has {size} bytes, expected {manifest.bytes}; {AGAIN}")
+        raise OptionError("dataset.cache", f"{folder / PIXELS} has {size} bytes, expected {manifest.bytes}; {AGAIN}")
     return manifest, index
 
 

@@ -27,12 +27,7 @@ from dmlkit.transforms.base import Resizing
 
 
 class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
-    """Resized images of a dataset as (H, W, 3) uint8; None and an error message for unreadable images.
-
-    Args:
-        dataset: dataset of images.
-        resizing: resizing of each image.
-    """
+    """Resized images of a dataset as (H, W, 3) uint8; None and an error message for unreadable images."""
 
     def __init__(self, dataset: Dataset, resizing: Resizing) -> None:
         self.dataset, self.resizing, self.resize = dataset, resizing, resizing.transform()
@@ -47,11 +42,6 @@ class ResizedImages(torch.utils.data.Dataset[tuple[Tensor | None, str]]):
             return self.resize(image).permute(1, 2, 0).contiguous(), ""
         except BadImageError as error:
             return None, str(error)
-
-
-def first(items: list[Any]) -> Any:
-    """Return the only item of a batch."""
-    return items[0]
 
 
 def images_to_cache(recipe: Recipe) -> Dataset:
@@ -97,7 +87,7 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
     assert recipe.transform  # every recipe for images has a transform
     resizing = recipe.transform.resizing
     images = ResizedImages(dataset, resizing)
-    loader: Any = DataLoader(images, batch_size=1, collate_fn=first, num_workers=default_workers())
+    loader: Any = DataLoader(images, batch_size=None, num_workers=default_workers())
     rows: list[CachedRow] = []
     faults: list[str] = []
     # renamed at the end in the order manifest, index, pixels, so that after a kill a manifest identifies the files
@@ -189,5 +179,4 @@ def write_index(path: Path, dataset: Dataset, rows: list[CachedRow]) -> None:
         "modified": [modified for _, modified in stamps],
         "crc32": [row.checksum for row in rows],
     }
-    schema = pa.schema([(name, kind) for name, kind in COLUMNS.items()])
-    parquet.write_table(pa.table(columns, schema=schema), path)
+    parquet.write_table(pa.table(columns, schema=pa.schema(list(COLUMNS.items()))), path)

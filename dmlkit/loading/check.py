@@ -37,13 +37,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Findings:
-    """Results of a check.
-
-    Args:
-        rows: rows of the table.
-        faults: problems, one line each.
-        notes: remarks, one line each.
-    """
+    """Results of a check."""
 
     rows: list[Finding] = field(default_factory=list[Finding])
     faults: list[str] = field(default_factory=list[str])
@@ -171,11 +165,7 @@ class Inspection(NamedTuple):
 
 
 class Inspected(torch.utils.data.Dataset[Inspection]):
-    """Inspections of a dataset's images, of whose pixels only a digest is kept.
-
-    Args:
-        images: dataset of images.
-    """
+    """Inspections of a dataset's images, of whose pixels only a digest is kept."""
 
     def __init__(self, images: Dataset) -> None:
         self.images = images
@@ -195,11 +185,6 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
         return len(self.images)
 
 
-def as_is(items: list[Any]) -> list[Any]:
-    """Return a batch unchanged, as a list."""
-    return items
-
-
 def check_images(listing: Listing, findings: Findings, *, is_published: bool, advance: Callable[[int], None]) -> None:
     """Read every sample, and add unreadable, animated and duplicate ones to the findings.
 
@@ -212,7 +197,7 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
     images = listing.everything()
     seen: dict[bytes, list[int]] = {}
     unreadable = 0
-    loader: Any = DataLoader(Inspected(images), batch_size=64, collate_fn=as_is, num_workers=default_workers())
+    loader: Any = DataLoader(Inspected(images), batch_size=64, collate_fn=list, num_workers=default_workers())
     for batch in loader:
         for item in batch:
             if item.fault:

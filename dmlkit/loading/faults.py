@@ -18,11 +18,6 @@ def refuse_faults(faults: Sequence[str], on_bad_image: str) -> None:
 def refuse_nothing_read(images_read: int, faults: Sequence[str], source: str) -> None:
     """Raise an error if no image could be read, even if unreadable images are to be skipped: a disk may be unmounted.
 
-    Args:
-        images_read: number of images that could be read.
-        faults: one message per image that could not be read.
-        source: description of the images, for the error.
-
     Raises:
         UserError: no image could be read.
     """

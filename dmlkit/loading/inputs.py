@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import MAX_PIXELS
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.transforms.base import Resizing, TransformConfig
 from dmlkit.transforms.cropping import Cut, WindowTransform, draw_cut, show_cuts
 
@@ -38,11 +38,7 @@ class Batch(NamedTuple):
 
 
 class Inputs(torch.utils.data.Dataset[Item], ABC):
-    """Samples of a dataset, prepared as inputs of a model.
-
-    Args:
-        dataset: dataset of the samples.
-    """
+    """Samples of a dataset, prepared as inputs of a model."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -75,9 +71,10 @@ class TransformedImages(Inputs):
         self, dataset: Dataset, transform: TransformConfig, *, training: bool, on_device: bool = False
     ) -> None:
         if dataset.resizing not in (None, transform.resizing.text):
-            raise UserError(
-                f"dataset.cache: the cache has images resized to {dataset.resizing}, but the transform "
-                f"{transform.name} resizes to {transform.resizing.text}; run dmlkit data cache again"
+            raise OptionError(
+                "dataset.cache",
+                f"the cache has images resized to {dataset.resizing}, but the transform "
+                f"{transform.name} resizes to {transform.resizing.text}; run dmlkit data cache again",
             )
         super().__init__(dataset)
         self.resizing = transform.resizing

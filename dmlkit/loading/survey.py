@@ -68,10 +68,6 @@ def _no_bar(_what: str, _total: int) -> AbstractContextManager[Callable[[int], N
 def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
     """Count the images of a dataset, and measure a sample of them.
 
-    Args:
-        config: configuration of the dataset.
-        bar: shows the images measured, at most `SAMPLE`.
-
     Raises:
         UserError: the dataset has no files, has problems, too few classes, or no readable image.
     """

@@ -1,8 +1,6 @@
 """Losses: ``loss(embeddings, labels)`` is a scalar tensor. Each file holds one loss and its configuration."""
 
-from typing import TYPE_CHECKING
-
-from dmlkit.component import load_family, missing_attribute
+from dmlkit.component import load_family
 from dmlkit.losses.arcface import ArcFace
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.binomial_deviance import BinomialDeviance
@@ -51,8 +49,3 @@ __all__ = [
 ]
 
 load_family(__name__)
-
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)

@@ -9,12 +9,8 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import require_similarity
 from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
-
-SIMILARITIES = ("cosine", "origin_cosine")
-REASON = "its margin is an angle"
 
 
 class ArcFace(SoftmaxLoss, name="arcface"):
@@ -44,11 +40,10 @@ class ArcFace(SoftmaxLoss, name="arcface"):
     """s, inverse temperature."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
+        return (Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is an angle"),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_similarity("ArcFace", self.manifold, SIMILARITIES, REASON)
         self.logit_scale = self.scale
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:

@@ -26,7 +26,11 @@ class LossConfig(ComponentConfig, frozen=True):
 
 
 class Loss(Component, nn.Module, ABC, family=LossConfig):
-    """A metric-learning objective. It owns its proxies and memories, which ``state_dict`` contains."""
+    """A metric-learning objective. It owns its proxies and memories, which ``state_dict`` contains.
+
+    Raises:
+        ValueError: there is no class, or the manifold does not have the similarity that the loss requires.
+    """
 
     shares_classes: ClassVar[bool] = False
     manifold: Manifold = option(kw_only=False)
@@ -37,6 +41,9 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
     def __post_init__(self) -> None:
         if self.num_classes is not None and self.num_classes < 1:
             raise ValueError(f"{type(self).__name__}: num_classes must be at least 1, got {self.num_classes}")
+        for requirement in self.requirements():
+            if requirement.key == "manifold.similarity":
+                _check_similarity(type(self).__name__, self.manifold, requirement)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of a batch, a scalar.
@@ -111,48 +118,26 @@ def _check_values(name: str, embeddings: Tensor, labels: Tensor, num_classes: in
         raise ValueError(f"{name}: expected finite embeddings, got nan or inf in row {row}")
 
 
-BOUNDED = ("cosine", "origin_cosine", "negative_distance", "negative_squared_distance")
-BOUNDED_REASON = "its margin or threshold is in units of a similarity that is at most 1, and 0 between unrelated points"
-NEEDS_BOUNDED = Requirement("manifold.similarity", BOUNDED, BOUNDED_REASON)
+NEEDS_BOUNDED = Requirement(
+    "manifold.similarity",
+    ("cosine", "origin_cosine", "negative_distance", "negative_squared_distance"),
+    "its margin or threshold is in units of a similarity that is at most 1, and 0 between unrelated points",
+)
 
 
-def require_similarity(name: str, manifold: Manifold, allowed: tuple[str, ...], reason: str) -> None:
-    """Reject a manifold whose similarity the loss does not support; the counterpart of `Requirement` for library use.
-
-    Raises:
-        ValueError: the similarity is not allowed; the message says what was expected and what was found.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> sphere = Sphere(8, similarity="negative_distance")
-        >>> require_similarity("Circle", sphere, ("cosine",), "it is bounded")
-        Traceback (most recent call last):
-        ...
-        ValueError: Circle: expected a manifold with similarity 'cosine', because it is bounded; got 'negative_distance'
-    """
-    if manifold.similarity_name not in allowed:
-        expected = " or ".join(map(repr, allowed))
+def _check_similarity(name: str, manifold: Manifold, requirement: Requirement) -> None:
+    """Reject a manifold whose similarity a loss does not support, as ``Recipe`` does when it is loaded."""
+    if manifold.similarity_name not in requirement.allowed:
+        expected = " or ".join(map(repr, requirement.allowed))
         raise ValueError(
-            f"{name}: expected a manifold with similarity {expected}, because {reason}; "
+            f"{name}: expected a manifold with similarity {expected}, because {requirement.reason}; "
             f"got {manifold.similarity_name!r}"
         )
-
-
-def require_bounded(name: str, manifold: Manifold) -> None:
-    """Reject a manifold whose `Manifold.relative_similarity` is unbounded; the counterpart of `NEEDS_BOUNDED`.
-
-    Raises:
-        ValueError: see `require_similarity`.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> require_bounded("ProxyAnchor", Sphere(8, similarity="negative_distance"))
-    """
-    require_similarity(name, manifold, BOUNDED, BOUNDED_REASON)
     curvature = getattr(manifold, "curvature", None)
-    fault = None if curvature is None else too_curved(name, float(curvature), manifold.similarity_name)
-    if fault:
-        raise ValueError(f"{name}: curvature {fault}")
+    if requirement is NEEDS_BOUNDED and curvature is not None:
+        fault = too_curved(name, float(curvature), manifold.similarity_name)
+        if fault:
+            raise ValueError(f"{name}: curvature {fault}")
 
 
 def too_curved(loss: str, curvature: float, similarity: str) -> str | None:

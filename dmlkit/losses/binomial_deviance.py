@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_mean
 
 
@@ -42,10 +42,6 @@ class BinomialDeviance(PairLoss, name="binomial_deviance"):
 
     def requirements(self) -> Iterable[Requirement]:
         return (*super().requirements(), NEEDS_BOUNDED)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_bounded("BinomialDeviance", self.manifold)
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         logit = self.scale * (self.manifold.relative_similarity(pairs.rows, pairs.columns) - self.threshold)  # (B, M)

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import require_similarity
 from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_logsumexp, masked_mean
 
 REASON = "its optima 1 + m and -m assume a similarity that is at most 1, and 0 between unrelated points"
@@ -44,10 +43,6 @@ class Circle(PairLoss, name="circle"):
 
     def requirements(self) -> Iterable[Requirement]:
         return (*super().requirements(), Requirement("manifold.similarity", ("cosine",), REASON))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_similarity("Circle", self.manifold, ("cosine",), REASON)
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)

@@ -6,12 +6,8 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import require_similarity
 from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
-
-SIMILARITIES = ("cosine", "origin_cosine")
-REASON = "its margin is a difference of cosines"
 
 
 class CosFace(SoftmaxLoss, name="cosface"):
@@ -40,11 +36,12 @@ class CosFace(SoftmaxLoss, name="cosface"):
     """s, inverse temperature."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return (Requirement("manifold.similarity", SIMILARITIES, REASON),)
+        return (
+            Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is a difference of cosines"),
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_similarity("CosFace", self.manifold, SIMILARITIES, REASON)
         self.logit_scale = self.scale
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_logsumexp
 
 
@@ -43,10 +43,6 @@ class MultiSimilarity(PairLoss, name="multi_similarity"):
 
     def requirements(self) -> Iterable[Requirement]:
         return (*super().requirements(), NEEDS_BOUNDED)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_bounded("MultiSimilarity", self.manifold)
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)

@@ -31,9 +31,7 @@ class NPair(PairLoss, name="n_pair"):
     """Inverse temperature; 1 in the paper, which does not normalize embeddings."""
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
-        similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)
-        if self.scale != 1:  # skipping the paper's 1 saves two passes: 0.1 of 1.6 ms
-            similarity = self.scale * similarity
+        similarity = self.scale * self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)
         negatives = masked_logsumexp(similarity, where=pairs.negative)  # (B,)
         # log(1 + e^x) = -logsigmoid(-x), whose kernel is vectorized, unlike that of softplus: saves 0.06 of 1.7 ms
         return -masked_mean(logsigmoid(similarity - negatives[:, None]), where=pairs.positive)

@@ -12,9 +12,6 @@ class NormSoftmax(SoftmaxLoss, name="norm_softmax"):
 
     .. math:: \frac{1}{B} \sum_i -\log \frac{e^{s(x_i, p_{y_i}) / \sigma}}{\sum_c e^{s(x_i, p_c) / \sigma}}
 
-    Raises:
-        ValueError: see `Loss.forward`.
-
     Example:
         >>> import torch
         >>> from dmlkit.manifolds import Sphere

@@ -6,10 +6,10 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement, option
-from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, anchor_terms
 from dmlkit.losses.proxies.proxy_loss import ClassSumLoss
-from dmlkit.losses.proxies.similarity import Pool, log_one_plus_sum_exp
+from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights
 
 
@@ -24,10 +24,6 @@ class AnchorLoss(ClassSumLoss):
 
     def requirements(self) -> Iterable[Requirement]:
         return (NEEDS_BOUNDED,) if self.transport is None else (NEEDS_BOUNDED, *ALL_CLASSES)
-
-    def __post_init__(self, proxies_per_class: int | None = None, pool: Pool | None = None) -> None:
-        super().__post_init__(proxies_per_class, pool)
-        require_bounded(type(self).__name__, self.manifold)
 
     def class_terms(self, block: Block) -> Terms:
         if self.closed_form:

@@ -11,14 +11,11 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.distributed.class_shard import ClassShard
-from dmlkit.losses.base import require_similarity
 from dmlkit.losses.proxies.classes import Block, Classes, computed_once, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
 from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd, largest
 from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy, mean_softmax_loss
 
-SIMILARITIES = ("cosine", "origin_cosine", "dot")
-REASON = "it adds similarities, so those of proxies near a point must be positive, unlike negative distances"
 ALL_CLASSES_REASON = "the k most similar proxies are chosen among all classes"
 
 
@@ -67,13 +64,16 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
 
     def requirements(self) -> Iterable[Requirement]:
         return (
-            Requirement("manifold.similarity", SIMILARITIES, REASON),
+            Requirement(
+                "manifold.similarity",
+                ("cosine", "origin_cosine", "dot"),
+                "it adds similarities, so those of proxies near a point must be positive, unlike negative distances",
+            ),
             Requirement("loss.negative_fraction", (1.0,), ALL_CLASSES_REASON),
         )
 
     def __post_init__(self) -> None:
         super().__post_init__(self.proxies_per_class)
-        require_similarity("ProxyGML", self.manifold, SIMILARITIES, REASON)
         self.linked = _linked_proxies(self.num_classes, self.proxies_per_class, self.ratio, self.positive_mask)
 
     def over(self, classes: Classes) -> Tensor:

@@ -7,7 +7,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import NEEDS_BOUNDED, require_bounded
+from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.informative import InformativeOptions, InformativeWeights
 from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
@@ -57,7 +57,6 @@ class ProxyNCA(SoftmaxLoss, name="proxy_nca"):
         if self.num_classes == 1 and not self.positive_in_denominator:
             raise ValueError("ProxyNCA: positive_in_denominator=False needs at least 2 classes, got 1")
         if self.informative is not None:
-            require_bounded("ProxyNCA", self.manifold)
             self.informative = self.informative.weights(self.manifold.point_dim, self.num_classes)
 
     def set_epoch(self, epoch: int) -> None:

@@ -21,9 +21,6 @@ class SoftTriple(SoftmaxLoss, name="soft_triple"):
 
     On the sphere d is sqrt(2 - 2 <w, w'>), here with a finite gradient at w = w'.
 
-    Raises:
-        ValueError: see `Loss.forward`.
-
     Example:
         >>> import torch
         >>> from dmlkit.manifolds import Sphere

@@ -1,8 +1,6 @@
 """Manifolds: the geometry of embeddings. Each file holds one thin adapter of a geoopt manifold."""
 
-from typing import TYPE_CHECKING
-
-from dmlkit.component import load_family, missing_attribute
+from dmlkit.component import load_family
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.lorentz import Lorentz
@@ -19,8 +17,3 @@ __all__ = [
 ]
 
 load_family(__name__)
-
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)

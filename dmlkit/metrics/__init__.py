@@ -1,8 +1,6 @@
 """Metrics: named floats computed from rankings of neighbors, or from embeddings. Each module has one family."""
 
-from typing import TYPE_CHECKING
-
-from dmlkit.component import load_family, missing_attribute
+from dmlkit.component import load_family
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.clustering import AmiConfig, AriConfig, F1Config, NmiConfig
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
@@ -54,8 +52,3 @@ __all__ = [
 ]
 
 load_family(__name__)
-
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)

@@ -33,16 +33,11 @@ class SpreadConfig(MetricConfig, frozen=True):
         classes = points.embeddings[order].split(sizes.tolist())
         within = [mean_distance(points.manifold, members) for members in classes if len(members) > 1]
         intra = sum(within) / len(within) if within else 0.0
-        inter = mean_distance(points.manifold, class_centers(points, sizes))
+        sums = points.embeddings.new_zeros(len(sizes), points.embeddings.shape[1])
+        means = sums.index_add_(0, points.labels, points.embeddings) / sizes[:, None]
+        inter = mean_distance(points.manifold, points.manifold.geometry.projx(means))
         density = intra / max(inter, 1e-12)  # finite even if all centers coincide: JSON has no infinity
         return {"intra_distance": intra, "inter_distance": inter, "density": density}
-
-
-def class_centers(points: Points, sizes: Tensor) -> Tensor:
-    """Compute the mean of each class's points on the manifold, (C, D)."""
-    sums = points.embeddings.new_zeros(len(sizes), points.embeddings.shape[1])
-    means = sums.index_add_(0, points.labels, points.embeddings) / sizes[:, None]
-    return points.manifold.geometry.projx(means)
 
 
 def mean_distance(manifold: Manifold, points: Tensor) -> float:

@@ -1,6 +1,6 @@
 """Euclidean k-means with exact k-means++ seeding, in a few matrix products; on unit vectors it is spherical."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,56 +10,51 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.products import inner_products_into, largest_columns
 
 
-@dataclass(frozen=True)
-class KMeansOptions:
-    """Options: the maximum number of ``iterations`` of Lloyd's algorithm, the number of ``restarts``, and the seed."""
+class Clustering(NamedTuple):
+    """Result of k-means."""
 
-    iterations: int = 20
-    restarts: int = 1
-    seed: int = 0
+    assignments: Tensor  # (N,) int64 in 0..k-1, the cluster of each point
+    inertia: float  # sum of squared distances to the centroids, in the unit of `squarable`
 
 
-@dataclass(frozen=True)
-class Clustering:
-    """Result of k-means.
-
-    Args:
-        assignments: (N,) int64 in 0..k-1, the cluster of each point.
-        inertia: sum of squared distances to the centroids, in the unit of `squarable`.
-    """
-
-    assignments: Tensor
-    inertia: float
-
-
-def kmeans(points: Tensor, clusters: int, options: KMeansOptions) -> Clustering:
+def kmeans(points: Tensor, clusters: int, *, iterations: int = 20, restarts: int = 1, seed: int = 0) -> Clustering:
     """Cluster points (N, D) into ``clusters`` groups by Euclidean distance.
 
     Seeding assigns every point, so it replaces the first assignment. Later a point whose centroid did not move is
     compared only with the centroids that moved, which saves time and does not change the result. A cluster that becomes
     empty gets the point farthest from its centroid.
 
+    Args:
+        points: (N, D).
+        clusters: k, at most N.
+        iterations: maximum number of iterations of Lloyd's algorithm.
+        restarts: number of clusterings; the one with the least inertia is returned.
+        seed: seed of the draws.
+
     Raises:
         ValueError: there are fewer points than clusters.
 
     Example:
-        >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2, KMeansOptions())
+        >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2)
         >>> (result.assignments == result.assignments[0]).tolist(), round(result.inertia, 4)
         ([True, True, False, False], 0.04)
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"kmeans: expected between 1 and {len(points)} clusters, got {clusters}")
-    generator = torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(seed)
     points = squarable(points)
-    runs = [_lloyd(points, clusters, options.iterations, generator) for _ in range(options.restarts)]
+    runs = [_lloyd(points, clusters, iterations, generator) for _ in range(restarts)]
     return min(runs, key=lambda run: run.inertia)
 
 
-def class_clusters(points: Points, options: KMeansOptions) -> Tensor:
+def class_clusters(points: Points, *, iterations: int, restarts: int, seed: int) -> Tensor:
     """Compute the k-means cluster of each point, k = C, from its coordinates, (N,) int64; cached per options."""
-    if options not in points.found:
-        points.found[options] = kmeans(points.embeddings, int(points.labels.max()) + 1, options).assignments
-    return points.found[options]
+    key = "kmeans", iterations, restarts, seed
+    if key not in points.found:
+        classes = int(points.labels.max()) + 1
+        found = kmeans(points.embeddings, classes, iterations=iterations, restarts=restarts, seed=seed)
+        points.found[key] = found.assignments
+    return points.found[key]
 
 
 def _lloyd(points: Tensor, clusters: int, iterations: int, generator: torch.Generator) -> Clustering:
@@ -118,7 +113,6 @@ def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) 
     Args:
         points: points whose squared distances their dtype can represent; see `squarable`.
         clusters: number of seeds, at most N.
-        generator: generator of the draws.
 
     Returns:
         nearest: (N,) int64, the seed (0..clusters-1) nearest to each point.
@@ -174,7 +168,9 @@ def _draw(squared: Tensor, size: int, generator: torch.Generator) -> Tensor | No
 
 def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Tensor:
     """Decide one after the other which candidates (n, D) become seeds, (n,) bool."""
-    between = squared_distances_to(candidates, candidates).cpu()
+    products = inner_products_into(candidates, candidates, candidates.new_empty(len(candidates), len(candidates)))
+    norms = candidates.square().sum(1)
+    between = (norms[:, None] + norms - 2 * products).clamp(min=0).cpu()
     threshold = then.cpu() * torch.rand(len(candidates), generator=generator)
     now = then.cpu().clone()
     kept = torch.zeros(len(candidates), dtype=torch.bool)
@@ -216,9 +212,3 @@ def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor
     column, own = torch.cat(columns), vecdot(points, points)
     squared = own - 2 * torch.cat(best)
     return squared.masked_fill(squared < 8 * torch.finfo(points.dtype).eps * (own + norms[column]), 0), column
-
-
-def squared_distances_to(x: Tensor, y: Tensor) -> Tensor:
-    """Compute |x_i - y_j|^2, at least 0, of (n, D) and (m, D): (n, m)."""
-    products = inner_products_into(x, y, x.new_empty(len(x), len(y)))
-    return (x.square().sum(1)[:, None] + y.square().sum(1) - 2 * products).clamp(min=0)

@@ -1,5 +1,6 @@
 """Open-set metrics: how well scores separate queries of known classes from those of classes outside the gallery."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from math import floor
 from typing import Annotated, ClassVar, Literal
@@ -10,98 +11,90 @@ from torch import Tensor
 
 from dmlkit.metrics.base import MetricConfig, Points
 
+Thresholds = Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
 
-class AurocUnknownConfig(MetricConfig, frozen=True):
-    """AUROC, the probability that a query of a known class scores above one of an unknown class; ties count half.
 
-    `OpenSet` defines which classes are unknown, the gallery, and the score.
-    """
+class OpenSetConfig(MetricConfig, frozen=True, abstract=True):
+    """Base of metrics of an `OpenSet`, which defines the unknown classes, the gallery, and the score."""
 
-    name: Literal["auroc_unknown"] = "auroc_unknown"
     unknown_fraction: float = Field(0.5, gt=0, lt=1)
     """Share of the classes that are unknown; it is the last classes in the order of their labels."""
-    key: ClassVar[str] = "auroc_unknown"
-    definition: ClassVar[str] = "auroc_unknown: probability that a known query scores above an unknown one"
     searches: ClassVar[bool] = False
 
     def of_points(self, points: Points) -> dict[str, float]:
-        found = OpenSet.of(points, self.unknown_fraction)
+        return dict(zip(self.names(), self.of_search(OpenSet.of(points, self.unknown_fraction)), strict=True))
+
+    @abstractmethod
+    def of_search(self, found: "OpenSet") -> list[float]:
+        """Compute the values in the order of `names`."""
+
+
+class AurocUnknownConfig(OpenSetConfig, frozen=True):
+    """AUROC, the probability that a query of a known class scores above one of an unknown class; ties count half."""
+
+    name: Literal["auroc_unknown"] = "auroc_unknown"
+    key: ClassVar[str] = "auroc_unknown"
+    definition: ClassVar[str] = "auroc_unknown: probability that a known query scores above an unknown one"
+
+    def of_search(self, found: "OpenSet") -> list[float]:
         beaten = wins(found.known_scores, found.unknown_scores)
-        return {"auroc_unknown": float(beaten.mean()) / len(found.unknown_scores)}
+        return [float(beaten.mean()) / len(found.unknown_scores)]
 
 
-class OscrConfig(MetricConfig, frozen=True):
+class OscrConfig(OpenSetConfig, frozen=True):
     """OSCR, the area under the rate of correct answers over the false accept rate (Dhamija et al., NeurIPS 2018).
 
     The threshold takes all scores as values. A known query counts if its answer is correct and its score reaches the
     threshold; an unknown query is accepted if its score reaches it. So the area is the share of pairs of a known and an
-    unknown query in which the known one has a correct answer and a higher score; ties count half. `OpenSet` defines
-    the gallery and the score.
+    unknown query in which the known one has a correct answer and a higher score; ties count half.
     """
 
     name: Literal["oscr"] = "oscr"
-    unknown_fraction: float = Field(0.5, gt=0, lt=1)
-    """Share of the classes that are unknown; it is the last classes in the order of their labels."""
     key: ClassVar[str] = "oscr"
     definition: ClassVar[str] = (
         "oscr: known queries answered rightly and scoring above unknown ones, over all pairs of the two"
     )
-    searches: ClassVar[bool] = False
 
-    def of_points(self, points: Points) -> dict[str, float]:
-        found = OpenSet.of(points, self.unknown_fraction)
+    def of_search(self, found: "OpenSet") -> list[float]:
         beaten = wins(found.known_scores, found.unknown_scores) * found.right
-        return {"oscr": float(beaten.mean()) / len(found.unknown_scores)}
+        return [float(beaten.mean()) / len(found.unknown_scores)]
 
 
-class BaksConfig(MetricConfig, frozen=True):
+class BaksConfig(OpenSetConfig, frozen=True):
     """BAKS, the share of queries of known classes that are accepted and answered correctly, averaged over the classes.
 
     A query is accepted if its score is at least the threshold. The threshold is an option, because one chosen on these
-    images would be too optimistic. `OpenSet` defines the gallery and the score.
+    images would be too optimistic.
     """
 
     name: Literal["baks"] = "baks"
-    threshold: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
+    threshold: Thresholds
     """Similarity thresholds; each gives one metric. ``dmlkit calibrate`` chooses one on validation classes."""
-    unknown_fraction: float = Field(0.5, gt=0, lt=1)
-    """Share of the classes that are unknown; it is the last classes in the order of their labels."""
     key: ClassVar[str] = "baks@threshold=x"
     definition: ClassVar[str] = (
         "baks@threshold=x: queries scoring at least x and answered rightly, mean over known classes"
     )
-    searches: ClassVar[bool] = False
 
-    def of_points(self, points: Points) -> dict[str, float]:
-        found = OpenSet.of(points, self.unknown_fraction)
-        return {
-            name: class_mean(found.right & (found.known_scores >= threshold), found.known_labels)
-            for name, threshold in zip(self.names(), self.threshold, strict=True)
-        }
+    def of_search(self, found: "OpenSet") -> list[float]:
+        right, labels = found.right, found.known_labels
+        return [class_mean(right & (found.known_scores >= threshold), labels) for threshold in self.threshold]
 
 
-class BausConfig(MetricConfig, frozen=True):
+class BausConfig(OpenSetConfig, frozen=True):
     """BAUS, the share of queries of unknown classes that score less than the threshold, averaged over the classes.
 
-    The threshold is an option, because one chosen on these images would be too optimistic. `OpenSet` defines the
-    gallery and the score.
+    The threshold is an option, because one chosen on these images would be too optimistic.
     """
 
     name: Literal["baus"] = "baus"
-    threshold: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
+    threshold: Thresholds
     """Similarity thresholds; each gives one metric. ``dmlkit calibrate`` chooses one on validation classes."""
-    unknown_fraction: float = Field(0.5, gt=0, lt=1)
-    """Share of the classes that are unknown; it is the last classes in the order of their labels."""
     key: ClassVar[str] = "baus@threshold=x"
     definition: ClassVar[str] = "baus@threshold=x: queries scoring less than x, mean over unknown classes"
-    searches: ClassVar[bool] = False
 
-    def of_points(self, points: Points) -> dict[str, float]:
-        found = OpenSet.of(points, self.unknown_fraction)
-        return {
-            name: class_mean(found.unknown_scores < threshold, found.unknown_labels)
-            for name, threshold in zip(self.names(), self.threshold, strict=True)
-        }
+    def of_search(self, found: "OpenSet") -> list[float]:
+        scores, labels = found.unknown_scores, found.unknown_labels
+        return [class_mean(scores < threshold, labels) for threshold in self.threshold]
 
 
 BLOCK_ENTRIES = 2**21  # similarities in float64 held at once: 16 MB, and as much for each temporary of a distance
@@ -121,20 +114,13 @@ class OpenSet:
        the class of that image (the first of several).
 
     No threshold is chosen on these images.
-
-    Args:
-        known_scores: (K,) float32.
-        known_labels: (K,) int64.
-        right: (K,) bool; whether the answer is the class of the query.
-        unknown_scores: (U,) float32.
-        unknown_labels: (U,) int64.
     """
 
-    known_scores: Tensor
-    known_labels: Tensor
-    right: Tensor
-    unknown_scores: Tensor
-    unknown_labels: Tensor
+    known_scores: Tensor  # (K,) float32
+    known_labels: Tensor  # (K,) int64
+    right: Tensor  # (K,) bool; whether the answer is the class of the query
+    unknown_scores: Tensor  # (U,) float32
+    unknown_labels: Tensor  # (U,) int64
 
     @classmethod
     def of(cls, points: Points, unknown_fraction: float) -> "OpenSet":

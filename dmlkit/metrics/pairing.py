@@ -28,31 +28,20 @@ class Pairing:
 
     Without a gallery every point is a row and a column, and each unordered pair counts once: row i is paired with the
     columns after i. With a gallery every row is paired with every column except itself. Scores are similarities of the
-    manifold in float32.
-
-    Args:
-        rows, columns: (N, D'), (M, D') points, or vectors whose inner product is the similarity.
-        row_labels, column_labels: (N,), (M,) int64, ascending.
-        row_order: (N,) int64, the position of each row before sorting.
-        start, end: (N,) int64, the range of columns of each row's class.
-        unordered: whether rows and columns are the same points.
-        own: with a gallery, the columns that are the row itself.
-        manifold: the manifold whose similarity is computed; None stands for the inner product.
-        exact: whether to compute in float64 and round. It is needed for distances, which cancel near zero, and for
-            repeated points, which must tie although a float32 product rounds equal entries differently.
+    manifold in float32. They are computed in float64 and rounded for distances, which cancel near zero, and for
+    repeated points, which must tie although a float32 product rounds equal entries differently.
     """
 
-    rows: Tensor
-    columns: Tensor
-    row_labels: Tensor
-    column_labels: Tensor
-    row_order: Tensor
-    start: Tensor
-    end: Tensor
-    unordered: bool
-    own: Lookup | None
-    manifold: Manifold | None
-    exact: bool
+    rows: Tensor  # (N, D') points, or vectors whose inner product is the similarity
+    columns: Tensor  # (M, D')
+    row_labels: Tensor  # (N,) int64, ascending
+    column_labels: Tensor  # (M,) int64, ascending
+    start: Tensor  # (N,) int64, first column of each row's class
+    end: Tensor  # (N,) int64, column after the last one of that class
+    unordered: bool  # whether rows and columns are the same points
+    own: Lookup | None  # with a gallery, the columns that are the row itself
+    manifold: Manifold | None  # whose similarity is computed; None stands for the inner product
+    exact: bool  # whether to compute in float64 and round
 
     @classmethod
     def of(cls, points: Points) -> "Pairing":
@@ -81,7 +70,6 @@ class Pairing:
             vectors[-1],
             ordered[0],
             ordered[-1],
-            orders[0],
             torch.searchsorted(ordered[-1], ordered[0]),
             torch.searchsorted(ordered[-1], ordered[0], right=True),
             targets is None,

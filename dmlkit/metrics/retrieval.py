@@ -1,5 +1,6 @@
 """Retrieval metrics, computed per query from its ranking, as expectations over ties."""
 
+from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -8,49 +9,57 @@ from torch import Tensor
 
 from dmlkit.metrics.base import MetricConfig, Ranking
 
+Cutoffs = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
-class RecallConfig(MetricConfig, frozen=True):
-    """R@k, the share of queries with a hit among their k nearest neighbors."""
 
-    name: Literal["recall"] = "recall"
-    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 2, 4, 8)
+class CutoffConfig(MetricConfig, frozen=True, abstract=True):
+    """Base of metrics of the k nearest neighbors."""
+
+    k: Cutoffs
     """Cut-offs k; each gives one metric."""
-    key: ClassVar[str] = "recall@k"
-    definition: ClassVar[str] = "recall@k: any hit in the k nearest"
-    first_only: ClassVar[bool] = True
 
     def cutoffs(self) -> tuple[int, ...]:
         return self.k
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {name: ranking.any_within(ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+        return {name: self.at(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+
+    @abstractmethod
+    def at(self, ranking: Ranking, k: Tensor) -> Tensor:
+        """Compute the metric of each query for its cut-off (Q,) int64, at most the size of the gallery, (Q,)."""
 
 
-class PrecisionConfig(MetricConfig, frozen=True):
+class RecallConfig(CutoffConfig, frozen=True):
+    """R@k, the share of queries with a hit among their k nearest neighbors."""
+
+    name: Literal["recall"] = "recall"
+    k: Cutoffs = (1, 2, 4, 8)
+    key: ClassVar[str] = "recall@k"
+    definition: ClassVar[str] = "recall@k: any hit in the k nearest"
+    first_only: ClassVar[bool] = True
+
+    def at(self, ranking: Ranking, k: Tensor) -> Tensor:
+        return ranking.any_within(k)
+
+
+class PrecisionConfig(CutoffConfig, frozen=True):
     """P@k, the share of hits among the k nearest; P@1 equals R@1.
 
     ``compat: oml`` divides by min(k, R) like open-metric-learning, and reports ``precision@k:oml``.
     """
 
     name: Literal["precision"] = "precision"
-    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
-    """Cut-offs k; each gives one metric."""
+    k: Cutoffs = (1,)
     compat: Literal["oml"] | None = None
     """``oml`` divides by min(k, R) like open-metric-learning."""
     key: ClassVar[str] = "precision@k"
     definition: ClassVar[str] = "precision@k: hits in the k nearest / k (:oml / min(R, k))"
 
-    def cutoffs(self) -> tuple[int, ...]:
-        return self.k
-
     def names(self) -> tuple[str, ...]:
         suffix = f":{self.compat}" if self.compat else ""
         return tuple(name + suffix for name in super().names())
 
-    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {name: self._at(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
-
-    def _at(self, ranking: Ranking, k: Tensor) -> Tensor:
+    def at(self, ranking: Ranking, k: Tensor) -> Tensor:
         divisor = k.minimum(ranking.positives) if self.compat == "oml" else k
         return ranking.hits_within(k) / divisor
 
@@ -67,7 +76,7 @@ class RPrecisionConfig(MetricConfig, frozen=True):
         return {"r_precision": ranking.hits_within(ranking.positives) / ranking.positives}
 
 
-class MapAtKConfig(MetricConfig, frozen=True):
+class MapAtKConfig(CutoffConfig, frozen=True):
     r"""MAP@k, the sum of the precisions at the hits among the k nearest, divided by the possible number min(R, k).
 
     .. math:: \frac{1}{\min(R, k)} \sum_{i=1}^{k} P(i) \, \mathrm{rel}_i
@@ -78,8 +87,7 @@ class MapAtKConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["map_at_k"] = "map_at_k"
-    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
-    """Cut-offs k; each gives one metric."""
+    k: Cutoffs = (10,)
     compat: Literal["pml", "oml", "mpa"] | None = None
     """Divisor of another library: ``pml`` divides by R, ``oml`` by the hits found, ``mpa`` by k."""
     key: ClassVar[str] = "map@k"
@@ -87,29 +95,21 @@ class MapAtKConfig(MetricConfig, frozen=True):
         "map@k: (1/min(R, k)) sum over i <= k of precision(i) * hit(i) (:pml / R, :oml / hits found, :mpa / k)"
     )
 
-    def cutoffs(self) -> tuple[int, ...]:
-        return self.k
-
     def names(self) -> tuple[str, ...]:
         suffix = f":{self.compat}" if self.compat else ""
         return tuple(name + suffix for name in super().names())
 
-    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {name: self._at(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
-
-    def _at(self, ranking: Ranking, k: Tensor) -> Tensor:
-        return ranking.precision_sum(k) / self._divisor(ranking, k)
-
-    def _divisor(self, ranking: Ranking, k: Tensor) -> Tensor:
+    def at(self, ranking: Ranking, k: Tensor) -> Tensor:
         match self.compat:
             case "pml":
-                return ranking.positives
+                divisor = ranking.positives
             case "oml":
-                return ranking.hits_within(k).clamp(min=1)
+                divisor = ranking.hits_within(k).clamp(min=1)
             case "mpa":
-                return k
+                divisor = k
             case None:
-                return ranking.positives.minimum(k)
+                divisor = ranking.positives.minimum(k)
+        return ranking.precision_sum(k) / divisor
 
 
 class MapAtRConfig(MetricConfig, frozen=True):
@@ -165,42 +165,30 @@ def _expected_reciprocal(above: int, tied: int, hits: int) -> float:
     return float((probability / (above + x)).sum())
 
 
-class NdcgConfig(MetricConfig, frozen=True):
+class NdcgConfig(CutoffConfig, frozen=True):
     r"""nDCG@k with binary gains (Saeki et al. 2022, eq. 10-11).
 
     .. math:: \frac{\sum_{i=1}^{k} \mathrm{rel}_i / \log_2(i + 1)}{\sum_{i=1}^{\min(R, k)} 1 / \log_2(i + 1)}
     """
 
     name: Literal["ndcg"] = "ndcg"
-    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
-    """Cut-offs k; each gives one metric."""
+    k: Cutoffs = (10,)
     key: ClassVar[str] = "ndcg@k"
     definition: ClassVar[str] = "ndcg@k: sum over i <= k of hit(i) / log2(i + 1), divided by that of an ideal ranking"
 
-    def cutoffs(self) -> tuple[int, ...]:
-        return self.k
-
-    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {name: _ndcg(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+    def at(self, ranking: Ranking, k: Tensor) -> Tensor:
+        ideal = ranking.ideal_gains(int(k.max()))[ranking.positives.minimum(k)]
+        return ranking.discounted_gain(k) / ideal
 
 
-def _ndcg(ranking: Ranking, k: Tensor) -> Tensor:
-    ideal = ranking.ideal_gains(int(k.max()))[ranking.positives.minimum(k)]
-    return ranking.discounted_gain(k) / ideal
-
-
-class CmcConfig(MetricConfig, frozen=True):
+class CmcConfig(CutoffConfig, frozen=True):
     """CMC@k, which equals recall@k: the name and the ranks used in re-identification and for In-Shop."""
 
     name: Literal["cmc"] = "cmc"
-    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 10, 20, 30, 40, 50)
-    """Cut-offs k; each gives one metric."""
+    k: Cutoffs = (1, 10, 20, 30, 40, 50)
     key: ClassVar[str] = "cmc@k"
     definition: ClassVar[str] = "cmc@k: any hit in the k nearest of the gallery; equals recall@k"
     first_only: ClassVar[bool] = True
 
-    def cutoffs(self) -> tuple[int, ...]:
-        return self.k
-
-    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {name: ranking.any_within(ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+    def at(self, ranking: Ranking, k: Tensor) -> Tensor:
+        return ranking.any_within(k)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.ranking.rankings import (
     Array,
@@ -20,7 +21,6 @@ from dmlkit.metrics.ranking.rankings import (
     as_keys,
     as_points,
     build_search,
-    default_manifold,
     rankings,
     require_points,
     search_vectors,
@@ -155,7 +155,7 @@ def score_retrieval(
         raise ValueError(f"labels: all {len(points)} embeddings are of one class; retrieval needs at least two")
     names = _identities(ids, gallery_ids, lengths)
     if manifold is None:
-        manifold = default_manifold(points)
+        manifold = Sphere(points.shape[1])
         points = as_points(points, manifold, "embeddings")
         items = None if items is None else as_points(items, manifold, "gallery")
     require_points(manifold, points, "embeddings")
@@ -264,7 +264,7 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     configs = metric_configs(metrics)
     for config in configs:
         if not config.searches:
-            raise ValueError(f"metrics: {config.key} is computed from embeddings and not from hits; leave it out")
+            raise ValueError(f"{config.key} is computed from embeddings and not from hits; leave it out")
     found, counts = torch.as_tensor(hits), torch.as_tensor(positives)
     check_hits(found, counts)
     found, left_out = found[counts > 0].bool(), int((counts == 0).sum())
@@ -350,7 +350,7 @@ def metric_configs(metrics: Sequence["MetricConfig | str"]) -> list[MetricConfig
         [RecallConfig(name='recall', k=(5,))]
     """
     if not metrics:
-        raise ValueError("metrics: expected at least one")
+        raise ValueError("expected at least one metric")
     return [_config(metric) if isinstance(metric, str) else metric for metric in metrics]
 
 
@@ -363,9 +363,9 @@ def _config(text: str) -> MetricConfig:
     if variant is None and re.fullmatch(r"-?[0-9]+", cut):
         variant = by_key.get(f"{head}@k")
         if len(cut) > 18:
-            raise ValueError(f"metrics: {text[:30]!r}: k must fit into 64 bits")
+            raise ValueError(f"{text[:30]!r}: k must fit into 64 bits")
         if int(cut) < 1:
-            raise ValueError(f"metrics: {text!r}: k must be at least 1, got {cut}")
+            raise ValueError(f"{text!r}: k must be at least 1, got {cut}")
         options["k"] = (int(cut),)
     option, is_option, value = cut.partition("=")
     if variant is None and is_option:
@@ -373,13 +373,13 @@ def _config(text: str) -> MetricConfig:
         try:
             options[option] = (float(value),)
         except ValueError:
-            raise ValueError(f"metrics: {text[:50]!r}: expected a number after '='") from None
+            raise ValueError(f"{text[:50]!r}: expected a number after '='") from None
     if variant is None:
-        raise ValueError(f"metrics: {text!r} is unknown; expected one of {', '.join(sorted(by_key))}")
+        raise ValueError(f"unknown metric {text!r}; expected one of {', '.join(sorted(by_key))}")
     try:
         return variant(**options)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "missing":
-            raise ValueError(f"metrics: {text!r}: expected {variant.key}, with a number for x") from None
-        raise ValueError(f"metrics: {text!r}: {first['msg']}") from None
+            raise ValueError(f"{text!r}: expected {variant.key}, with a number for x") from None
+        raise ValueError(f"{text!r}: {first['msg']}") from None

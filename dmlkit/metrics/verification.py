@@ -92,21 +92,13 @@ SORTED_ENTRIES = 2**22  # scores of different classes sorted at once: 3.4 ns eac
 
 @dataclass(frozen=True)
 class Band:
-    """Pairs of the same class within a range of scores, and how many pairs of different classes score as high.
+    """Pairs of the same class within a range of scores, and how many pairs of different classes score as high."""
 
-    Args:
-        scores: (n,) float32, distinct, descending.
-        count: (n,) int64 >= 1, number of pairs of the same class with each score.
-        above: (n,) int64, number of pairs of different classes that score higher.
-        reached: (n,) int64, number of pairs of different classes that score as high or higher.
-        before: number of pairs of the same class above the band.
-    """
-
-    scores: Tensor
-    count: Tensor
-    above: Tensor
-    reached: Tensor
-    before: int
+    scores: Tensor  # (n,) float32, distinct, descending
+    count: Tensor  # (n,) int64 >= 1, number of pairs of the same class with each score
+    above: Tensor  # (n,) int64, number of pairs of different classes that score higher
+    reached: Tensor  # (n,) int64, number of pairs of different classes that score as high or higher
+    before: int  # number of pairs of the same class above the band
 
 
 @dataclass(frozen=True)
@@ -115,19 +107,12 @@ class PairCurve:
 
     Its points at the scores of pairs of the same class determine the curve: between two of them the true accept rate
     is constant.
-
-    Args:
-        same: number of pairs of the same class.
-        different: number of pairs of different classes.
-        pairing: the pairs.
-        kept: the only band if all scores of the same class fit into one; otherwise empty, and each use of `bands`
-            makes one pass over all pairs per band.
     """
 
-    same: int
-    different: int
+    same: int  # number of pairs of the same class
+    different: int  # number of pairs of different classes
     pairing: Pairing
-    kept: list[Band]
+    kept: list[Band]  # the only band if all scores fit into one; if empty, `bands` passes over all pairs once per band
 
     @classmethod
     def of(cls, points: Points) -> "PairCurve":
@@ -155,11 +140,11 @@ class PairCurve:
 
     def bands(self) -> Iterator[Band]:
         """Yield all scores of the same class in bands, from the highest on."""
-        yield from self.kept or self._bands()
-
-    def _bands(self) -> Iterator[Band]:
-        edges, before = band_edges(self.pairing), 0
-        for high, low in pairwise(edges):
+        if self.kept:
+            yield from self.kept
+            return
+        before = 0
+        for high, low in pairwise(band_edges(self.pairing)):
             band = band_of(self.pairing, low, high, before)
             before += int(band.count.sum())
             yield band

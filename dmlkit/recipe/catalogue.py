@@ -6,18 +6,29 @@ works and takes the seconds of importing torch.
 
 import json
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
 
 from dmlkit.files.atomic import atomic_write
 from dmlkit.recipe.plugin import GROUP
-from dmlkit.recipe.reference import KeyReference, MemberReference, Reference
+from dmlkit.recipe.reference import Reference
 
 PACKAGE = Path(__file__).parent.parent
+
+
+class Catalogue(NamedTuple):
+    """A reference, and the `fingerprint` of the sources that it was made from."""
+
+    fingerprint: str
+    reference: Reference
+
+
+CATALOGUE = TypeAdapter(Catalogue)
 
 
 def stored_reference() -> Reference | None:
@@ -25,10 +36,10 @@ def stored_reference() -> Reference | None:
     if entry_points(group=GROUP):
         return None
     try:
-        found = json.loads(catalogue_file().read_text(encoding="utf-8"))
-        return from_plain(found["reference"]) if found["fingerprint"] == fingerprint(PACKAGE) else None
-    except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):  # none, no home, or damaged
+        stored = CATALOGUE.validate_json(catalogue_file().read_bytes())
+    except (OSError, RuntimeError, ValueError):  # none, no home, or damaged
         return None
+    return stored.reference if stored.fingerprint == fingerprint(PACKAGE) else None
 
 
 def new_reference() -> Reference:
@@ -41,10 +52,9 @@ def new_reference() -> Reference:
     members = (member for family in FAMILIES.values() for member in family.variants.values())
     if all(member.__module__.startswith("dmlkit.") for member in members):
         with suppress(OSError, RuntimeError):  # a full disk, a read-only home, or none
-            kept = json.dumps({"fingerprint": sources, "reference": reference._asdict()}, ensure_ascii=False)
             catalogue_file().parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(catalogue_file()) as partial:
-                partial.write_text(kept, encoding="utf-8")
+                partial.write_bytes(CATALOGUE.dump_json(Catalogue(sources, reference)))
     return reference
 
 
@@ -63,16 +73,3 @@ def fingerprint(package: Path) -> str:
     states = ((path, path.stat()) for path in sorted(package.rglob("*.py")))
     modules = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
     return sha256(json.dumps([version("pydantic"), *modules]).encode()).hexdigest()
-
-
-def from_plain(data: Any) -> Reference:
-    """Convert data read from JSON to a reference."""
-    families = {
-        family: tuple(MemberReference(name, meaning, _keys(keys), plugin) for name, meaning, keys, plugin in members)
-        for family, members in data["families"].items()
-    }
-    return Reference(_keys(data["recipe"]), _keys(data["training"]), families, data["schema"])
-
-
-def _keys(rows: Iterable[Any]) -> tuple[KeyReference, ...]:
-    return tuple(KeyReference(*row) for row in rows)

@@ -50,12 +50,7 @@ class UncheckedError(Exception):
 
 
 class NameCheck:
-    """Check of the keys and names of a recipe by the JSON schema of recipes.
-
-    Args:
-        tree: the recipe.
-        reference: reference of recipes.
-    """
+    """Check of the keys and names of a recipe by the JSON schema of recipes."""
 
     def __init__(self, tree: Tree, reference: Reference) -> None:
         self.tree, self.families, self.schema = tree, reference.families, reference.schema

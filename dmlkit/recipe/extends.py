@@ -80,9 +80,7 @@ def path_in_collection(where: str, name: Any, path: Path) -> Path:
     """Return the path of a file that another file of the same collection names.
 
     Args:
-        where: place of the name, for errors.
         name: path relative to the folder of ``path``.
-        path: file that contains the name.
 
     Raises:
         UserError: the name is not a relative path, or leads out of the parent of the file's folder, also by a symbolic

@@ -71,14 +71,13 @@ def shown(value: Any) -> str:
 
 
 def fault_line(tree: Tree, key: Key, text: str) -> str:
-    """Return the message on a key of a tree, with its file and line.
+    """Return the message on a key of a tree, with its file and line if the tree has a source.
 
     Example:
         >>> fault_line(Tree("r.yaml", origins={("loss",): "r.yaml:2"}), ("loss", "margin"), "got 'big'")
         "r.yaml:2: loss.margin: got 'big'"
     """
-    dotted = excerpt(".".join(map(str, key)))
-    return f"{tree.origin(key)}: {dotted}: {text}" if dotted else f"{tree.origin(key)}: {text}"
+    return ": ".join(part for part in (tree.origin(key), excerpt(".".join(map(str, key))), text) if part)
 
 
 def key_line(tree: Tree, key: Key, text: str) -> str:

@@ -12,11 +12,11 @@ from pydantic_core.core_schema import ModelSchema
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import ComponentConfig, from_weights, one_of
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.extends import EXTENDS, read_tree
-from dmlkit.recipe.faults import describe_faults
+from dmlkit.recipe.faults import describe_faults, fault_line
 from dmlkit.recipe.key_meanings import meanings_of
 from dmlkit.recipe.overrides import Override, apply_overrides
 from dmlkit.recipe.schema import Recipe
@@ -130,11 +130,6 @@ def _any_member(schema: Any) -> Any:
     return [_any_member(item) for item in schema] if isinstance(schema, list) else schema
 
 
-def first_line(component: type[ComponentConfig]) -> str:
-    """Return the first line of a component's docstring."""
-    return (component.__doc__ or "").strip().splitlines()[0]
-
-
 BACKBONE: TypeAdapter[BackboneConfig] = TypeAdapter(Annotated[BackboneConfig, one_of])
 KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weights in info.metadata}
 
@@ -150,25 +145,22 @@ def write_out(tree: Tree) -> None:
         return
     try:
         named = "backbone" in data
-        backbone = BACKBONE.validate_json(json.dumps(data["backbone"])) if named else _default_backbone()
+        default: BackboneConfig = Recipe.model_fields["backbone"].default
+        backbone = BACKBONE.validate_json(json.dumps(data["backbone"])) if named else default
     except ValidationError:  # validation of the recipe will report it
         return
     try:
-        if named:
-            backbone.check_weights()
-            data["backbone"] |= backbone.resolved_keys()
-        transform = data.get("transform")
-        if isinstance(transform, dict) and transform.get("name") == "pretrained" and not transform.keys() >= KEYS:
-            size = transform.get("size")
-            keys = backbone.published_input().keys(size if isinstance(size, int) else None)
-            data["transform"] = keys | transform
-    except UserError as error:
-        key = str(error).partition(": ")[0]
-        raise UserError(f"{tree.origin(tuple(key.split('.')))}: {error}") from error
-
-
-def _default_backbone() -> BackboneConfig:
-    return Recipe.model_fields["backbone"].default
+        with option_errors("backbone"):
+            if named:
+                backbone.check_weights()
+                data["backbone"] |= backbone.resolved_keys()
+            transform = data.get("transform")
+            if isinstance(transform, dict) and transform.get("name") == "pretrained" and not transform.keys() >= KEYS:
+                size = transform.get("size")
+                keys = backbone.published_input().keys(size if isinstance(size, int) else None)
+                data["transform"] = keys | transform
+    except OptionError as error:
+        raise UserError(fault_line(tree, tuple(error.key.split(".")), error.message)) from error
 
 
 def spell_out(tree: Tree) -> None:

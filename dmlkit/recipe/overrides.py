@@ -17,15 +17,10 @@ INDEX = re.compile("[0-9]{1,9}")  # index of a list item, counted from 0
 
 @dataclass(frozen=True)
 class Override:
-    """Value for a key of a recipe.
+    """Value for a key of a recipe."""
 
-    Args:
-        key: dotted key, e.g. ``loss.margin``.
-        value: value with its source, which messages name.
-    """
-
-    key: str
-    value: Tree
+    key: str  # dotted, e.g. ``loss.margin``
+    value: Tree  # with its source, which messages name
 
 
 def apply_overrides(tree: Tree, overrides: Sequence[str | Override]) -> None:

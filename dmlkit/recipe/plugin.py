@@ -34,19 +34,12 @@ GROUP = "dmlkit"  # group of entry points
 
 @dataclass(frozen=True)
 class Plugin:
-    """Source of members: an installed distribution or a file.
+    """Source of members: an installed distribution or a file."""
 
-    Args:
-        name: name of the distribution, or of the file.
-        version: version of the distribution; None for a file.
-        places: folders of packages, or files, with the code.
-        source: for a file given to `load_file`, the bytes that were run.
-    """
-
-    name: str
-    version: str | None
-    places: tuple[Path, ...]
-    source: bytes | None = None
+    name: str  # of the distribution, or of the file
+    version: str | None  # of the distribution; None for a file
+    places: tuple[Path, ...]  # folders of packages, or files, with the code
+    source: bytes | None = None  # for a file given to `load_file`, the bytes that were run
 
     @property
     def title(self) -> str:

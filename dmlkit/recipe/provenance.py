@@ -42,10 +42,6 @@ def plugins_of(recipe: "Recipe") -> tuple[PluginRecord, ...]:
 def open_plugins(records: Sequence[PluginRecord], source: str) -> None:
     """Check that the plug-ins of a run are loaded, and warn about those that have changed.
 
-    Args:
-        records: plug-ins of the run.
-        source: name of the run in messages.
-
     Raises:
         UserError: a plug-in is not loaded.
     """

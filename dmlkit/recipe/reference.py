@@ -22,19 +22,12 @@ class MemberReference(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Reference of recipes.
+    """Reference of recipes."""
 
-    Args:
-        recipe: top-level keys.
-        training: keys below ``training``.
-        families: members of each family, by name.
-        schema: JSON schema of recipes.
-    """
-
-    recipe: tuple[KeyReference, ...]
-    training: tuple[KeyReference, ...]
-    families: dict[str, tuple[MemberReference, ...]]
-    schema: dict[str, Any]
+    recipe: tuple[KeyReference, ...]  # top-level keys
+    training: tuple[KeyReference, ...]  # keys below ``training``
+    families: dict[str, tuple[MemberReference, ...]]  # members of each family, by name
+    schema: dict[str, Any]  # a JSON schema
 
 
 def as_markdown(reference: Reference) -> str:

@@ -1,6 +1,7 @@
 """Schema of recipes: all settings of a training run, typed, frozen and checked across components."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from dmlkit.backbones import BackboneConfig, SmallCNNConfig
 from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
+from dmlkit.errors import OptionError, UserError
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
 from dmlkit.losses.base import NEEDS_BOUNDED, too_curved
@@ -28,7 +30,9 @@ from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
 from dmlkit.miners import MinerConfig
 from dmlkit.optimizers import AdamWConfig, OptimizerConfig
 from dmlkit.pooling import PoolingConfig
+from dmlkit.recipe.faults import fault_line
 from dmlkit.recipe.plugin import load_installed
+from dmlkit.recipe.yaml_tree import Tree
 from dmlkit.regularizers import RegularizerConfig
 from dmlkit.samplers import Random, SamplerConfig
 from dmlkit.schedules import ConstantConfig, ScheduleConfig
@@ -143,11 +147,25 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
 
     def fault(self, key: tuple[str | int, ...], text: str) -> str:
         """Return an error message on a key, with file and line if the recipe was read from a file."""
-        place = key
-        while place and place not in self._origins:
-            place = place[:-1]
-        where = self._origins.get(place)
-        return f"{where}: {'.'.join(map(str, key))}: {text}" if where else f"{'.'.join(map(str, key))}: {text}"
+        return fault_line(Tree("", origins=self._origins), key, text)
+
+    @contextmanager
+    def errors_at(self, *key: str) -> Generator[None]:
+        """Convert errors of the component at ``key`` into errors of one line with file, line and key.
+
+        Raises:
+            UserError: the block raises an OptionError, which names its own key, or a ValueError, RuntimeError or
+                MemoryError.
+        """
+        try:
+            yield
+        except OptionError as error:
+            raise UserError(self.fault(tuple(error.key.split(".")), error.message)) from error
+        except (ValueError, RuntimeError, MemoryError) as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
+                text = "needs more memory than this machine has; use a smaller model or smaller images"
+            raise UserError(self.fault(key, text)) from error
 
     @model_validator(mode="after")
     def check_requirements(self, info: ValidationInfo) -> "Recipe":
@@ -209,17 +227,12 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             yield ("manifold", "proxies"), text
 
     def _selection_by_unknown_metric(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        key, chosen = ("training", "select_by"), self.training.select_by
         names = [name for metric in self.metrics for name in metric.names()]
-        if self.training.select_by not in names:
-            yield (
-                ("training", "select_by"),
-                f"got {self.training.select_by!r}, expected one of the recipe's metrics: {', '.join(names)}",
-            )
-        if any(metric.smaller_is_better and self.training.select_by in metric.names() for metric in self.metrics):
-            text = (
-                f"got {self.training.select_by}, of which smaller is better; expected a metric where larger is better"
-            )
-            yield ("training", "select_by"), text
+        if chosen not in names:
+            yield key, f"got {chosen!r}, expected one of the recipe's metrics: {', '.join(names)}"
+        if any(metric.smaller_is_better and chosen in metric.names() for metric in self.metrics):
+            yield key, f"got {chosen}, of which smaller is better; expected a metric where larger is better"
 
     def _figures_given_twice(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         seen: set[str] = set()
@@ -242,7 +255,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             able = [name for name, variant in sorted(LossConfig.variants.items()) if variant.shares_classes]
             yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
         if self.training.precision == "fp16":
-            yield (key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16")
+            yield key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16"
 
 
 FAMILIES: dict[str, type[ComponentConfig]] = {

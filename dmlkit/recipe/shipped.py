@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write
+from dmlkit.files.atomic import write_text
 
 EXTENDS_LINE = re.compile(r"^extends:\s*(\S+)", re.MULTILINE)
 
@@ -48,14 +48,7 @@ def find_recipe(path: Path) -> Path:
 
 
 def copy_recipe(name: str, target: Path) -> list[Path]:
-    """Copy a recipe to a new file, and the file that it extends next to it, under a unique name.
-
-    Args:
-        name: name of the recipe.
-        target: path of the new file.
-
-    Returns:
-        The written files.
+    """Copy a recipe to a new file, and the file that it extends next to it, under a unique name; return the files.
 
     Raises:
         UserError: there is no such recipe, or a file to write already exists with other content.
@@ -78,8 +71,7 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
         if path.exists() and (not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != content):
             raise UserError(f"copy: {path} already exists; use another FILE: dmlkit copy {name} FILE")
     for path, content in texts.items():
-        with atomic_write(path) as partial:
-            partial.write_text(content, encoding="utf-8")
+        write_text(path, content)
     return list(texts)
 
 
@@ -90,17 +82,11 @@ PUBLISHED = re.compile(r"published:\s*(.+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class RecipeHeader:
-    """Header of a recipe.
-
-    Args:
-        path: path of the file.
-        summary: first line of the comment at the start of the file.
-        published: first line of the figures that a paper reports, if the comment has them.
-    """
+    """Header of a recipe."""
 
     path: Path
-    summary: str
-    published: str
+    summary: str  # first line of the comment at the start of the file
+    published: str  # first line of the figures that a paper reports, if the comment has them
 
 
 def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:

@@ -24,26 +24,15 @@ FEWEST_EPOCHS, MOST_EPOCHS = 20, 200
 
 @dataclass(frozen=True)
 class Photos:
-    """The facts that determine a first recipe.
-
-    Args:
-        dataset: dataset of the photos.
-        images: number of images in the training split.
-        classes: number of classes in the training split.
-        trained: number of images in the training split without those of classes held out for validation.
-        names_validation: whether the dataset has its own validation classes.
-        backbone: pretrained backbone.
-        at_hand: whether its weights are on this machine.
-        gpu: whether there is a GPU.
-    """
+    """The facts that determine a first recipe."""
 
     dataset: DatasetConfig
-    images: int
-    classes: int
-    trained: int
-    names_validation: bool
+    images: int  # in the training split
+    classes: int  # in the training split
+    trained: int  # images without those of classes held out for validation
+    names_validation: bool  # whether the dataset has its own validation classes
     backbone: Pretrained
-    at_hand: bool
+    at_hand: bool  # whether its weights are on this machine
     gpu: bool
 
 

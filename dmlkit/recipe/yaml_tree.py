@@ -32,17 +32,11 @@ NO_MERGE = "YAML's merge keys are not supported; write the keys out, or build on
 
 @dataclass
 class Tree:
-    """Plain data with the origin of each value.
+    """Plain data with the origin of each value."""
 
-    Args:
-        source: name of the file.
-        data: root mapping (or, for an override, any value).
-        origins: ``file:line``, or the override that set it, by key.
-    """
-
-    source: str
-    data: Any = None
-    origins: dict[Key, str] = field(default_factory=dict[Key, str])
+    source: str  # name of the file
+    data: Any = None  # root mapping; for an override, any value
+    origins: dict[Key, str] = field(default_factory=dict[Key, str])  # ``file:line``, or the override that set it
 
     def origin(self, key: Key) -> str:
         """Return the origin of a key; for a missing key, that of its nearest parent."""

@@ -40,10 +40,6 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:
     """Read a checkpoint onto the CPU.
 
-    Args:
-        path: the file.
-        keys: the keys that it must have.
-
     Raises:
         UserError: the file is missing, damaged, of another format, or lacks keys.
         OSError: the file cannot be read, e.g. for lack of permission.

@@ -83,14 +83,17 @@ class Basis(Document, frozen=True):
 
 
 class PairedDifference(BaseModel, frozen=True, extra="forbid"):
-    """Difference between the metrics of two models on the same queries, see `dmlkit.evaluation.statistics`."""
+    """Difference between two models on the same queries, or over runs with the same seeds.
+
+    See `dmlkit.metrics.statistics`.
+    """
 
     difference: float
     """Mean of this model's values minus mean of the other's."""
     low: float | None
-    """Lower end of the 95 % interval; null if all queries are of a single class."""
+    """Lower end of the 95 % interval; null if there are too few classes, or a single pair of runs."""
     high: float | None
-    """Upper end of the 95 % interval; null if all queries are of a single class."""
+    """Upper end of the 95 % interval; null as ``low``."""
     p_value: float
     """Probability of a difference at least this far from 0 if there is no true difference."""
 

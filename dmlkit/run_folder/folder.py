@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write, is_partial
+from dmlkit.files.atomic import is_partial, write_text
 from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.source import require_run
@@ -80,7 +80,7 @@ class RunFolder:
 
     def is_being_replaced(self) -> bool:
         """Return whether the folder has an old run that a new one will replace at its first checkpoint."""
-        return is_being_replaced(self.path)
+        return any((self.path / name).exists() for name in (NEW, MOVING))
 
     @contextmanager
     def lock_for_training(self) -> Generator[None]:
@@ -89,7 +89,7 @@ class RunFolder:
         Raises:
             UserError: another training is running in this folder, or the folder is not a run.
         """
-        if self.path.exists() and not (self.holds_run() or is_being_replaced(self.path) or self._was_half_created()):
+        if self.path.exists() and not (self.holds_run() or self.is_being_replaced() or self._was_half_created()):
             raise UserError(
                 f"{self.path}: exists and is not a dmlkit run{self._environment_error()}; choose another --output"
             )
@@ -114,8 +114,6 @@ class RunFolder:
         """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs.
 
         Args:
-            recipe: the recipe of the run.
-            overwrite: replace the run that the folder has.
             basis: the run whose figures stand for a model of every class.
 
         Raises:
@@ -139,8 +137,7 @@ class RunFolder:
         """Write the recipe with which the run starts or continues."""
         from dmlkit.recipe.file import dump_recipe
 
-        with atomic_write(self.recipe_path) as partial:
-            partial.write_text(dump_recipe(recipe), encoding="utf-8")
+        write_text(self.recipe_path, dump_recipe(recipe))
 
     def _was_half_created(self) -> bool:
         """Return whether the folder has only files that a killed `create` may leave."""
@@ -261,8 +258,7 @@ class RunFolder:
     def keep_metrics(self, epochs: int) -> None:
         """Remove the rows of epochs after the first ``epochs``, which will be trained again."""
         rows = [row for row in self.read_metrics() if row.epoch <= epochs]
-        with atomic_write(self.metrics_path) as partial:
-            partial.write_text("".join(row.json_line() for row in rows), encoding="utf-8")
+        write_text(self.metrics_path, "".join(row.json_line() for row in rows))
 
 
 def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -303,11 +299,6 @@ DERIVED_FILES = (
     *("threshold.json", "evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
     *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
 )
-
-
-def is_being_replaced(folder: Path) -> bool:
-    """Return whether the folder has a new run that has not yet replaced the old one."""
-    return (folder / NEW).exists() or (folder / MOVING).exists()
 
 
 def take_over(folder: Path) -> None:

@@ -1,8 +1,6 @@
 """Samplers: select the images of each batch. Each file holds one, a pure function of (seed, epoch)."""
 
-from typing import TYPE_CHECKING
-
-from dmlkit.component import load_family, missing_attribute
+from dmlkit.component import load_family
 from dmlkit.samplers.base import Sampler, SamplerConfig
 from dmlkit.samplers.class_balanced import ClassBalanced
 from dmlkit.samplers.hierarchical import Hierarchical
@@ -21,8 +19,3 @@ __all__ = [
 ]
 
 load_family(__name__)
-
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)

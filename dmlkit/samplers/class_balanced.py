@@ -6,14 +6,12 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.samplers.base import Sampler, pairs_among
 
 
 class ClassBalanced(Sampler, name="class_balanced"):
     """m classes x n images in every batch, as pair losses need.
-
-    Batches of m distinct classes with n images each.
 
     Over an epoch, all pairs of classes are drawn equally often, give or take one, and so are all pairs of images of a
     class: classes and images are dealt from shuffled decks that are reshuffled when they run out. Only a class
@@ -43,12 +41,13 @@ class ClassBalanced(Sampler, name="class_balanced"):
 
     def __post_init__(self) -> None:
         if self.apart and self.groups is None:
-            raise UserError("sampler.apart: the dataset has no groups; use a table with a column group, or null")
+            raise OptionError("sampler.apart", "the dataset has no groups; use a table with a column group, or null")
         self.images = group_by(self.labels.numpy())  # the images of each class
         if len(self.images) < self.classes_per_batch:
-            raise UserError(
-                f"sampler.classes_per_batch: expected at most the "
-                f"{len(self.images)} training classes, got {self.classes_per_batch}; reduce it or add classes"
+            raise OptionError(
+                "sampler.classes_per_batch",
+                f"expected at most the "
+                f"{len(self.images)} training classes, got {self.classes_per_batch}; reduce it or add classes",
             )
         self.batch_size = self.classes_per_batch * self.images_per_class
         self.num_images = len(self.labels)
@@ -78,9 +77,10 @@ class ClassBalanced(Sampler, name="class_balanced"):
         piles = [[images[place] for place in group_by(groups[images])] for images in self.images]
         few = sum(len(of_class) < self.images_per_class for of_class in piles)
         if few:
-            raise UserError(
-                f"sampler.apart: {few} of {len(piles)} training classes have images from fewer than "
-                f"{self.images_per_class} groups; reduce sampler.images_per_class or remove these classes"
+            raise OptionError(
+                "sampler.apart",
+                f"{few} of {len(piles)} training classes have images from fewer than "
+                f"{self.images_per_class} groups; reduce sampler.images_per_class or remove these classes",
             )
         return piles
 

@@ -5,15 +5,13 @@ from math import prod
 import numpy as np
 from pydantic import PositiveInt
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.samplers.base import Sampler, pairs_among
 from dmlkit.samplers.class_balanced import Deck, group_by
 
 
 class Hierarchical(Sampler, name="hierarchical"):
     """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table).
-
-    Batches of s super-classes, m distinct classes of each and n images of each class.
 
     Super-classes, the classes of a super-class and the images of a class are dealt from shuffled decks, so any two of
     them are drawn equally often over an epoch, give or take one hand. Classes of a small super-class are drawn more
@@ -44,19 +42,21 @@ class Hierarchical(Sampler, name="hierarchical"):
 
     def __post_init__(self) -> None:
         if self.super_classes is None:
-            raise UserError("sampler: hierarchical needs a dataset with super-classes; use sop, inshop or a table")
+            raise OptionError("sampler", "hierarchical needs a dataset with super-classes; use sop, inshop or a table")
         self.images = group_by(self.labels.numpy())
         self.classes = group_by(self.super_classes.numpy())
         if len(self.classes) < self.super_classes_per_batch:
-            raise UserError(
-                f"sampler.super_classes_per_batch: expected at most the "
-                f"{len(self.classes)} super-classes of the dataset, got {self.super_classes_per_batch}; reduce it"
+            raise OptionError(
+                "sampler.super_classes_per_batch",
+                f"expected at most the "
+                f"{len(self.classes)} super-classes of the dataset, got {self.super_classes_per_batch}; reduce it",
             )
         smallest = min(len(classes) for classes in self.classes)
         if smallest < self.classes_per_super_class:
-            raise UserError(
-                f"sampler.classes_per_super_class: expected at most the {smallest} classes "
-                f"of the smallest super-class, got {self.classes_per_super_class}; reduce it"
+            raise OptionError(
+                "sampler.classes_per_super_class",
+                f"expected at most the {smallest} classes "
+                f"of the smallest super-class, got {self.classes_per_super_class}; reduce it",
             )
         self.counts = self.super_classes_per_batch, self.classes_per_super_class, self.images_per_class
         self.batch_size = prod(self.counts)

@@ -2,14 +2,35 @@
 
 from pydantic import PositiveInt
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.samplers.base import ALL_PAIRS, Sampler, pairs_among
 
 
-class Random(Sampler, name="random"):
-    """Shuffled images; the usual choice for proxy losses. Each epoch drops the images that do not fill a batch.
+class ImageSampler(Sampler):
+    """Base of the samplers that draw images without regard to the other images of a batch."""
 
-    A new permutation every epoch, cut into full batches.
+    batch_size: PositiveInt = 32
+    """Number of images in a batch, over all ranks."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
+
+    def __post_init__(self) -> None:
+        self.num_images = len(self.labels)
+        if self.num_images < self.batch_size:
+            raise OptionError(
+                "sampler.batch_size",
+                f"expected at most the {self.num_images} training images, got {self.batch_size}; "
+                "reduce it or add images",
+            )
+
+    def __len__(self) -> int:
+        return self.num_images // self.batch_size
+
+
+class Random(ImageSampler, name="random"):
+    """Shuffled images; the usual choice for proxy losses. Each epoch drops the images that do not fill a batch.
 
     Raises:
         UserError: there are fewer images than the batch size.
@@ -20,24 +41,6 @@ class Random(Sampler, name="random"):
         >>> [len(batch) for batch in sampler.batches(epoch=0)]
         [3, 3]
     """
-
-    batch_size: PositiveInt = 32
-    """Number of images in a batch, over all ranks."""
-
-    @property
-    def pairs(self) -> str:
-        return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
-
-    def __post_init__(self) -> None:
-        if len(self.labels) < self.batch_size:
-            raise UserError(
-                f"sampler.batch_size: expected at most the {len(self.labels)} training images, got {self.batch_size}; "
-                "reduce it or add images"
-            )
-        self.num_images = len(self.labels)
-
-    def __len__(self) -> int:
-        return self.num_images // self.batch_size
 
     def batches(self, epoch: int) -> list[list[int]]:
         order = self.generator(epoch).permutation(self.num_images)

@@ -3,13 +3,12 @@
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from dmlkit.errors import UserError
-from dmlkit.samplers.base import ALL_PAIRS, Sampler, pairs_among
+from dmlkit.samplers.random import ImageSampler
 
 
-class Weighted(Sampler, name="weighted"):
+class Weighted(ImageSampler, name="weighted"):
     """Images drawn with replacement, with weight (images of their class)^-power; for imbalanced data.
 
     Independent draws of images; the expected draws of a class with c images are proportional to c^(1 - power).
@@ -24,29 +23,16 @@ class Weighted(Sampler, name="weighted"):
         True
     """
 
-    batch_size: PositiveInt = 32
-    """Number of images in a batch, over all ranks."""
     power: Annotated[float, Field(ge=0, le=1)] = 0.5
     """0 weights all images equally, 1 weights all classes equally."""
 
-    @property
-    def pairs(self) -> str:
-        return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
-
     def __post_init__(self) -> None:
-        if len(self.labels) < self.batch_size:
-            raise UserError(
-                f"sampler.batch_size: expected at most the {len(self.labels)} training images, got {self.batch_size}; "
-                "reduce it or add images"
-            )
+        super().__post_init__()
         _, inverse, counts = np.unique(self.labels.numpy(), return_inverse=True, return_counts=True)
         weights = counts[inverse].astype(np.float64) ** -self.power
         self.cumulative = np.cumsum(weights / weights.sum())
 
-    def __len__(self) -> int:
-        return len(self.cumulative) // self.batch_size
-
     def batches(self, epoch: int) -> list[list[int]]:
         draws = self.generator(epoch).random((len(self), self.batch_size))
         # due to rounding, the last sum may be below 1
-        return np.searchsorted(self.cumulative, draws).clip(max=len(self.cumulative) - 1).tolist()
+        return np.searchsorted(self.cumulative, draws).clip(max=self.num_images - 1).tolist()

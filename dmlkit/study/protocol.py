@@ -14,12 +14,12 @@ from dmlkit.datasets.base import FOLDS
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.evaluation.statistics import t_interval
 from dmlkit.files.document import Document
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.faults import refuse_faults
 from dmlkit.metrics.retrieval import MapAtRConfig, PrecisionConfig, RPrecisionConfig
 from dmlkit.metrics.scoring import retrieval_metrics
+from dmlkit.metrics.statistics import t_interval
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -93,7 +93,6 @@ def run_protocol(
     Repeat r has the recipe's seed + r.
 
     Args:
-        name: name of the protocol.
         recipe: recipe to train; the Reality Check sets its split, dimension and metrics.
         folder: output folder for ``protocol.json``, ``repeat-R/`` or ``repeat-R/fold-F/`` of each run, and
             ``results.json``.

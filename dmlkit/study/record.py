@@ -116,12 +116,6 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
 
     A study that is continued may have more seeds and another wording of its claim.
 
-    Args:
-        record: see `Study.record`.
-        folder: folder of the study; need not exist.
-        fabric: the ranks.
-        command: command that repeats the study.
-
     Raises:
         UserError: the folder has other contents or a study with other runs, or another process works on it.
     """
@@ -162,9 +156,6 @@ def open_protocol(name: str, folder: Path, fabric: "Fabric", runs: str) -> Gener
     """Start or continue a protocol in a folder, and lock the folder during the block.
 
     Args:
-        name: name of the protocol.
-        folder: folder of its runs; need not exist.
-        fabric: the ranks.
         runs: pattern of the runs in the folder: dmlkit 0.1.0 did not record the protocol.
 
     Raises:

@@ -99,7 +99,11 @@ class _Reader:
         folders = sorted(path.name for path in (self.folder / variant).glob("*/") if path.name not in recipes)
         labels = [*recipes, *folders]  # folders of values beyond the edge of the grid come last
         tried = {label: [self._run(variant, label, seed) for seed in self.first] for label in labels}
-        scores = {label: _mean_score(runs) for label, runs in tried.items() if all(run.state == "done" for run in runs)}
+        scores = {
+            label: fmean(run.score or 0.0 for run in runs)
+            for label, runs in tried.items()
+            if all(run.state == "done" for run in runs)
+        }
         later = [seed for seed in self.study.seeds if seed not in self.first]
         if scores and all(run.state in ("done", "failed") for runs in tried.values() for run in runs):
             best[variant] = max(scores, key=scores.__getitem__)
@@ -181,10 +185,6 @@ def _progress(run: RunFolder, select_by: str) -> tuple[int, float | None, float]
         summary = Summary.read(run.summary_path)
         return len(rows), summary.best_score, summary.seconds
     return len(rows), max(scores, default=None), rows[-1].seconds if rows else 0.0
-
-
-def _mean_score(runs: Sequence[RunStatus]) -> float:
-    return fmean(run.score or 0.0 for run in runs)
 
 
 def _seconds_left(runs: Sequence[RunStatus]) -> float | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from dmlkit.component import ComponentConfig, Requirement
+from dmlkit.component import ComponentConfig, components_below
 from dmlkit.manifolds.base import ManifoldConfig
 
 Promise = Callable[..., None]
@@ -48,12 +48,7 @@ def hold(promises: Sequence[Promise], subject: str, *arguments: Any) -> None:
 
 
 def expect(holds: bool | Tensor, message: str) -> None:
-    """Raise an AssertionError if a condition is false; works under ``python -O``, which removes assert.
-
-    Args:
-        holds: the condition, a bool or a tensor.
-        message: what was found.
-    """
+    """Raise an AssertionError if a condition is false; works under ``python -O``, which removes assert."""
     if not bool(holds):
         raise AssertionError(message)
 
@@ -93,14 +88,6 @@ def has_defaults(config: ComponentConfig) -> bool:
     return not any(field.is_required() for field in type(config).model_fields.values())
 
 
-def requirements(component: ComponentConfig) -> Iterator[Requirement]:
-    """Yield the requirements of a component and of those nested in it, such as a loss's miner."""
-    yield from component.requirements()
-    for value in dict(component).values():
-        if isinstance(value, ComponentConfig):
-            yield from requirements(value)
-
-
 def all_manifolds() -> Iterator[ManifoldConfig]:
     """Yield every known manifold with each of its similarities."""
     for variant in ManifoldConfig.variants.values():
@@ -109,8 +96,9 @@ def all_manifolds() -> Iterator[ManifoldConfig]:
 
 
 def fits(component: ComponentConfig, manifold: ManifoldConfig) -> bool:
-    """Return whether a component's requirements allow a manifold."""
-    needs = [need for need in requirements(component) if need.key.startswith("manifold.")]
+    """Return whether the requirements of a component and of those nested in it, e.g. a miner, allow a manifold."""
+    every = [need for _, part in components_below((), component) for need in part.requirements()]
+    needs = [need for need in every if need.key.startswith("manifold.")]
     return all(getattr(manifold, need.key.removeprefix("manifold."), None) in need.allowed for need in needs)
 
 

@@ -67,7 +67,8 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
         )
 
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"backbone.tuning.cache: {folder}: is a file; expected a folder for features")
+        text = f"{folder}: is a file; expected a folder for features"
+        raise UserError(recipe.fault(("backbone", "tuning", "cache"), text))
     # one of several runs that share a folder computes the features, the others wait; complete features need no lock
     writes = fabric.is_global_zero and not all(is_complete(place(split)) for split in recipe.dataset.own_splits)
     with sole_writer(folder, what="a training", patience=inf) if writes else nullcontext():

@@ -40,14 +40,7 @@ class EpochBand:
 
 @dataclass(frozen=True)
 class EpochCurve:
-    """The runs of one recipe.
-
-    Args:
-        name: label of the curve.
-        runs: number of runs.
-        loss: training loss.
-        metric: metric on validation classes.
-    """
+    """The runs of one recipe."""
 
     name: str
     runs: int
@@ -107,11 +100,6 @@ def _figures(path: Path, rows: Sequence[EpochRow], metric: str) -> dict[int, flo
 
 def plot_epochs(groups: Mapping[str, Sequence[Path]], output: Path, *, metric: str | None = None) -> list[EpochCurve]:
     """Draw a metric on validation classes and the training loss over the epochs, one curve per group of runs.
-
-    Args:
-        groups: runs by the name of their curve; see `runs_by_recipe`.
-        output: see `picture`.
-        metric: see `epoch_curves`.
 
     Returns:
         The curves that were drawn.

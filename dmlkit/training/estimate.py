@@ -1,9 +1,9 @@
 """Estimate of how long a recipe trains on this machine, from a timed batch of its backbone."""
 
 import os
-from collections.abc import Callable
 from math import ceil
 from time import perf_counter
+from timeit import repeat
 from typing import NamedTuple
 
 import torch
@@ -37,10 +37,7 @@ def estimate_training(recipe: Recipe, device: str = "auto") -> Estimate:
     """Estimate the time of ``dmlkit train`` for a recipe of images.
 
     A frozen backbone computes the features of each image once, or once per view; otherwise it is trained in each epoch.
-
-    Args:
-        recipe: the recipe; the weights are random here, and nothing is downloaded.
-        device: device, see `start_fabric`.
+    The weights are random here, and nothing is downloaded.
 
     Raises:
         UserError: the model cannot be built, e.g. without timm, or none of the images can be read.
@@ -88,13 +85,7 @@ def _computing(model: EmbeddingModel, pixels: Tensor, fabric: Fabric, *, backwar
         if fabric.device.type == "cuda":
             torch.cuda.synchronize(fabric.device)
 
-    return min(_seconds(step) for _ in range(3)) / len(pixels)  # the first one is slower
-
-
-def _seconds(action: Callable[[], None]) -> float:
-    started = perf_counter()
-    action()
-    return perf_counter() - started
+    return min(repeat(step, number=1, repeat=3)) / len(pixels)  # the first one is slower
 
 
 def _per_image(computing: float, reading: float, workers: int, fabric: Fabric) -> float:

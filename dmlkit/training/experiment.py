@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.class_shard import ShardedParameter
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.losses.base import Loss
 from dmlkit.manifolds.sphere import Sphere
@@ -88,13 +88,7 @@ class WeightAverage:
 
 
 class Objective(nn.Module):
-    """The objective to minimize: the loss plus the weighted regularizers.
-
-    Args:
-        loss: the loss.
-        regularizers: terms to add to the loss.
-        weights: one weight per regularizer.
-    """
+    """The objective to minimize: the loss plus the weighted regularizers."""
 
     def __init__(self, loss: Loss, regularizers: list[Regularizer], weights: list[float]) -> None:
         super().__init__()
@@ -157,42 +151,42 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     Raises:
         UserError: the data is missing, or does not fit the recipe.
     """
-    with recipe_errors(recipe, "training", "loggers"):
+    with recipe.errors_at("training", "loggers"):
         check_loggers(recipe.training.loggers)
-    with recipe_errors(recipe, "dataset"):
+    with recipe.errors_at("dataset"):
         train = images_of_split(recipe.dataset, "train")
         validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
         if len(train.class_names) < 2:
-            raise UserError("dataset: got 1 training class, expected at least 2")
+            raise OptionError("dataset", "got 1 training class, expected at least 2")
         for dataset in (train, validation):
             if dataset is not None and dataset.num_features is not None and isinstance(recipe.manifold, Sphere.Config):
                 refuse_zero_vectors(dataset)
-    with recipe_errors(recipe, "sampler"):
+    with recipe.errors_at("sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes, train.groups)
     if recipe.training.accumulate > len(sampler):
         message = f"got {recipe.training.accumulate}, expected at most {len(sampler)}, the number of batches per epoch"
         raise UserError(recipe.fault(("training", "accumulate"), message))
     torch.manual_seed(recipe.seed)
-    with recipe_errors(recipe, "backbone"):
+    with recipe.errors_at("backbone"):
         backbone = recipe.backbone.build(train.num_features)
     if recipe.training.gradient_checkpointing:
-        with recipe_errors(recipe, "training", "gradient_checkpointing"):
+        with recipe.errors_at("training", "gradient_checkpointing"):
             recompute_blocks(backbone)
-    with recipe_errors(recipe, "embedding_dim"):
+    with recipe.errors_at("embedding_dim"):
         model = build_model(recipe, backbone=backbone)
-    with recipe_errors(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
+    with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
         blank = blank_input(recipe, train)  # a side that is too large needs more memory than there is
         try_model(model, blank)
     if sampler.batch_size == ranks:  # one image on each rank
-        with recipe_errors(recipe, "sampler"):
+        with recipe.errors_at("sampler"):
             try_single_image(model, blank)
-    with recipe_errors(recipe, "loss"):
+    with recipe.errors_at("loss"):
         loss = recipe.loss.build(model.manifold, len(train.class_names))
-    with recipe_errors(recipe, "regularizers"):
+    with recipe.errors_at("regularizers"):
         regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
     objective = Objective(loss, regularizers, [regularizer.weight for regularizer in recipe.regularizers])
     if recipe.training.shard_proxies:
-        with recipe_errors(recipe, "training", "shard_proxies"):
+        with recipe.errors_at("training", "shard_proxies"):
             objective.loss.keep_shard(rank, ranks)
     shared = {id(parameter) for parameter in model.parameters()}
     parameters = {
@@ -201,7 +195,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         # a learnable manifold belongs to the head, although it is also part of the loss
         "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
     }
-    with recipe_errors(recipe, "optimizer"):
+    with recipe.errors_at("optimizer"):
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation, average)
@@ -220,29 +214,6 @@ def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, lis
     return {f"backbone.{depth}": block for depth, block in enumerate(blocks, 1)}
 
 
-@contextmanager
-def recipe_errors(recipe: Recipe, *key: str) -> Generator[None]:
-    """Convert errors of a component into errors of one line with the recipe's file, line and key.
-
-    Raises:
-        UserError: the block raises a ValueError, RuntimeError or MemoryError.
-    """
-    try:
-        yield
-    except UserError as error:
-        # a component that names its key itself, such as ``sampler.batch_size``, lacks only file and line
-        named, _, text = str(error).partition(": ")
-        own = tuple(named.split("."))
-        if own[0] != key[0] or "\n" in text:
-            raise
-        raise UserError(recipe.fault(own, text)) from error
-    except (ValueError, RuntimeError, MemoryError) as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
-            text = "needs more memory than this machine has; use a smaller model or smaller images"
-        raise UserError(recipe.fault(key, text)) from error
-
-
 def refuse_zero_vectors(dataset: Dataset) -> None:
     """Check that no vector is zero, since a zero vector has no cosine.
 
@@ -251,9 +222,10 @@ def refuse_zero_vectors(dataset: Dataset) -> None:
     """
     zero = [index for index in range(len(dataset)) if not dataset.sample(index).any()]  # 0.5 s for 100 000 x 512
     if zero:
-        raise UserError(
-            f"dataset.embeddings: {len(zero)} of {len(dataset)} vectors are zero and have no cosine, the first is "
-            f"{dataset.key(zero[0])}; remove them, or compare by distance (manifold euclidean)"
+        raise OptionError(
+            "dataset.embeddings",
+            f"{len(zero)} of {len(dataset)} vectors are zero and have no cosine, the first is "
+            f"{dataset.key(zero[0])}; remove them, or compare by distance (manifold euclidean)",
         )
 
 

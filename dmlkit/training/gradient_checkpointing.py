@@ -15,10 +15,7 @@ from dmlkit.errors import UserError
 def recompute_blocks(backbone: Backbone) -> None:
     """Store only the inputs of the blocks for the backward pass (Chen et al. 2016, arXiv:1604.06174).
 
-    Gradients and buffers, such as the statistics of batch norms, stay bit-identical.
-
-    Args:
-        backbone: the backbone whose blocks are wrapped; its state dict does not change.
+    Gradients and buffers, such as the statistics of batch norms, stay bit-identical; the state dict does not change.
 
     Raises:
         ValueError: the backbone has no blocks that are modules.
@@ -44,11 +41,7 @@ def recompute_blocks(backbone: Backbone) -> None:
 
 
 class RecomputedForward:
-    """Forward pass of a block that runs again in the backward pass.
-
-    Args:
-        block: the block with its original forward pass.
-    """
+    """Forward pass of a block that runs again in the backward pass."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block

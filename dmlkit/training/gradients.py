@@ -14,14 +14,9 @@ from dmlkit.training.experiment import Experiment
 
 
 def take_step(fabric: Fabric, experiment: Experiment, optimizer: Any, batches: int, rates: list[float]) -> None:
-    """Update the weights, and their average where one is kept, and clear the gradients.
+    """Update the weights, and their average where one is kept, and clear the gradients, which are sums over batches.
 
-    Args:
-        fabric: the ranks.
-        experiment: the experiment, whose gradients are summed over the batches.
-        optimizer: the experiment's optimizer as the fabric set it up.
-        batches: number of batches, at least 1.
-        rates: learning rate of each parameter group.
+    Each parameter group gets its learning rate from ``rates``.
     """
     for group, rate in zip(experiment.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -30,15 +30,8 @@ class Progress(Protocol):
         ...
 
 
-class Silent:
+class Silent(Progress):
     """Progress that reports nothing."""
 
-    def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
-        """See `Progress`."""
-
-    def epoch(self, row: EpochRow) -> None:
-        """See `Progress`."""
-
     def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
-        """See `Progress`."""
         return nullcontext(lambda _: None)

@@ -35,13 +35,7 @@ def summarize(
 ) -> Summary:
     """Score the last and the best checkpoint on the test classes; write ``summary.json``, the classes and the curves.
 
-    Args:
-        experiment: the trained experiment.
-        data: its inputs.
-        run: its folder.
-        fabric: the ranks.
-        state: progress at the end.
-        untouched: figures of the pretrained backbone before training; empty if it had random weights.
+    ``untouched`` are the figures of the pretrained backbone before training; empty if it had random weights.
     """
     rows = run.read_metrics()
     if experiment.average:
@@ -148,13 +142,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | None = None) -> None:
-    """Draw the loss and the validation metrics over the epochs as a PNG.
-
-    Args:
-        rows: rows of ``metrics.jsonl``.
-        path: file to write.
-        untouched: validation metrics of the backbone before training, drawn as dashed lines.
-    """
+    """Draw the loss and the validation metrics over the epochs as a PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -173,7 +161,7 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | No
                 label=name,
             )
             if untouched and name in untouched:
-                right.axhline(untouched[name], linestyle="--", color=line.get_color(), label=f"{name}, untouched")
+                right.axhline(untouched[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
         right.set(xlabel="epoch", title="Validation classes" if names else "No validation classes", ylim=(0, 1.02))
         if names:
             right.legend(loc="lower right", fontsize="small")

@@ -90,9 +90,8 @@ def _train(
         run.check_same_recipe(recipe)
     experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
     if experiment.sampler.batch_size % fabric.world_size:
-        raise UserError(
-            f"sampler: a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
-        )
+        text = f"a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
+        raise UserError(recipe.fault(("sampler",), text))
     if fabric.is_global_zero:
         run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis)
     if fabric.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written

@@ -15,10 +15,10 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import with_overrides
-from dmlkit.evaluation.statistics import paired_differences
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
@@ -26,7 +26,7 @@ from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
 from dmlkit.training.data import TrainingData
-from dmlkit.training.experiment import Experiment, blank_input, recipe_errors, try_model
+from dmlkit.training.experiment import Experiment, blank_input, try_model
 from dmlkit.training.progress import Progress
 
 
@@ -37,13 +37,6 @@ def score_untouched(
 
     The figures are stored in the run folder and scored only once. The result is empty if the backbone is not
     pretrained.
-
-    Args:
-        experiment: the experiment before training.
-        data: its images, or their features.
-        run: the run folder that stores the figures.
-        fabric: the device and the ranks, which share the work.
-        progress: shows each pass over images.
 
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
@@ -58,7 +51,7 @@ def score_untouched(
         started = run.checkpoint_path("last").exists()
         stored = fabric.broadcast(_stored(path, question, started=started) if fabric.is_global_zero else None)
         if stored is None:
-            with progress.images(f"untouched backbone, {split}", len(dataset)) as advance:
+            with progress.images(f"pretrained baseline, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
                     fabric,
                     data.model,
@@ -151,7 +144,7 @@ def evaluate_untrained(
     recipe = read_recipe(RunFolder(path).recipe_path if path.is_dir() else path, overrides)
     recipe = with_overrides(recipe, dataset_root, overrides, metrics)
     split = split or ("all" if dataset_root is not None else "test")
-    with recipe_errors(recipe, "dataset") if dataset_root is None else nullcontext():
+    with recipe.errors_at("dataset") if dataset_root is None else nullcontext():
         dataset = images_of_split(recipe.dataset, split)
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, split, ties)
@@ -169,8 +162,8 @@ def untrained_model(recipe: Recipe, dataset: Dataset) -> EmbeddingModel:
         UserError: the recipe is not usable, or the weights are not available.
     """
     torch.manual_seed(recipe.seed)
-    with recipe_errors(recipe, "backbone"):
+    with recipe.errors_at("backbone"):
         model = build_model(recipe, dataset.num_features)
-    with recipe_errors(recipe, *(("transform", "size") if recipe.transform else ("backbone",))):
+    with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
         try_model(model, blank_input(recipe, dataset))
     return model

@@ -1,8 +1,6 @@
 """Transforms from an image of any size to a normalized tensor, for training and for evaluation."""
 
-from typing import TYPE_CHECKING
-
-from dmlkit.component import load_family, missing_attribute
+from dmlkit.component import load_family
 from dmlkit.transforms.base import Resizing, TransformConfig
 from dmlkit.transforms.presets import (
     BNInceptionConfig,
@@ -25,8 +23,3 @@ __all__ = [
 ]
 
 load_family(__name__)
-
-if not TYPE_CHECKING:  # else every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)

@@ -33,8 +33,9 @@ class Resizing(NamedTuple):
     def text(self) -> str:
         """Description in words.
 
-        >>> Resizing(256).text
-        'a shorter side of 256 pixels, bilinear'
+        Example:
+            >>> Resizing(256).text
+            'a shorter side of 256 pixels, bilinear'
         """
         shape = f"{self.side} x {self.side}" if self.square else f"a shorter side of {self.side}"
         return f"{shape} pixels, {self.interpolation}"
@@ -42,8 +43,9 @@ class Resizing(NamedTuple):
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of a resized image.
 
-        >>> Resizing(256).size_of(2, 60_000), Resizing(256, square=True).size_of(2, 60_000)
-        ((256, 7680000), (256, 256))
+        Example:
+            >>> Resizing(256).size_of(2, 60_000), Resizing(256, square=True).size_of(2, 60_000)
+            ((256, 7680000), (256, 256))
         """
         if self.square:
             return self.side, self.side

@@ -26,13 +26,7 @@ class Window(NamedTuple):
 
 
 class WindowTransform(ABC):
-    """Augmentation by a random `Window`.
-
-    Args:
-        size: side of the square, in pixels.
-        interpolation: interpolation between pixels.
-        flip: whether to mirror with probability 1/2.
-    """
+    """Augmentation by a random `Window` of ``size`` x ``size`` pixels; with ``flip`` half of them are mirrored."""
 
     def __init__(self, size: int, interpolation: Interpolation, *, flip: bool) -> None:
         self.size = size
@@ -181,10 +175,7 @@ class RandomResizedCrop(WindowTransform):
     """Crop of at least ``min_scale`` of the area, 3:4 to 4:3, resized to a square and mirrored with probability 1/2.
 
     Args:
-        size: side of the square, in pixels.
         min_scale: smallest share of the area, in 0..1.
-        flip: whether to mirror images.
-        interpolation: interpolation between pixels.
     """
 
     def __init__(self, size: int, min_scale: float, *, flip: bool, interpolation: Interpolation = "bilinear") -> None:
@@ -199,13 +190,7 @@ class RandomResizedCrop(WindowTransform):
 
 
 class SquareCrop(WindowTransform):
-    """Image squeezed to a square, then cropped to a random smaller square and mirrored with probability 1/2.
-
-    Args:
-        size: side of the smaller square, in pixels.
-        resized: side of the first square, in pixels.
-        flip: whether to mirror images.
-    """
+    """Image squeezed to a square of ``resized`` pixels and cropped to a random square of ``size`` pixels."""
 
     def __init__(self, size: int, resized: int, *, flip: bool) -> None:
         super().__init__(size, "bilinear", flip=flip)

@@ -1,7 +1,7 @@
 """Transforms of papers and of pretrained networks."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -16,11 +16,8 @@ class PlainConfig(TransformConfig, frozen=True):
 
     name: Literal["plain"] = "plain"
     size: Pixels = 32
-    """Side of the square that the model sees, in pixels."""
     mean: Channels = (0.5, 0.5, 0.5)
-    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels = (0.5, 0.5, 0.5)
-    """Standard deviation of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
 
     @property
     def resizing(self) -> Resizing:
@@ -48,29 +45,32 @@ class _ToSquare:
         return image if image.shape[-2:] == (self.size, self.size) else self.resize(image)
 
 
-class ImageNetConfig(TransformConfig, frozen=True):
-    """Random resized crop and flip in training, resize and center crop in evaluation; for torchvision's weights."""
+class RandomCropConfig(TransformConfig, frozen=True, abstract=True):
+    """Base of the transforms with random resized crops in training, and a resize and center crop in evaluation."""
 
-    name: Literal["imagenet"] = "imagenet"
+    interpolation: ClassVar[Interpolation] = "bilinear"
     size: Pixels = 224
-    """Side of the square that the model sees, in pixels."""
     resize: Pixels = 256
     """Shorter side before the center crop, in pixels."""
     min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
     """Smallest share of the area that a random crop keeps."""
     flip: bool = True
     """Mirror each training image with probability 1/2."""
-    mean: Channels = (0.485, 0.456, 0.406)
-    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
-    std: PositiveChannels = (0.229, 0.224, 0.225)
-    """Standard deviation of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
 
     @property
     def resizing(self) -> Resizing:
-        return Resizing(self.resize)
+        return Resizing(self.resize, interpolation=self.interpolation)
 
     def training(self) -> ImageTransform:
-        return RandomResizedCrop(self.size, self.min_scale, flip=self.flip)
+        return RandomResizedCrop(self.size, self.min_scale, flip=self.flip, interpolation=self.interpolation)
+
+
+class ImageNetConfig(RandomCropConfig, frozen=True):
+    """Random resized crop and flip in training, resize and center crop in evaluation; for torchvision's weights."""
+
+    name: Literal["imagenet"] = "imagenet"
+    mean: Channels = (0.485, 0.456, 0.406)
+    std: PositiveChannels = (0.229, 0.224, 0.225)
 
 
 class PretrainedConfig(TransformConfig, frozen=True):
@@ -94,9 +94,7 @@ class PretrainedConfig(TransformConfig, frozen=True):
     interpolation: Annotated[Interpolation, from_weights] = "bicubic"
     """Interpolation between pixels, bilinear or bicubic."""
     mean: Annotated[Channels, from_weights] = (0.485, 0.456, 0.406)
-    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: Annotated[PositiveChannels, from_weights] = (0.229, 0.224, 0.225)
-    """Standard deviation of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
     """Smallest share of the area that a random crop keeps."""
     flip: bool = True
@@ -110,36 +108,22 @@ class PretrainedConfig(TransformConfig, frozen=True):
         return RandomResizedCrop(self.size, self.min_scale, flip=self.flip, interpolation=self.interpolation)
 
 
-class HypViTConfig(TransformConfig, frozen=True):
+class HypViTConfig(RandomCropConfig, frozen=True):
     """Bicubic crops of at least a fifth of the image, as in Hyp-ViT (Ermolov et al., CVPR 2022).
 
     Statistics are those of timm's ViT; DINO and DeiT weights need ImageNet's ``mean`` and ``std``. On CUB-200-2011
     the authors evaluate with ``resize: 256``.
     """
 
+    interpolation: ClassVar[Interpolation] = "bicubic"
     name: Literal["hyp_vit"] = "hyp_vit"
-    size: Pixels = 224
-    """Side of the square that the model sees, in pixels."""
     resize: Pixels = 224
-    """Shorter side before the center crop, in pixels."""
     min_scale: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Smallest share of the area that a random crop keeps."""
-    flip: bool = True
-    """Mirror each training image with probability 1/2."""
     mean: Channels = (0.5, 0.5, 0.5)
-    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels = (0.5, 0.5, 0.5)
-    """Standard deviation of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
-
-    @property
-    def resizing(self) -> Resizing:
-        return Resizing(self.resize, interpolation="bicubic")
-
-    def training(self) -> ImageTransform:
-        return RandomResizedCrop(self.size, self.min_scale, flip=self.flip, interpolation="bicubic")
 
 
-class BNInceptionConfig(TransformConfig, frozen=True):
+class BNInceptionConfig(RandomCropConfig, frozen=True):
     """BGR pixels 0..255 minus (104, 117, 128), as BN-Inception's weights expect; crops and flips as in ``imagenet``.
 
     The defaults are the settings of the code of Proxy-Anchor, SoftTriple and ProxyGML; the Reality Check has size 227
@@ -147,14 +131,6 @@ class BNInceptionConfig(TransformConfig, frozen=True):
     """
 
     name: Literal["bn_inception"] = "bn_inception"
-    size: Pixels = 224
-    """Side of the square that the model sees, in pixels."""
-    resize: Pixels = 256
-    """Shorter side before the center crop, in pixels."""
-    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
-    """Smallest share of the area that a random crop keeps."""
-    flip: bool = True
-    """Mirror each training image with probability 1/2."""
     mean: Channels = (104.0, 117.0, 128.0)
     """Mean of blue, green and red, of pixels in 0..255."""
     std: PositiveChannels = (1.0, 1.0, 1.0)
@@ -162,14 +138,6 @@ class BNInceptionConfig(TransformConfig, frozen=True):
     channels: Literal["bgr"] = "bgr"
     """Order of the color channels in the backbone's input."""
     pixel_max: Literal[255] = 255
-    """Value of white before ``mean`` and ``std`` are applied."""
-
-    @property
-    def resizing(self) -> Resizing:
-        return Resizing(self.resize)
-
-    def training(self) -> ImageTransform:
-        return RandomResizedCrop(self.size, self.min_scale, flip=self.flip)
 
 
 class CgmlCarsConfig(TransformConfig, frozen=True):
@@ -181,15 +149,12 @@ class CgmlCarsConfig(TransformConfig, frozen=True):
 
     name: Literal["cgml_cars"] = "cgml_cars"
     size: Pixels = 227
-    """Side of the square that the model sees, in pixels."""
     resize: Pixels = 256
     """Length of both sides before the crop, in pixels; the aspect ratio is not kept."""
     flip: bool = True
     """Mirror each training image with probability 1/2."""
     mean: Channels = (0.485, 0.456, 0.406)
-    """Mean of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
     std: PositiveChannels = (0.229, 0.224, 0.225)
-    """Standard deviation of each channel, in the order of ``channels``, of pixels in 0..``pixel_max``."""
 
     @property
     def resizing(self) -> Resizing:

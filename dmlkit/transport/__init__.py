@@ -1,8 +1,6 @@
 """Transport: optimal-transport solvers behind one interface. Each file holds one."""
 
-from typing import TYPE_CHECKING
-
-from dmlkit.component import load_family, missing_attribute
+from dmlkit.component import load_family
 from dmlkit.transport.base import NoTransport, TransportConfig, TransportSolver
 from dmlkit.transport.cvxpy import Cvxpy
 from dmlkit.transport.emd import Emd
@@ -22,8 +20,3 @@ __all__ = [
 ]
 
 load_family(__name__)
-
-if not TYPE_CHECKING:  # otherwise every name would pass the type checker
-
-    def __getattr__(name: str) -> object:
-        raise missing_attribute(__name__, name)

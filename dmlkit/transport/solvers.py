@@ -192,7 +192,7 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
     Args:
         cost: (G, n, m).
         rows, cols: (G, n) and (G, m) >= 0 with equal totals; the plan is 0 where they are 0.
-        eps: > 0.
+        eps: weight of |x|^2, > 0.
 
     Returns:
         The plan (G, n, m) and its support (G, n, m) bool.

@@ -130,11 +130,11 @@ LEAVES = [
 def test_help_has_choices_in_its_texts_and_not_in_a_wide_column(
     dmlkit, command: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """A column with <nearest|vote|mean> left 32 of 80 columns for the text."""
+    """A column with <nearest|vote|mean> left 32 of 80 columns; --overwrite <bool> reads as if a value followed."""
     monkeypatch.setenv("COLUMNS", "80")
     lines = dmlkit(*command, "--help").out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert not [line for line in lines if re.search(r"<\w+\|", line)]
+    assert not [line for line in lines if re.search(r"<\w+[|>\[]", line)]
 
 
 def test_class_and_run_names_are_shown_as_they_are_s4_s5(dmlkit, tiny_recipe: Path, tmp_path: Path, photos: Path):

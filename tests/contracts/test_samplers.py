@@ -1,7 +1,9 @@
 """Every sampler: pure in (seed, epoch), honest about its length and its batch size."""
 
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -90,6 +92,39 @@ def test_hierarchical_batches_hold_classes_of_few_super_classes():
         assert sorted(Counter(label % 3 for label in classes).values()) == [3, 3]
     kinds = Counter(label % 3 for batch in batches for label in LABELS[batch].tolist())
     assert max(kinds.values()) - min(kinds.values()) <= 12  # one hand of one super-class
+
+
+@pytest.mark.parametrize("name", ["random", "weighted"])
+def test_all_images_may_fill_one_batch(name: str):
+    labels = torch.arange(4) // 2
+    assert len(SamplerConfig.variants[name](batch_size=4).build(labels, 1)) == 1
+    with pytest.raises(UserError, match="at most the 4 training images, got 5"):
+        SamplerConfig.variants[name](batch_size=5).build(labels, 1)
+
+
+def test_weighted_draws_the_last_image_where_the_sum_of_weights_rounds_below_1(monkeypatch: pytest.MonkeyPatch):
+    largest = np.nextafter(1.0, 0.0)  # of what a generator draws
+    count = next(n for n in range(1, 999) if np.cumsum(np.full(n, 1 / n))[-1] < largest)
+    sampler = SamplerConfig.variants["weighted"](batch_size=1).build(torch.zeros(count, dtype=torch.long), 1)
+    draws = SimpleNamespace(random=lambda shape: np.full(shape, largest))
+    monkeypatch.setattr(sampler, "generator", lambda epoch: draws)
+    assert sampler.batches(0) == [[count - 1]] * count
+
+
+def test_groups_are_ignored_unless_they_are_kept_apart():
+    groups = torch.zeros(600, dtype=torch.long)
+    config = SamplerConfig.variants["class_balanced"]()
+    assert config.build(LABELS, 1, None, groups).batches(0) == config.build(LABELS, 1).batches(0)
+
+
+def test_hierarchical_takes_super_classes_that_are_just_large_enough():
+    options = {"super_classes_per_batch": 3, "classes_per_super_class": 2, "images_per_class": 4}
+    config = SamplerConfig.variants["hierarchical"](**options)
+    labels, super_classes = torch.arange(14) // 2, torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    (batch,) = config.build(labels, 1, super_classes).batches(0)  # 24 images of the 14 that there are
+    assert len(batch) == 24 and Counter(super_classes[labels[batch].unique()].tolist()) == {0: 2, 1: 2, 2: 2}
+    with pytest.raises(UserError, match="at most the 1 classes of the smallest super-class, got 2"):
+        config.build(labels, 1, torch.tensor([0, 0, 0, 0, 1, 2, 2]))
 
 
 def test_hierarchical_needs_super_classes_that_are_large_enough():

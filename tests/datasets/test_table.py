@@ -9,7 +9,7 @@ import torch
 from pyarrow import csv, parquet
 
 from dmlkit.datasets import TableConfig
-from dmlkit.datasets.files.dataset import ClassSubset
+from dmlkit.datasets.files.dataset import class_subset
 from dmlkit.errors import UserError
 from tests.datasets import trees
 
@@ -149,7 +149,7 @@ def test_groups(name: str, suffix: str, tmp_path: Path):
         expected[torch.tensor(members)[:, None], torch.tensor(members)] = True
     assert torch.equal(alike, expected)
     assert torch.equal(test.groups[:, None] == test.groups, expected[4:, 4:])
-    subset = ClassSubset(whole, [3, 0]).groups
+    subset = class_subset(whole, [3, 0]).groups
     assert subset is not None and torch.equal(subset, whole.groups[torch.tensor([0, 1, 6, 7])])
     assert write(tmp_path, {}, suffix).build("all").groups is None
 

@@ -11,8 +11,8 @@ import torch
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from dmlkit.evaluation.statistics import bootstrap_intervals, holm, paired_comparison
 from dmlkit.metrics import retrieval_metrics
+from dmlkit.metrics.statistics import bootstrap_intervals, holm, paired_comparison
 from tests.conftest import TINY_RECIPE
 
 
@@ -289,7 +289,7 @@ def test_bad_input_of_eval(dmlkit, arrays):
         dmlkit("eval", "--embeddings", folder / "nan.npy", "--labels", y), "1 of 90 rows hold NaN or infinity", "row 3"
     )
     refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "recall@0"), "k must be at least 1")
-    refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "recal"), "'recal' is unknown", "recall@k")
+    refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "recal"), "unknown metric 'recal'", "recall@k")
     refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--per-class", folder / "no" / "c.csv"), "no such folder")
     refused(
         dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "nmi", "--per-class", folder / "c.csv"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.evaluation.statistics import bootstrap_intervals, effective_number, few_classes_note, paired_comparison
+from dmlkit.metrics.statistics import bootstrap_intervals, effective_number, few_classes_note, paired_comparison
 
 
 def test_bootstrap_of_a_share_is_the_normal_interval():

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from dmlkit.evaluation.result import class_scores, confusions
-from dmlkit.evaluation.statistics import holm, paired_runs, runs_to_separate, t_interval
+from dmlkit.metrics.statistics import holm, paired_runs, runs_to_separate, t_interval
 
 
 def test_t_interval_against_scipy():

@@ -14,13 +14,8 @@ from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_mutual_info_score
 
-from dmlkit.metrics.clustering import (
-    adjusted_information,
-    adjusted_rand,
-    normalized_information,
-    pairwise_f1,
-)
-from dmlkit.metrics.kmeans import KMeansOptions, kmeans, kmeans_plus_plus, squarable
+from dmlkit.metrics import AmiConfig, AriConfig, F1Config, NmiConfig
+from dmlkit.metrics.kmeans import kmeans, kmeans_plus_plus, squarable
 
 partitions = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=40)
 
@@ -39,10 +34,10 @@ def naive_information(labels, clusters) -> float:
 def test_information_against_counts_and_scikit_learn(items):
     labels, clusters = zip(*items, strict=True)
     tensors = torch.tensor(labels), torch.tensor(clusters)
-    assert normalized_information(*tensors) == pytest.approx(naive_information(labels, clusters), abs=1e-9)
+    assert NmiConfig().agreement(*tensors) == pytest.approx(naive_information(labels, clusters), abs=1e-9)
     if len(set(labels)) > 1 or len(set(clusters)) > 1:
         theirs = adjusted_mutual_info_score(labels, clusters)
-        assert adjusted_information(*tensors) == pytest.approx(theirs, abs=1e-7)
+        assert AmiConfig().agreement(*tensors) == pytest.approx(theirs, abs=1e-7)
 
 
 @settings(deadline=None, max_examples=80)
@@ -55,7 +50,7 @@ def test_rand_index_against_all_pairs(items):
     chance = same_class * same_cluster / len(pairs) if pairs else 0.0
     room = (same_class + same_cluster) / 2 - chance
     labels, clusters = (torch.tensor(column) for column in zip(*items, strict=True))
-    assert adjusted_rand(labels, clusters) == pytest.approx((both - chance) / room if room else 1.0, abs=1e-12)
+    assert AriConfig().agreement(labels, clusters) == pytest.approx((both - chance) / room if room else 1.0, abs=1e-12)
 
 
 @settings(deadline=None, max_examples=80)
@@ -67,7 +62,7 @@ def test_f1_against_all_pairs(items):
     both = sum(x and y for x, y in zip(same_class, same_cluster, strict=True))
     total = sum(same_class) + sum(same_cluster)
     labels, clusters = (torch.tensor(column) for column in zip(*items, strict=True))
-    assert pairwise_f1(labels, clusters) == pytest.approx(2 * both / total if total else 1.0)
+    assert F1Config().agreement(labels, clusters) == pytest.approx(2 * both / total if total else 1.0)
 
 
 def test_large_partitions_against_counts_and_scikit_learn():
@@ -75,8 +70,8 @@ def test_large_partitions_against_counts_and_scikit_learn():
     labels, clusters = rng.integers(0, 300, 3000), rng.integers(0, 300, 3000)
     clusters[:2000] = labels[:2000]
     tensors = torch.from_numpy(labels), torch.from_numpy(clusters)
-    assert normalized_information(*tensors) == pytest.approx(naive_information(labels, clusters), abs=1e-10)
-    assert adjusted_information(*tensors) == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-8)
+    assert NmiConfig().agreement(*tensors) == pytest.approx(naive_information(labels, clusters), abs=1e-10)
+    assert AmiConfig().agreement(*tensors) == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-8)
 
 
 def blobs(classes: int, each: int, noise: float) -> torch.Tensor:
@@ -88,7 +83,7 @@ def blobs(classes: int, each: int, noise: float) -> torch.Tensor:
 def test_kmeans_ends_at_a_fixed_point():
     """Where Lloyd's algorithm has settled every point is with its nearest mean: the pruned search lost nothing."""
     points = blobs(60, 12, 0.8).double()
-    result = kmeans(points, 60, KMeansOptions(iterations=300))
+    result = kmeans(points, 60, iterations=300)
     means = torch.stack([points[result.assignments == j].mean(0) for j in range(60)])
     squared = torch.cdist(points, means).square()
     assert torch.equal(squared.argmin(1), result.assignments)
@@ -100,7 +95,7 @@ def test_kmeans_equals_lloyd_step_by_step():
     nearest, seeds = kmeans_plus_plus(points, 40, torch.Generator().manual_seed(0))
     assert torch.equal(nearest, torch.cdist(points, points[seeds]).argmin(1))
     for iterations in (1, 2, 3, 7):
-        ours = kmeans(points, 40, KMeansOptions(iterations=iterations, seed=0))
+        ours = kmeans(points, 40, iterations=iterations, seed=0)
         centroids, assignments = points[seeds], nearest
         for _ in range(iterations):
             centroids = torch.stack([points[assignments == j].mean(0) for j in range(40)])
@@ -114,15 +109,15 @@ def test_kmeans_is_as_good_as_scikit_learn():
     for seed in range(8):
         seeds, _ = kmeans_plusplus(points.numpy(), 50, random_state=seed, n_local_trials=1)
         runs.append(KMeans(50, init=seeds, n_init=1).fit(points.numpy()).inertia_)
-    ours = [kmeans(points, 50, KMeansOptions(seed=seed)).inertia for seed in range(8)]
+    ours = [kmeans(points, 50, seed=seed).inertia for seed in range(8)]
     assert np.mean(ours) == pytest.approx(np.mean(runs), rel=0.05)
 
 
 def test_restarts_and_seeds():
     points = blobs(30, 10, 1.0)
-    one, again = (kmeans(points, 30, KMeansOptions(seed=3)) for _ in range(2))
+    one, again = (kmeans(points, 30, seed=3) for _ in range(2))
     assert torch.equal(one.assignments, again.assignments)
-    assert kmeans(points, 30, KMeansOptions(seed=3, restarts=6)).inertia <= one.inertia
+    assert kmeans(points, 30, seed=3, restarts=6).inertia <= one.inertia
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
@@ -150,7 +145,7 @@ def test_seeds_follow_the_squared_distances(scale):
 
 def test_fewer_distinct_points_than_clusters():
     points = torch.eye(3).repeat(5, 1)
-    result = kmeans(points, 6, KMeansOptions())
+    result = kmeans(points, 6)
     assert result.inertia == 0
     assert [len(result.assignments[i::3].unique()) for i in range(3)] == [1, 1, 1]
 
@@ -176,8 +171,8 @@ def test_extreme_lengths_cluster_as_in_float64(name):
     for _ in range(20):
         found = ((wide[:, None] - centers) ** 2).sum(2).argmin(1)
         centers = np.stack([wide[found == j].mean(0) for j in range(7)])
-    assert kmeans(points, 7, KMeansOptions()).assignments.tolist() == found.tolist()
-    best = kmeans(points, 7, KMeansOptions(restarts=20)).assignments.numpy()
+    assert kmeans(points, 7).assignments.tolist() == found.tolist()
+    best = kmeans(points, 7, restarts=20).assignments.numpy()
     inertia = sum(((wide[best == j] - wide[best == j].mean(0)) ** 2).sum() for j in range(7))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # it takes the mean off, and with 1e30 all digits of others
@@ -195,4 +190,4 @@ def test_nothing_finite_ends():
 
 def test_bad_input():
     with pytest.raises(ValueError, match="expected between 1 and 3 clusters, got 4"):
-        kmeans(torch.eye(3), 4, KMeansOptions())
+        kmeans(torch.eye(3), 4)

@@ -162,11 +162,11 @@ def test_a_share_that_no_pair_can_have_is_told():
     [
         ("tar@far=2", "less than 1"),
         ("tar@far=0", "greater than 0"),
-        ("tar@far=nan", "metrics: 'tar@far=nan'"),
+        ("tar@far=nan", "'tar@far=nan'"),
         ("tar@far=often", "expected a number after '='"),
-        ("tar@x=1", "unknown"),
-        ("eer@far=1e-3", "unknown"),
-        ("tar@1", "unknown"),
+        ("tar@x=1", "unknown metric"),
+        ("eer@far=1e-3", "unknown metric"),
+        ("tar@1", "unknown metric"),
     ],
 )
 def test_names_that_are_none(name, told):

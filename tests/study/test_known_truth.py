@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.evaluation.statistics import holm, paired_differences
+from dmlkit.metrics.statistics import holm, paired_differences
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.verdicts import JudgedStatement, VariantResults, judge
 from dmlkit.study.protocol import MeanInterval

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from dmlkit.evaluation.statistics import holm
+from dmlkit.metrics.statistics import holm
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.reports.overview import END, read_results
@@ -72,8 +72,8 @@ def test_a_page_has_the_statements_of_its_paper_alone_corrected_for_the_whole_st
         values = {name: [run["map@r"] for run in results["variants"][name]["runs"].values()] for name in MARGINS}
         p_value = stats.ttest_rel(values[better], values["small"]).pvalue
         assert judged["p_value"] == pytest.approx(p_value) and judged["corrected_p_value"] > 1.9 * p_value
-        assert row[4] == f"{judged['difference']:+.4f}" and judged["verdict"] in row[7]
-        assert row[6] == f"{p_value:.4f} ({judged['corrected_p_value']:.4f})"
+        assert row[4] == f"{judged['difference']:+.4f}" and judged["verdict"] in row[3]
+        assert row[7] == f"{p_value:.4f} ({judged['corrected_p_value']:.4f})"
     assert {row[0] for row in rows_of(text, "variant")} == {"small", "large", "huge"} and "middle" not in text
     for name, study, figure, best, last, untrained, chosen in rows_of(text, "variant"):
         variant = StudyResults.read(tmp_path / study / "results.json").variants[name]

@@ -16,7 +16,7 @@ import pytest
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.runs.run_study import Engine, run_study
+from dmlkit.study.runs.run_study import run_study
 from tests.conftest import TINY_RECIPE
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
@@ -63,11 +63,11 @@ class Told:
         return [method for other, method in self.events if other == name and method != "step"]
 
 
-def train(folder: Path, engine: Engine, told: Told, text: str, *, out: str = "out") -> dict[str, Any]:
+def train(folder: Path, ray: str | None, told: Told, text: str, *, out: str = "out") -> dict[str, Any]:
     (folder / "tiny.yaml").write_text(TINY_RECIPE)
     (folder / "study.yaml").write_text(text)
     study = read_study(folder / "study.yaml", [])
-    run_study(study, Path(out), start_fabric("cpu"), told, "dmlkit study", engine=engine, device="cpu")
+    run_study(study, Path(out), start_fabric("cpu"), told, "dmlkit study", ray=ray)
     return json.loads((folder / out / "results.json").read_text())
 
 
@@ -131,7 +131,7 @@ def test_stopped_and_with_workers_that_end_the_figures_are_those_of_this_machine
     told, again, at_last = Told(), Told(), Told()
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(TrainingStoppedError, match="each run after a checkpoint"), meanwhile(stop_the_study):
-        train(tmp_path, "ray", told, text)  # on a cluster of its own
+        train(tmp_path, "cpu", told, text)  # on a cluster of its own
     assert signal.getsignal(signal.SIGTERM) == handler
     runs = {name: tmp_path / "out" / "runs" / name for name in RUNS}
     began = [run for run in runs.values() if (run / "recipe.yaml").exists()]
@@ -149,7 +149,7 @@ def test_stopped_and_with_workers_that_end_the_figures_are_those_of_this_machine
         return not left
 
     with meanwhile(end_workers):
-        results = train(tmp_path, "ray", again, text)  # their runs go on in other tasks
+        results = train(tmp_path, "cpu", again, text)  # their runs go on in other tasks
     assert not left or not LINUX
     for name, run in runs.items():
         assert [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").open()] == list(range(1, EPOCHS + 1))
@@ -158,15 +158,15 @@ def test_stopped_and_with_workers_that_end_the_figures_are_those_of_this_machine
         assert events[0] == "start_model" and events[-1] == "finish"
         command = json.loads((run / "environment.json").read_text())["command"]
         assert not any("--node-ip-address" in word for word in command)
-    expected = train(tmp_path, "local", Told(), text, out="alone")
+    expected = train(tmp_path, None, Told(), text, out="alone")
     assert results["variants"] == expected["variants"] and results["verdicts"] == expected["verdicts"]
-    train(tmp_path, "ray", at_last, text)
+    train(tmp_path, "cpu", at_last, text)
     assert at_last.events == [(name, "finish") for name in RUNS]
 
 
 def test_runs_that_fail_are_told_and_the_others_go_on(cluster: None, tmp_path: Path):
     text, told = STUDY.replace("EPOCHS", "2").replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"), Told()
-    results = train(tmp_path, "ray", told, text)
+    results = train(tmp_path, "cpu", told, text)
     assert results["failed"].keys() == {"large/seed-0", "large/seed-1"}
     for name, reason in results["failed"].items():
         assert re.match(rf"{name}, on .*not finite", reason) and told.of(name)[-1] == "fail"

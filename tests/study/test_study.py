@@ -26,9 +26,9 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.definition.config import StudyConfig
+from dmlkit.study.definition.config import Axis, StudyConfig
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.findings.results import Cost, StudyResults, SweptAxis
+from dmlkit.study.findings.results import Cost, StudyResults
 from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
@@ -663,7 +663,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         "study.yaml:13: expect.0.better: unknown variant 'lagre'; did you mean 'large'?",
         "study.yaml:13: expect.0.metric: unknown figure 'recall@1'; did you mean 'recal@1'?",
     ]
-    assert found[-1].startswith("study.yaml:8: metrics.0: 'recal@1' is unknown; expected one of ami, ")
+    assert found[-1].startswith("study.yaml:8: metrics.0: unknown metric 'recal@1'; expected one of ami, ")
 
 
 @pytest.mark.parametrize(
@@ -824,7 +824,7 @@ def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(
         summary = {"map@r": MeanInterval.of(list(values))}
         return VariantResults(tuned=None, runs=runs, summary=summary, difference=None)
 
-    for axis in (None, SweptAxis(key=key, values=(1.0, 0.01, 0.1))):
+    for axis in (None, Axis(key=key, values=(1.0, 0.01, 0.1))):
         results = StudyResults(
             claim=r"Margins matter $\frac$",
             paper=None,

@@ -13,8 +13,8 @@ import timm
 import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.evaluation.statistics import paired_comparison
 from dmlkit.evaluation.untouched import gain_message
+from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -87,9 +87,9 @@ def test_a_run_tells_what_its_backbone_could_do_before_training(dmlkit, recipe: 
     for split, figures in (("validation", untouched.validation), ("test", untouched.test)):
         assert figures == pytest.approx(by_hand(loaded(weights), recipe, split), abs=1e-4)
     chosen = summary_of(run).chosen.test
-    assert f"map@r on test: {chosen['map@r']:.3f} tuned, {untouched.test['map@r']:.3f} untouched: " in result.out
+    assert f"map@r on test: {chosen['map@r']:.3f} after training, {untouched.test['map@r']:.3f} before: " in result.out
     assert "GB of memory" in result.out
-    assert result.out.startswith("untouched backbone, validation: 18 images in ")
+    assert result.out.startswith("pretrained baseline, validation: 18 images in ")
 
 
 def test_the_difference_is_that_of_the_queries(dmlkit, recipe: Path, tmp_path: Path):
@@ -200,7 +200,7 @@ def test_damaged_figures_are_scored_again_and_left_out_of_comparisons(
     path = run / "untouched" / name
     path.unlink() if text == "gone" else path.write_text(text)
     shown = dmlkit("compare", run, other, "--device", "cpu")
-    assert shown.code == 0 and "are left out here" in " ".join(shown.out.split())
+    assert shown.code == 0 and "is left out here" in " ".join(shown.out.split())
     assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
     assert f"{name}: " in caplog.text and "scored again" in caplog.text
     assert summary_of(run) == before
@@ -255,7 +255,7 @@ def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path,
         ((tmp_path / "cut.yaml",), "cut.yaml:1"),
         ((tmp_path / "empty",), "no run here"),
         ((recipe, "--set", "backbone.modl=x"), "unknown key"),
-        ((recipe, "--metric", "recal"), "'recal' is unknown"),
+        ((recipe, "--metric", "recal"), "unknown metric 'recal'"),
         ((recipe, "--set", "backbone={name: timm, model: test_resnet, weights: no.pth}"), "no.pth: no such file"),
     ]
     weights.unlink()
@@ -282,12 +282,12 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     assert "untouched" not in runs[2]
     table = dmlkit("compare", first, second, "--markdown", "--device", "cpu")
     names = [line.split(" | ")[1] for line in table.out.splitlines()[2:5]]
-    assert names == ["first", "second", "untouched"]
+    assert names == ["first", "second", "pretrained"]
     assert "first: map@r on test: " in table.err and "second: map@r on test: " in table.err
     mixed = dmlkit("compare", first, fresh, "--markdown", "--device", "cpu").out
-    assert "| untouched (first) |" in mixed
+    assert "| pretrained (first) |" in mixed
     other = dmlkit("compare", first, second, "--device", "cpu", "--set", "transform.size=20")
-    assert "untouched metrics are for another dataset" in " ".join(other.out.split())
+    assert "pretrained baseline is of another dataset" in " ".join(other.out.split())
 
 
 @pytest.mark.parametrize(
@@ -311,14 +311,17 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
 def test_the_line_says_whether_training_paid(interval, tuned: float, ends: str):
     line = gain_message("map@r", tuned, 0.327, interval, "30 classes")
     advice = "try more epochs, backbone.tuning last_blocks or more classes, see docs/tuning.md"
-    assert line == f"map@r on test: {tuned:.3f} tuned, 0.327 untouched: {ends}{advice if ends.endswith('; ') else ''}"
+    assert (
+        line
+        == f"map@r on test: {tuned:.3f} after training, 0.327 before: {ends}{advice if ends.endswith('; ') else ''}"
+    )
 
 
 def test_train_eval_and_compare_state_the_same_gain(dmlkit, recipe: Path, tmp_path: Path):
     """The line of `train` comes from summary.json, those of `eval` and `compare` from stored reports."""
     runs = [tmp_path / name for name in ("first", "second")]
     trained = [dmlkit("train", recipe, "-o", run, *CPU, "--set", f"seed={seed}").out for seed, run in enumerate(runs)]
-    lines = [next(line for line in out.splitlines() if " untouched: " in line) for out in trained]
+    lines = [next(line for line in out.splitlines() if " before: " in line) for out in trained]
     compared = dmlkit("compare", *runs, "--markdown", "--device", "cpu").err
     classes = json.loads((runs[0] / "untouched" / "test.json").read_text())["classes"]
     for run, line in zip(runs, lines, strict=True):
@@ -354,7 +357,7 @@ def test_curves_have_a_dashed_line_for_what_training_began_with(tmp_path: Path, 
     plot_curves([row(1, 1.0), row(2, 1.0)], tmp_path / "c.png", untouched={"map@r": 0.15, "nmi": 0.9})
     plot_curves([row(1, 1.0), row(2, 1.0)], tmp_path / "c.png")
     found = [[(line.get_label(), line.get_linestyle()) for line in figure.axes[1].lines] for figure in drawn]
-    assert found == [[("map@r", "-"), ("map@r, untouched", "--")], [("map@r", "-")]]
+    assert found == [[("map@r", "-"), ("map@r, pretrained", "--")], [("map@r", "-")]]
     assert list(drawn[0].axes[1].lines[1].get_ydata()) == [0.15, 0.15]
 
 

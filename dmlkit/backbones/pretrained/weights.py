@@ -1,7 +1,6 @@
 """Loading of pretrained weights, from a download or from a file with one of the usual layouts."""
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from math import floor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.component import Requirement
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.files.regular import check_regular
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "teacher", "student", "network")
@@ -39,82 +38,6 @@ def input_requirements(statistics: Mapping[str, Any], reason: str, *, keys: tupl
     ]
 
 
-def torchvision_requirements(weights: str | None) -> list[Requirement]:
-    """Return requirements on the transform: ImageNet's statistics for torchvision's weights, channels for a file."""
-    if weights is None:
-        return []
-    if is_file(weights):
-        reason = "weights of this network were trained on RGB pixels in 0..1"
-        return input_requirements(IMAGENET, reason, keys=("channels", "pixel_max"))
-    return input_requirements(IMAGENET, "these weights were trained with ImageNet's statistics (transform: imagenet)")
-
-
-def build_torchvision(
-    build: Callable[..., nn.Module], enum: Any, weights: str | None, head: str, **options: Any
-) -> tuple[Any, int]:
-    """Build a torchvision model without its classifier, with torchvision's weights or those of a file.
-
-    Args:
-        build: function that builds the model.
-        enum: torchvision's weights of the model.
-        weights: ``"imagenet"`` (torchvision's best), the name of one of them, the path of a file, or None.
-        head: name of the linear classifier, which the identity replaces.
-        options: further arguments of the model.
-
-    Returns:
-        The model and the number of features that enter its head.
-
-    Raises:
-        UserError: the weights are unknown or cannot be downloaded or read.
-    """
-    named = weights if weights is not None and not is_file(weights) else None
-    model = build(weights=None, **options) if named is None else _download(build, enum, named, options)
-    classifier = model.get_submodule(head)
-    assert isinstance(classifier, nn.Linear)
-    model.set_submodule(head, nn.Identity())
-    if weights is not None and named is None:
-        load_weights(model, Path(weights))
-    return model, classifier.in_features
-
-
-def _download(build: Callable[..., nn.Module], enum: Any, weights: str, options: dict[str, Any]) -> nn.Module:
-    chosen = named_weights(enum, weights)
-    try:
-        return build(weights=chosen, **options)
-    except (OSError, RuntimeError) as error:  # no network | a download that does not match its hash
-        file = Path(torch.hub.get_dir()) / "checkpoints" / chosen.url.rsplit("/", 1)[1]
-        raise UserError(
-            f"backbone.weights: cannot download {weights} ({error}); download {chosen.url} to {file}, "
-            "or set backbone.weights to the path of the file, or to null"
-        ) from error
-
-
-def named_weights(enum: Any, weights: str) -> Any:
-    """Return the member of torchvision's weights that a recipe names; ``imagenet`` is the best one.
-
-    Raises:
-        UserError: the name is unknown.
-    """
-    known = list(enum.__members__)
-    if weights not in ("imagenet", "DEFAULT", *known):
-        near = get_close_matches(weights, ["imagenet", *known], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected imagenet, one of {', '.join(known)}, or a file"
-        raise UserError(f"backbone.weights: unknown weights {weights!r}; {hint}")
-    return enum.DEFAULT if weights in ("imagenet", "DEFAULT") else enum[weights]
-
-
-def check_name(model: str, weights: str | None) -> None:
-    """Check that torchvision has weights of a model, unless they are None or a file.
-
-    Raises:
-        UserError: the name is unknown.
-    """
-    from torchvision.models import get_model_weights
-
-    if weights is not None and not is_file(weights):
-        named_weights(get_model_weights(model), weights)
-
-
 def load_weights(
     model: nn.Module, path: Path, adapt: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
 ) -> None:
@@ -122,12 +45,8 @@ def load_weights(
 
     The file is a .safetensors or torch file with only tensors and plain values, as Lightning, Proxy-Anchor, DINO or
     SwAV write it: tensors may be in a dictionary under one of `WRAPPINGS` and share a prefix such as ``module.`` or
-    ``backbone.network.``. Missing ``num_batches_tracked`` and batch norms of shape (1, C) are accepted.
-
-    Args:
-        model: model to load into.
-        path: weights file.
-        adapt: function that converts the file's names and shapes to the model's.
+    ``backbone.network.``; ``adapt`` converts other names and shapes to the model's. Missing ``num_batches_tracked`` and
+    batch norms of shape (1, C) are accepted.
 
     Raises:
         UserError: the file is missing, damaged, unsafe to load, or does not fit the model.
@@ -138,9 +57,10 @@ def load_weights(
         found = without_prefix(adapt(found), expected)
     absent = [name for name in expected if name not in found and not name.endswith("num_batches_tracked")]
     if absent:
-        raise UserError(
-            f"backbone.weights: {path} lacks {len(absent)} of {len(expected)} tensors of this backbone, the first "
-            f"being {', '.join(absent[:3])}; use weights of the same network"
+        raise OptionError(
+            "backbone.weights",
+            f"{path} lacks {len(absent)} of {len(expected)} tensors of this backbone, the first "
+            f"being {', '.join(absent[:3])}; use weights of the same network",
         )
     fitted: dict[str, Tensor] = {}
     for name, tensor in expected.items():
@@ -148,9 +68,10 @@ def load_weights(
         # Cadene's BN-Inception has batch norms of shape (1, C)
         value = value.squeeze(0) if value.ndim == tensor.ndim + 1 and len(value) == 1 else value
         if value.shape != tensor.shape:
-            raise UserError(
-                f"backbone.weights: {path}: {name} has shape {tuple(value.shape)}, expected {tuple(tensor.shape)}; "
-                "use weights of the same network"
+            raise OptionError(
+                "backbone.weights",
+                f"{path}: {name} has shape {tuple(value.shape)}, expected {tuple(tensor.shape)}; "
+                "use weights of the same network",
             )
         fitted[name] = value
     model.load_state_dict(fitted)
@@ -165,13 +86,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         contents: Any = _read(path)
     except FileNotFoundError:
-        raise UserError(
-            f"backbone.weights: {path}: no such file; if it has moved, use --set backbone.weights=PATH"
+        raise OptionError(
+            "backbone.weights", f"{path}: no such file; if it has moved, use --set backbone.weights=PATH"
         ) from None
     except Exception as error:  # torch and safetensors raise many kinds for damaged and for unsafe files
-        raise UserError(
-            f"backbone.weights: {path}: cannot read these weights: {str(error).splitlines()[0]}; expected a complete, "
-            "unencrypted file that holds only tensors and plain values"
+        raise OptionError(
+            "backbone.weights",
+            f"{path}: cannot read these weights: {str(error).splitlines()[0]}; expected a complete, "
+            "unencrypted file that holds only tensors and plain values",
         ) from error
     while isinstance(contents, dict):
         inner = next((contents[key] for key in WRAPPINGS if isinstance(contents.get(key), dict)), None)
@@ -181,7 +103,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     named = contents if isinstance(contents, dict) else {}
     tensors = {str(key): value for key, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise UserError(f"backbone.weights: {path} holds no weights; expected a dictionary of named tensors")
+        raise OptionError("backbone.weights", f"{path} holds no weights; expected a dictionary of named tensors")
     return tensors
 
 
@@ -249,49 +171,21 @@ class PublishedInput(NamedTuple):
 def timm_input(model: str, settings: Any, image_size: int | None) -> PublishedInput:
     """Return the preprocessing that timm's settings of a model's weights describe.
 
-    Args:
-        model: name of the model, for errors.
-        settings: timm's ``PretrainedCfg``, or an object with its fields.
-        image_size: size that replaces the published one.
-
     Raises:
         UserError: dmlkit has no such preprocessing.
     """
     channels, height, width = settings.input_size
     if channels != 3 or height != width:
-        raise UserError(
-            f"backbone.model: {model} takes images of {channels} x {height} x {width}, expected 3 x N x N; use another "
-            "model"
+        raise OptionError(
+            "backbone.model",
+            f"{model} takes images of {channels} x {height} x {width}, expected 3 x N x N; use another model",
         )
     if settings.crop_mode not in ("center", "squash"):
-        raise UserError(
-            f"transform.name: the images of {model} are cropped with crop_mode {settings.crop_mode!r}, which "
-            "pretrained does not support (center or squash); use another transform, e.g. imagenet"
+        raise OptionError(
+            "transform.name",
+            f"the images of {model} are cropped with crop_mode {settings.crop_mode!r}, which "
+            "pretrained does not support (center or squash); use another transform, e.g. imagenet",
         )
     square = settings.crop_mode == "squash"
     size, mean, std = image_size or height, tuple(settings.mean), tuple(settings.std)
     return PublishedInput(size, settings.crop_pct, square, settings.interpolation, mean, std)
-
-
-def torchvision_input(model: str, weights: str | None) -> PublishedInput:
-    """Return the preprocessing of torchvision's weights of a model; ``weights`` as in a recipe.
-
-    Raises:
-        UserError: there are no such weights, or they are a file, whose preprocessing is unknown.
-
-    Example:
-        >>> torchvision_input("resnet50", "imagenet").keys()["resize"]
-        232
-    """
-    if weights is None or is_file(weights):
-        found = "null" if weights is None else "a file, whose preprocessing is unknown"
-        raise UserError(
-            "transform.name: pretrained uses the preprocessing published with the weights, but backbone.weights is "
-            f"{found}; use another transform, e.g. imagenet"
-        )
-    from torchvision.models import get_model_weights
-
-    preset: Any = named_weights(get_model_weights(model), weights).transforms()
-    (crop,), (resize,) = preset.crop_size, preset.resize_size
-    interpolation = preset.interpolation.value
-    return PublishedInput(crop, crop / resize, False, interpolation, tuple(preset.mean), tuple(preset.std))

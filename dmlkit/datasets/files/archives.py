@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError
 from dmlkit.files.regular import check_regular
 
 
@@ -65,11 +65,11 @@ def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path |
     )
 
 
-def missing(root: Path, published: Published, layouts: str) -> UserError:
+def missing(root: Path, published: Published, layouts: str) -> OptionError:
     """Return the error for a root without the benchmark, with download instructions."""
     moved = "no such folder; if it has moved, use --set dataset.root=PATH"
     what = moved if not root.exists() else f"no {published.title} in this folder; expected {layouts}"
-    return UserError("\n".join([f"dataset.root: {root}: {what}", *published.instructions(root)]))
+    return OptionError("dataset.root", "\n".join([f"{root}: {what}", *published.instructions(root)]))
 
 
 MAX_DIGITS = 18  # a number with so many digits always fits into 64 bits

@@ -77,37 +77,43 @@ class BadImageError(UserError):
     """Error for an image file that cannot be read."""
 
 
-class ClassSubset(Dataset):
-    """Samples of some classes of a dataset, relabeled 0..C'-1 in the given order.
+class PickedSamples(Dataset):
+    """Some samples of a dataset, with labels of their own.
 
     Args:
         dataset: full dataset.
-        classes: labels to keep.
+        rows: (n,) int64, samples to keep.
+        labels: (n,) int64, labels of these samples.
+        classes: class of the full dataset that each label stands for; None if the labels are those of its classes.
     """
 
-    def __init__(self, dataset: Dataset, classes: Sequence[int]) -> None:
-        relabel = torch.full((len(dataset.class_names),), -1)
-        relabel[list(classes)] = torch.arange(len(classes))
-        labels = relabel[dataset.labels]
-        self.indices = (labels >= 0).nonzero()[:, 0]
-        masks = (dataset.query, dataset.gallery)
-        query, gallery = (None if mask is None else mask[self.indices] for mask in masks)
-        super_classes = dataset.super_classes
+    def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor, classes: Sequence[int] | None = None) -> None:
+        classes = range(len(dataset.class_names)) if classes is None else classes
+        of_samples = dataset.query, dataset.gallery, dataset.groups
+        query, gallery, groups = (None if values is None else values[rows] for values in of_samples)
         super().__init__(
-            labels[self.indices],
+            labels,
             [dataset.class_names[label] for label in classes],
-            PickedPaths(dataset.paths, self.indices.numpy()),
+            PickedPaths(dataset.paths, rows.numpy()),
             query=query,
             gallery=gallery,
-            super_classes=None if super_classes is None else super_classes[list(classes)],
-            groups=None if dataset.groups is None else dataset.groups[self.indices],
+            super_classes=None if dataset.super_classes is None else dataset.super_classes[list(classes)],
+            groups=groups,
         )
-        self.dataset = dataset
-        self.num_features = dataset.num_features
-        self.in_memory = dataset.in_memory
+        self.dataset, self.rows = dataset, rows
+        self.num_features, self.in_memory = dataset.num_features, dataset.in_memory
 
     def key(self, index: int) -> str:
-        return self.dataset.key(int(self.indices[index]))
+        return self.dataset.key(int(self.rows[index]))
 
     def sample(self, index: int) -> Tensor:
-        return self.dataset.sample(int(self.indices[index]))
+        return self.dataset.sample(int(self.rows[index]))
+
+
+def class_subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
+    """Return the samples of some classes, relabeled 0..C'-1 in the given order."""
+    relabel = torch.full((len(dataset.class_names),), -1)
+    relabel[list(classes)] = torch.arange(len(classes))
+    labels = relabel[dataset.labels]
+    rows = (labels >= 0).nonzero()[:, 0]
+    return PickedSamples(dataset, rows, labels[rows], classes)

@@ -111,12 +111,7 @@ class Listing:
 
 
 class ListedImages(Dataset):
-    """Dataset of image files of a listing.
-
-    Args:
-        listing: listing with names and labels.
-        rows: (n,) int64, rows of the listing.
-    """
+    """Dataset of image files of a listing."""
 
     def __init__(self, listing: Listing, rows: np.ndarray) -> None:
         super().__init__(
@@ -145,11 +140,7 @@ def picked(values: np.ndarray | None, rows: np.ndarray) -> Tensor | None:
 
 
 class ListedRows:
-    """Collector of images, for datasets whose lists are read line by line.
-
-    Args:
-        root: folder that the names are relative to.
-    """
+    """Collector of images, for datasets whose lists are read line by line."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

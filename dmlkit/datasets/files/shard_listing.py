@@ -30,6 +30,7 @@ from dmlkit.datasets.files.tar import (
     stamp_of,
     write_index,
 )
+from dmlkit.errors import option_errors
 from dmlkit.files.document import Document
 from dmlkit.files.lock import sole_writer
 
@@ -44,11 +45,6 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
     The index is read from its file, which is first written if it is missing or out of date. If several ranks start
     together, one reads the shards and the others wait.
 
-    Args:
-        root: folder of the dataset.
-        shards: tar files, relative to the root.
-        file: file of the index.
-
     Raises:
         UserError: a shard cannot be read, or the file is not an index by dmlkit or cannot be written.
     """
@@ -61,7 +57,9 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
             f"{file}: the folder is read-only, so the shards are indexed again at every start; set dataset.index to a "
             "file in a writable folder"
         )
-        return stamps, _joined(_tables(root, stamps, known, rows))
+        import pyarrow as pa
+
+        return stamps, pa.concat_tables(list(_tables(root, stamps, known, rows)))
     with sole_writer(file.parent, what="an indexing of shards", patience=inf):
         known, rows = _known(file)  # again: another process may have written it meanwhile
         if known != stamps:
@@ -93,12 +91,6 @@ def _tables(root: Path, stamps: Stamps, known: Stamps, rows: Any) -> Iterator[An
             yield rows.filter(compute.field("shard") == shard)
         else:
             yield scan_shard(root, shard)
-
-
-def _joined(tables: Iterator[Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.concat_tables(list(tables))
 
 
 def _warn_of_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
@@ -156,12 +148,7 @@ class ShardListing(Listing):
 
 
 class ShardImages(ListedImages):
-    """Dataset of images in shards, each read at its place without extraction.
-
-    Args:
-        listing: listing with names, labels and places.
-        rows: (n,) int64, rows of the listing.
-    """
+    """Dataset of images in shards, each read at its place without extraction."""
 
     def __init__(self, listing: ShardListing, rows: np.ndarray) -> None:
         super().__init__(listing, rows)
@@ -186,7 +173,7 @@ class ShardRows(TableRows):
     """
 
     def __init__(self, table: Any, root: Path, classes: Sequence[str] | None) -> None:
-        super().__init__(table, root, root, key="dataset.root")
+        super().__init__(table, root, root)
         self.classes = classes
 
     def _where(self, row: int) -> str:
@@ -234,9 +221,9 @@ def list_shards(root: Path, shards: Sequence[str], index: Path, *, has_splits: b
         columns["split"] = compute.list_element(compute.split_pattern(images["shard"], "/", max_splits=1), 0)
     import pyarrow as pa
 
-    table = known_columns(pa.table(columns), f"dataset.root: {root}")
-    collected = ShardRows(table, root, manifest and manifest.classes)
-    listing = collected.listing()
+    with option_errors("dataset.root"):
+        collected = ShardRows(known_columns(pa.table(columns), str(root)), root, manifest and manifest.classes)
+        listing = collected.listing()
     listing.faults[:0] = faults
     position = {shard: place for place, shard in enumerate(shards)}
     numbers = np.array([position[shard] for shard in images["shard"].to_pylist()], dtype=np.int64)

@@ -30,10 +30,6 @@ class ScanError(Exception):
 def scan_shard(root: Path, shard: str) -> Any:
     """Return the images and problems of a shard as rows of an index, a pyarrow table.
 
-    Args:
-        root: folder of the dataset.
-        shard: tar file, relative to the root.
-
     Raises:
         UserError: the file cannot be opened or read.
     """

@@ -32,9 +32,8 @@ def read_table(file: Path) -> Any:
         UserError: the file is missing, of another kind or damaged, or lacks ``path`` or ``label``.
     """
     if file.suffix.lower() not in (".csv", ".parquet"):
-        raise UserError(f"dataset.file: {file}: expected a .csv or .parquet file")
-    advice = "; if it has moved, use --set dataset.file=PATH"
-    return known_columns(_read(file, f"dataset.file: {file}", advice), f"dataset.file: {file}")
+        raise UserError(f"{file}: expected a .csv or .parquet file")
+    return known_columns(_read(file, "; if it has moved, use --set dataset.file=PATH"), str(file))
 
 
 def read_images_table(file: Path, label: str | None) -> Any:
@@ -50,7 +49,7 @@ def read_images_table(file: Path, label: str | None) -> Any:
     import pyarrow as pa
 
     needed = ["path", *([label] if label else [])]
-    table = _read(file, str(file), "; expected a table of images", *needed)
+    table = _read(file, "; expected a table of images", *needed)
     try:
         columns: list[str] = table.column_names
     except UnicodeDecodeError as error:
@@ -64,20 +63,21 @@ def read_images_table(file: Path, label: str | None) -> Any:
     return known_columns(table.select(kept).append_column(LABEL, labels), str(file))
 
 
-def _read(file: Path, where: str, advice: str, *texts: str) -> Any:
+def _read(file: Path, advice: str, *texts: str) -> Any:
     """Read a table; the columns ``texts`` of a CSV file are text too, so that the label 007 stays one."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    kinds = {column: pa.string() for name in (*TEXTS, *texts) for column in (name, *old_names(name))}
+    names = (*TEXTS, *texts)
+    kinds = {name: pa.string() for name in (*names, *(old for old, new in SYNONYMS.items() if new in names))}
     convert = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
     try:
         check_regular(file)
         return csv.read_csv(file, convert_options=convert) if is_csv(file) else parquet.read_table(file)
     except FileNotFoundError:
-        raise UserError(f"{where}: no such file{advice}") from None
+        raise UserError(f"{file}: no such file{advice}") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: cannot read this table: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{file}: cannot read this table: {str(error).splitlines()[0]}") from error
 
 
 def known_columns(table: Any, where: str) -> Any:
@@ -125,17 +125,8 @@ def is_csv(file: Path) -> bool:
     return file.suffix.lower() == ".csv"
 
 
-def old_names(name: str) -> list[str]:
-    """Return OML's names of a column."""
-    return [old for old, new in SYNONYMS.items() if new == name]
-
-
 class ArrowNames:
-    """Strings of an Arrow column, created on access, which takes 60 bytes each instead of 150.
-
-    Args:
-        column: pyarrow array of strings.
-    """
+    """Strings of an Arrow column, created on access, which takes 60 bytes each instead of 150."""
 
     def __init__(self, column: Any) -> None:
         self.column = column

@@ -28,12 +28,10 @@ class TableRows:
         table: pyarrow table.
         file: file of the table.
         root: folder that the paths are relative to.
-        key: recipe key that names the file.
     """
 
-    def __init__(self, table: Any, file: Path, root: Path, *, key: str = "dataset.file") -> None:
+    def __init__(self, table: Any, file: Path, root: Path) -> None:
         self.table, self.file, self.root = table, file, root
-        self.source = f"{key}: {file}"
         self.keep = np.ones(len(table), dtype=bool)
         self.faults: list[str] = []
         self.notes: list[str] = []
@@ -46,7 +44,7 @@ class TableRows:
         query, gallery = (
             self._truths(name) if name in self.table.column_names else None for name in ("query", "gallery")
         )
-        groups = group_numbers(self.table, self.source)
+        groups = group_numbers(self.table, str(self.file))
         boxes = self._boxes()
         self._refuse_repeated(names, labels, boxes)
         keep = self.keep.nonzero()[0]
@@ -82,7 +80,7 @@ class TableRows:
 
         compute = arrow_compute()
 
-        names = text_column(self.table, self.source, "path")
+        names = text_column(self.table, str(self.file), "path")
         self._refuse(rows_where(compute.is_null(names)), "no path")
         suspects = rows_where(compute.fill_null(compute.match_substring_regex(names, SUSPICIOUS), False))
         if len(suspects) == 0:
@@ -99,7 +97,7 @@ class TableRows:
     def _labels(self) -> tuple[np.ndarray, list[str]]:
         """Return (N,) positions in the sorted names, and the names; numbers are sorted as numbers."""
         compute = arrow_compute()
-        column = text_column(self.table, self.source, "label")
+        column = text_column(self.table, str(self.file), "label")
         self._refuse(rows_where(compute.is_null(column)), "no label")
         encoded = column.dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
@@ -132,7 +130,7 @@ class TableRows:
         compute = arrow_compute()
         if "split" not in self.table.column_names:
             return np.where(labels < classes // 2, 0, LISTED_SPLITS.index("test")).astype(np.int8)
-        encoded = compute.fill_null(text_column(self.table, self.source, "split"), "").dictionary_encode()
+        encoded = compute.fill_null(text_column(self.table, str(self.file), "split"), "").dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         known = {name: index for index, name in enumerate(LISTED_SPLITS)}
         splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[encoded.indices.to_numpy()]
@@ -151,7 +149,7 @@ class TableRows:
             return None
         compute = arrow_compute()
         encoded = compute.utf8_lower(
-            compute.fill_null(text_column(self.table, self.source, name), "false")
+            compute.fill_null(text_column(self.table, str(self.file), name), "false")
         ).dictionary_encode()
         values: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy()
@@ -215,7 +213,7 @@ class TableRows:
         compute = arrow_compute()
         if "super_class" not in self.table.column_names:
             return None, []
-        encoded = compute.fill_null(text_column(self.table, self.source, "super_class"), "").dictionary_encode()
+        encoded = compute.fill_null(text_column(self.table, str(self.file), "super_class"), "").dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy()
         order = np.argsort(np.array(names, dtype=object), kind="stable")

@@ -55,12 +55,7 @@ def stamp_of(path: str) -> Stamp:
 
 
 def read_place(path: str, place: Place, stamp: Stamp) -> bytes:
-    """Read bytes of a tar file.
-
-    Args:
-        path: tar file.
-        place: place of the bytes.
-        stamp: stamp of the file when the place was looked up.
+    """Read bytes of a tar file that had this stamp when their place was looked up.
 
     Raises:
         OSError: the file is missing or has changed since, or the place is larger than an image may be.
@@ -111,26 +106,18 @@ class ShardIndex(Document, frozen=True, strict=True):
     """Size in bytes and modification time in nanoseconds, by the shard's name relative to the root."""
 
 
-def read_index(path: Path) -> tuple[ShardIndex, Any]:
-    """Read the document and the rows of an index; the rows are a pyarrow table.
+def read_index(path: Path, shard: str | None = None) -> tuple[ShardIndex, Any]:
+    """Read the document and the rows of an index, or only the rows of one shard; the rows are a pyarrow table.
 
     Raises:
         UserError: the file is missing, damaged, or not an index by dmlkit.
     """
-    return _read(path, None)
-
-
-def read_index_of(path: Path, shard: str) -> tuple[ShardIndex, Any]:
-    """Read an index like `read_index`, with only the rows of one shard."""
-    return _read(path, [("shard", "==", shard)])
-
-
-def _read(path: Path, filters: Any) -> tuple[ShardIndex, Any]:
     from pyarrow import ArrowException, parquet
 
     again = "remove it so that it is written again, or set dataset.index to another file"
     require_regular_file(path)
     try:
+        filters = None if shard is None else [("shard", "==", shard)]
         table: Any = parquet.read_table(path, filters=filters, page_checksum_verification=True)
     except (OSError, ArrowException) as error:
         raise UserError(f"{path}: cannot read this index of shards: {str(error).splitlines()[0]}; {again}") from error
@@ -229,7 +216,7 @@ def _places(shard: str, stamp: Stamp) -> dict[str, Place]:
     for root in (path.parent, path.parent.parent):
         name = path.relative_to(root).as_posix()
         try:
-            document, table = read_index_of(root / INDEX, name)
+            document, table = read_index(root / INDEX, name)
         except UserError:
             continue
         if document.shards.get(name) == stamp:

@@ -14,7 +14,7 @@ from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.table_file import ArrowNames, check_texts, known_columns
 from dmlkit.datasets.files.table_rows import TableRows
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import check_regular
 
@@ -144,11 +144,7 @@ MEANINGS = ("split", "query", "gallery", "super_class")
 
 @dataclass(frozen=True)
 class VectorListing(Listing):
-    """Listing of the vectors of a dataset.
-
-    Args:
-        vectors: files of the vectors.
-    """
+    """Listing of the vectors of a dataset."""
 
     sample = "vector"
     vectors: VectorFile = field(kw_only=True)
@@ -158,12 +154,7 @@ class VectorListing(Listing):
 
 
 class ListedVectors(Dataset):
-    """Dataset of vectors of a listing.
-
-    Args:
-        listing: listing with labels.
-        rows: (n,) int64, rows of the listing.
-    """
+    """Dataset of vectors of a listing."""
 
     in_memory = True  # the file is memory-mapped
 
@@ -181,11 +172,7 @@ class ListedVectors(Dataset):
 
 
 class VectorList(Dataset):
-    """Dataset of unlabeled vectors.
-
-    Args:
-        vectors: files of the vectors.
-    """
+    """Dataset of unlabeled vectors."""
 
     in_memory = True
 
@@ -218,14 +205,14 @@ def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> Vector
     import pyarrow as pa
 
     if columns["label"].null_count == len(vectors):
-        raise UserError(f"dataset.labels: {vectors.path}: no vector has a label; set it to an .npy file of labels")
+        raise OptionError("dataset.labels", f"{vectors.path}: no vector has a label; set it to an .npy file of labels")
     columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
-    where = f"dataset.embeddings: {vectors.path}"
-    if "path" in vectors.columns.column_names:
-        check_texts(vectors.columns["path"], "path", where)
-    table = known_columns(pa.table(columns), where)
-    rows = TableRows(table, vectors.path, vectors.path.parent, key="dataset.embeddings")
-    listing = VectorListing(**vars(rows.listing()), vectors=vectors)
+    with option_errors("dataset.embeddings"):
+        if "path" in vectors.columns.column_names:
+            check_texts(vectors.columns["path"], "path", str(vectors.path))
+        table = known_columns(pa.table(columns), str(vectors.path))
+        rows = TableRows(table, vectors.path, vectors.path.parent).listing()
+    listing = VectorListing(**vars(rows), vectors=vectors)
     listing.faults.extend(vectors.faults())
     return listing
 
@@ -238,21 +225,22 @@ def _column(vectors: VectorFile, name: str, key: str) -> Any:
         known = vectors.columns.column_names
         if name not in known:
             has = f"its columns: {', '.join(known)}" if known else "an .npy file has no columns"
-            raise UserError(f"{key}: {vectors.path} has no column {name!r} ({has}); use a column or an .npy file")
+            raise OptionError(key, f"{vectors.path} has no column {name!r} ({has}); use a column or an .npy file")
         return vectors.columns[name]
     values = read_array(Path(name))
     if values.dtype.kind not in "iuSU":
-        raise UserError(f"{key}: {name} has type {values.dtype}; expected integers or text")
+        raise OptionError(key, f"{name} has type {values.dtype}; expected integers or text")
     if values.shape != (len(vectors),):
-        raise UserError(
-            f"{key}: {name} has shape {values.shape}, but {vectors.path} has {len(vectors)} vectors; expected one "
-            "value per vector"
+        raise OptionError(
+            key,
+            f"{name} has shape {values.shape}, but {vectors.path} has {len(vectors)} vectors; expected one "
+            "value per vector",
         )
     try:
         values = np.strings.decode(values, "utf-8") if values.dtype.kind == "S" else values
         return pa.array(values.astype(values.dtype.newbyteorder("=")))
     except (UnicodeError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{key}: {name}: expected text in UTF-8: {error!s:.60}") from error
+        raise OptionError(key, f"{name}: expected text in UTF-8: {error!s:.60}") from error
 
 
 def _numbers(listing: VectorListing) -> np.ndarray:

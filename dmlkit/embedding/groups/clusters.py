@@ -20,7 +20,7 @@ from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
-from dmlkit.metrics.clustering import normalized_information
+from dmlkit.metrics.clustering import NmiConfig
 from dmlkit.metrics.kmeans import kmeans_plus_plus, squarable
 
 Method = Literal["kmeans", "agglomerative", "hdbscan"]
@@ -76,7 +76,7 @@ class Clusters:
         """Return the normalized mutual information with the labels, over labeled images in clusters; None without."""
         _, codes = self.collection.class_codes()
         kept = (codes >= 0) & (self.assignments >= 0)
-        return normalized_information(codes[kept], self.assignments[kept]) if kept.any() else None
+        return NmiConfig().agreement(codes[kept], self.assignments[kept]) if kept.any() else None
 
     def write(self, path: Path) -> None:
         """Write a CSV table: one row per image, by cluster from 1, the medoid first; noise last."""

@@ -15,28 +15,19 @@ LONGEST_NAME = 14
 
 
 class HeatMaps(NamedTuple):
-    """Similarities, ordered by class.
+    """Similarities, ordered by class."""
 
-    Args:
-        classes: (c,) int64, labels, ascending.
-        between: (c, c) float64, see `class_similarities`.
-        sample_labels: (n,) int64, ascending.
-        to_proxies: (n, P) float32, similarities of samples to proxies; None if these classes have no proxies.
-        proxy_labels: (P,) int64, ascending.
-    """
-
-    classes: Tensor
-    between: Tensor
-    sample_labels: Tensor
-    to_proxies: Tensor | None
-    proxy_labels: Tensor | None
+    classes: Tensor  # (c,) int64, labels, ascending
+    between: Tensor  # (c, c) float64, see `class_similarities`
+    sample_labels: Tensor  # (n,) int64, ascending
+    to_proxies: Tensor | None  # (n, P) float32, of samples to proxies; None if these classes have no proxies
+    proxy_labels: Tensor | None  # (P,) int64, ascending
 
 
 def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int = 20) -> tuple[Path, HeatMaps]:
     """Draw the similarities of samples to proxies, if the classes have proxies, and of classes to each other.
 
     Args:
-        embedded: the embeddings of a split.
         output: the file; by default one in the run.
         classes: number of classes to show, evenly spread.
     """
@@ -64,7 +55,6 @@ def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Te
     """Compute the mean similarity of two samples by their classes, (c, c) float64; nan for a class of a single sample.
 
     Args:
-        manifold: the geometry.
         points: (N, D).
         labels: (N,) int64; the result has a row and a column for each distinct label, ascending.
 

@@ -24,9 +24,7 @@ def plot_histogram(
     """Draw histograms of the similarities of pairs by the untouched backbone and by the trained model.
 
     Args:
-        embedded: the embeddings of a split.
         output: the file; by default one in the run.
-        bar: shows the progress.
 
     Returns:
         The file, and the counts before and after training.
@@ -52,12 +50,9 @@ def plot_histogram(
 def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
     """Compute the features of all images of the split by the backbone before training, see `untouched_model`."""
     recipe, dataset = embedded.trained.recipe, embedded.dataset
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.seed)  # as in training
-            model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
-    except (ValueError, RuntimeError) as error:
-        raise UserError(recipe.fault(("backbone",), str(error).splitlines()[0])) from error
+    with recipe.errors_at("backbone"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)  # as in training
+        model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
     recipe = recipe.model_copy(update={"manifold": Sphere.Config()})
     before = TrainedModel(recipe, model, embedded.trained.checkpoint, 0)
     found = split_embeddings(embedded.run, before, embedded.fabric, dataset, embedded.split, of="untouched", bar=bar)

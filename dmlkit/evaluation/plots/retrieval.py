@@ -23,21 +23,13 @@ MM_A_CHARACTER = 1.12  # a digit of 5 points
 
 
 class RetrievalPanel(NamedTuple):
-    """Queries and their neighbors, as rows of an `EmbeddedSplit`.
+    """Queries and their neighbors, as rows of an `EmbeddedSplit`."""
 
-    Args:
-        queries: (P,) int64, first the worst queries, then random ones.
-        values: (P,) float64, map@r of each query.
-        worst: number of worst queries.
-        neighbors: (P, k) int64, nearest first; -1 if there are no more.
-        similarities: (P, k) float64.
-    """
-
-    queries: Tensor
-    values: Tensor
-    worst: int
-    neighbors: Tensor
-    similarities: Tensor
+    queries: Tensor  # (P,) int64, first the worst queries, then random ones
+    values: Tensor  # (P,) float64, map@r of each query
+    worst: int  # number of worst queries
+    neighbors: Tensor  # (P, k) int64, nearest first; -1 if there are no more
+    similarities: Tensor  # (P, k) float64
 
 
 def plot_retrieval(
@@ -54,10 +46,7 @@ def plot_retrieval(
     Args:
         embedded: the embeddings of a split; if it has queries and a gallery, the queries search the gallery.
         output: the file; by default one in the run.
-        queries: number of queries.
         neighbors: number of images per query.
-        seed: seed of the random queries.
-        bar: shows the progress.
 
     Raises:
         UserError: the samples are vectors, or there is nothing to retrieve.
@@ -101,7 +90,6 @@ def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int, se
         labels: (Q,) int64.
         wrong: (Q,) similarity of the nearest item if it is wrong; among equal values the largest is worst.
         count: number of queries of both kinds together.
-        seed: seed of the random queries.
 
     Example:
         >>> values = torch.tensor([0.0, 1.0, 0.5, 1.0])

@@ -46,7 +46,6 @@ class Format(ABC):
         """Check that an output may be written: each of its files is new, or an earlier export.
 
         Args:
-            output: the file to write, or the folder.
             sources: files that the export reads, which are never replaced.
 
         Raises:
@@ -57,16 +56,12 @@ class Format(ABC):
 
 
 def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: Path) -> list[Path]:  # noqa: A002
-    """Write embeddings with their ids, paths and labels.
+    """Write embeddings with their ids, paths and labels, and return the files.
 
     Args:
-        folder: the embeddings.
         format: ``faiss`` (exact inner-product index, with its items next to it), ``parquet`` (a fixed-size-list
             column), ``npz``, or ``tensorboard`` (a folder for the embedding projector).
         output: the file to write, or the folder for tensorboard.
-
-    Returns:
-        The files that were written.
 
     Raises:
         UserError: an embedding is not a point of its manifold or cannot be written in this format, or the disk is full;

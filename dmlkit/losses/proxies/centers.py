@@ -24,7 +24,7 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
 
     Args:
         kind: one of these.
-        gamma: > 0, temperature of ``softmax``, in similarity units.
+        gamma: temperature (> 0) of ``softmax``, in similarity units.
 
     Example:
         >>> similarity = torch.tensor([0.2, 0.6]).view(1, 2, 1)  # one row, K = 2, one class

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,15 +12,6 @@ from torch.autograd.function import once_differentiable
 from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses.proxies.similarity import Measure, PullBack
 from dmlkit.manifolds.numerics.autocast import without_autocast
-
-
-class TracedBlock(Protocol):
-    """The inputs of the gradients of a block of classes."""
-
-    similarity: Tensor
-    first: int  # index of the first class
-    proxies: Tensor
-    pull_back: PullBack
 
 
 class ClosedForm(NamedTuple):
@@ -53,7 +44,7 @@ class GradientSums:
         self.of_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format)  # rows, written once
         self.of_shared: list[Tensor] = []  # of embeddings and parameters, which every block adds to
 
-    def add_terms(self, block: TracedBlock, terms: Terms) -> Tensor:
+    def add_terms(self, block: "Block", terms: Terms) -> Tensor:
         """Add the gradients of the sum of a block's terms and return the sum."""
         total = terms.sum()
         if isinstance(terms, ClosedForm):
@@ -62,7 +53,7 @@ class GradientSums:
             self.add(block, total)
         return total.detach()
 
-    def add(self, block: TracedBlock, outputs: Tensor, gradient: Tensor | None = None) -> None:
+    def add(self, block: "Block", outputs: Tensor, gradient: Tensor | None = None) -> None:
         """Add the gradients of ``outputs`` of a block times ``gradient``, which may be omitted for a scalar."""
         rows = self.of_proxies[block.first : block.first + len(block.proxies)]
         if outputs is block.similarity:  # autograd would return its input, and take 50 us
@@ -126,7 +117,7 @@ class Classes:
         for first in range(0, len(self.proxies), self.block_size):
             proxies = self.proxies[first : first + self.block_size].detach().requires_grad_(with_graph)
             with torch.set_grad_enabled(with_graph):
-                similarity, pull_back = self.measure(self.embeddings, proxies, self.parameters)
+                similarity, pull_back = self.measure.trace(self.embeddings, proxies, self.parameters)
             yield Block(similarity.requires_grad_(with_graph), first, self, proxies, pull_back)
 
 

@@ -71,32 +71,20 @@ class ClassMemory(nn.Module):
             labels: (B,), the labels of the batch among all classes.
             shard: the classes of this rank. Every rank gets all averages, so that its checkpoint contains them.
         """
-        average, known = self.mean_similarity(manifold, proxies, shard.classes.start)
-        own = labels - shard.classes.start
-        inside, row = (own >= 0) & (own < len(proxies)), own.clamp(0, len(proxies) - 1)
+        first, count = shard.classes.start, len(proxies)
+        stored = self.labels - first  # (T,)
+        filled = (self.labels >= 0) & (stored >= 0) & (stored < count)
+        stored = stored.clamp(0, count - 1)
+        current = manifold.proxy_points(proxies[stored])  # (T, D)
+        pairs = zip(self.points.split(BLOCK), current.split(BLOCK), strict=True)
+        similarity = torch.cat([manifold.relative_similarity(x, p).diagonal() for x, p in pairs])
+        totals = similarity.new_zeros(count).index_add_(0, stored, torch.where(filled, similarity, 0))
+        counts = similarity.new_zeros(count).index_add_(0, stored, filled.to(similarity.dtype))
+        average, known = totals / counts.clamp(min=1), counts > 0  # (n,), S_avg of eq. 10
+        own = labels - first
+        inside, row = (own >= 0) & (own < count), own.clamp(0, count - 1)
         latest, is_known = shard.sum(torch.stack([average[row], known[row].to(average)]) * inside)
         self.averages.index_copy_(0, labels, torch.where(is_known > 0, latest, self.averages[labels]))
-
-    def mean_similarity(self, manifold: Manifold, proxies: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Return the mean similarity of each class's embeddings to its proxy: S_avg of eq. 10, 0 if it has none.
-
-        Args:
-            manifold: the geometry of points and proxies.
-            proxies: (n, d), the proxies of the classes first..first+n-1.
-            first: the first class.
-
-        Returns:
-            The means (n,), and whether the class has embeddings in the memory, (n,) bool.
-        """
-        labels = self.labels - first
-        filled = (self.labels >= 0) & (labels >= 0) & (labels < len(proxies))
-        labels = labels.clamp(0, len(proxies) - 1)
-        own = manifold.proxy_points(proxies[labels])  # (T, D), the current proxies
-        pairs = zip(self.points.split(BLOCK), own.split(BLOCK), strict=True)
-        similarity = torch.cat([manifold.relative_similarity(x, p).diagonal() for x, p in pairs])
-        totals = similarity.new_zeros(len(proxies)).index_add_(0, labels, torch.where(filled, similarity, 0))
-        counts = similarity.new_zeros(len(proxies)).index_add_(0, labels, filled.to(similarity.dtype))
-        return totals / counts.clamp(min=1), counts > 0
 
 
 def _without_averages(module: ClassMemory, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -1,7 +1,6 @@
 """Base of losses over learnable proxies: selects the classes of a step and combines blocks of similarities."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from math import ceil
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -63,10 +62,32 @@ class ProxyLoss(Loss):
         return self.over(self.classes(embeddings, labels))
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
-        """Return the classes of this step: all of this rank's, or a sample."""
-        parameters = [tensor for tensor in self.parameters() if tensor is not self.proxies and tensor.requires_grad]
+        """Return the classes of this step: all of this rank's, or a sample.
+
+        Raises:
+            ValueError: embeddings and proxies have different dtypes.
+        """
         selection = select(self.shard, labels, self.negative_fraction if self.training else 1)
-        return classes_of(selection, self.proxies, embeddings, labels, self.measure, parameters, self.chunk_size)
+        proxies = selection.of(self.proxies)
+        if embeddings.dtype != proxies.dtype:
+            raise ValueError(
+                f"expected embeddings of the proxies' dtype {proxies.dtype}, got {embeddings.dtype}; "
+                "convert the loss or the embeddings"
+            )
+        others = (tensor for tensor in self.parameters() if tensor is not self.proxies and tensor.requires_grad)
+        return Classes(
+            embeddings,
+            proxies,
+            selection.labels,
+            self.measure,
+            tuple(others),
+            self.chunk_size or automatic_block_size(embeddings, proxies),
+            selection.total,
+            all_labels=labels,
+            shard=selection.shard,
+            keep=not self.chunk_size and may_wait(self.measure, embeddings, proxies),
+            chosen=selection.chosen,
+        )
 
     def keep_shard(self, rank: int, ranks: int) -> None:
         self.shard = ClassShard(self.shard.num_classes, rank, ranks)
@@ -116,41 +137,6 @@ class Selection(NamedTuple):
     def of(self, per_class: Tensor) -> Tensor:
         """Return the rows (n, ...) of the selected classes from a tensor with a row for each of this rank's classes."""
         return per_class if self.chosen is None else per_class.index_select(0, self.chosen)
-
-
-def classes_of(
-    selection: Selection,
-    all_proxies: Tensor,
-    embeddings: Tensor,
-    labels: Tensor,
-    measure: Measure,
-    parameters: Sequence[Tensor],
-    block_size: int | None,
-) -> Classes:
-    """Return the selected classes for a batch (B, D) with labels (B,) among all classes.
-
-    Raises:
-        ValueError: embeddings and proxies have different dtypes.
-    """
-    proxies = selection.of(all_proxies)
-    if embeddings.dtype != proxies.dtype:
-        raise ValueError(
-            f"expected embeddings of the proxies' dtype {proxies.dtype}, got {embeddings.dtype}; "
-            "convert the loss or the embeddings"
-        )
-    return Classes(
-        embeddings,
-        proxies,
-        selection.labels,
-        measure,
-        tuple(parameters),
-        block_size or automatic_block_size(embeddings, proxies),
-        selection.total,
-        all_labels=labels,
-        shard=selection.shard,
-        keep=not block_size and may_wait(measure, embeddings, proxies),
-        chosen=selection.chosen,
-    )
 
 
 def select(shard: ClassShard, labels: Tensor, fraction: float) -> Selection:

@@ -44,9 +44,6 @@ class Measure:
     trace: Callable[[Tensor, Tensor, Sequence[Tensor]], Traced]
     has_graph: bool = False  # also for single proxies; it holds several tensors of the similarities' size
 
-    def __call__(self, embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
-        return self.trace(embeddings, proxies, parameters)
-
 
 # A few large blocks: at B=180, C=11 318, d=512 a step of the softmax takes 1.17x its three products in one block of
 # 2^23 and 1.23x in blocks of 2^20; at C=100 000 1.19x and 1.58x. Larger blocks only take more memory.
@@ -62,8 +59,8 @@ def similarity_to(manifold: Manifold, pool: Pool | None) -> Measure:
 
     def trace(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
         if proxies.ndim == 2:
-            return to_each(embeddings, proxies, parameters)
-        each = to_each(embeddings, proxies.flatten(0, 1), parameters)
+            return to_each.trace(embeddings, proxies, parameters)
+        each = to_each.trace(embeddings, proxies.flatten(0, 1), parameters)
         return _by_class(each, proxies.shape[:2], pool)
 
     return Measure(trace, to_each.has_graph)

@@ -15,11 +15,7 @@ HyperbolicSimilarity = Literal["negative_distance", "negative_squared_distance",
 
 
 class SignedExponential(nn.Module):
-    """A parametrization of a learnable curvature as sign * e^t: optimizer steps cannot change its sign or make it 0.
-
-    Args:
-        sign: +1 or -1.
-    """
+    """A parametrization of a learnable curvature as sign * e^t: optimizer steps cannot change its sign or make it 0."""
 
     def __init__(self, sign: int) -> None:
         super().__init__()

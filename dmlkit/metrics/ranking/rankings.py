@@ -130,11 +130,6 @@ def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, 
     return torch.from_numpy(numbers[: len(sides[0])]), torch.from_numpy(numbers[len(sides[0]) :])
 
 
-def default_manifold(points: Tensor) -> Manifold:
-    """Return the unit sphere, which is compared by the cosine."""
-    return Sphere(points.shape[1])
-
-
 def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute the vectors of queries and gallery whose inner product orders the gallery.
 

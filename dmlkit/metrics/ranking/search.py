@@ -9,17 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Lookup:
-    """Gallery positions of each query's key, as slices of one sorted order.
+    """Gallery positions of each query's key, as slices of one sorted order."""
 
-    Args:
-        order: (N,) int64, gallery positions sorted by key.
-        start: (Q,) int64, the start of the slice of query q in ``order``.
-        count: (Q,) int64, the length of the slice.
-    """
-
-    order: Tensor
-    start: Tensor
-    count: Tensor
+    order: Tensor  # (N,) int64, gallery positions sorted by key
+    start: Tensor  # (Q,) int64, the start of the slice of query q in ``order``
+    count: Tensor  # (Q,) int64, the length of the slice
 
     @classmethod
     def of(cls, queries: Tensor, gallery: Tensor) -> "Lookup":
@@ -48,33 +42,21 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Search:
-    """Search of all queries in all of a gallery.
+    """Search of all queries in all of a gallery, which the inner products of the vectors order."""
 
-    Args:
-        queries, gallery: (Q, D'), (N, D') vectors whose inner product orders the gallery.
-        positives: the gallery items with the label of each query.
-        excluded: the gallery items that are the query itself.
-    """
-
-    queries: Tensor
-    gallery: Tensor
-    positives: Lookup
-    excluded: Lookup
+    queries: Tensor  # (Q, D')
+    gallery: Tensor  # (N, D')
+    positives: Lookup  # items with the label of each query
+    excluded: Lookup  # items that are the query itself
 
 
 @dataclass(frozen=True)
 class Depth:
-    """Depth down to which ranks must be known; the best positive is ranked at any depth.
+    """Depth down to which ranks must be known; the best positive is ranked at any depth."""
 
-    Args:
-        fixed: number of first items of every query.
-        to_r: whether the first R items are needed as well.
-        first_only: whether only the best positive is needed.
-    """
-
-    fixed: int
-    to_r: bool
-    first_only: bool
+    fixed: int  # number of first items of every query
+    to_r: bool  # whether the first R items are needed as well
+    first_only: bool  # whether only the best positive is needed
 
     def of(self, positives: int) -> int:
         """Return the depth of a query with R = ``positives``."""

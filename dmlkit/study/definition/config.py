@@ -96,17 +96,11 @@ class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class Candidate:
-    """Recipe of a variant with one choice of the tuned values.
+    """Recipe of a variant with one choice of the tuned values."""
 
-    Args:
-        label: label of the choice; empty if nothing is tuned.
-        recipe: recipe with the study's metrics and its first seed.
-        values: values of the tuned keys.
-    """
-
-    label: str
-    recipe: Recipe
-    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    label: str  # of the choice; empty if nothing is tuned
+    recipe: Recipe  # with the study's metrics and its first seed
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the tuned keys
 
 
 @dataclass(frozen=True)
@@ -117,34 +111,23 @@ class Variant:
     candidates: tuple[Candidate, ...]
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Numeric key that a study sweeps.
-
-    Args:
-        key: key of the recipe.
-        values: one value per variant, in their order.
-    """
+class Axis(BaseModel, frozen=True, extra="forbid"):
+    """Numeric key that a study sweeps."""
 
     key: str
-    values: tuple[float, ...]
+    """Key of the recipe."""
+    values: tuple[int | float, ...]
+    """One value per variant, in their order."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Study with all its recipes.
-
-    Args:
-        config: the file.
-        reference: name of the variant with which the others are compared.
-        variants: the variants.
-        axis: the numeric key that is swept, if there is one.
-    """
+    """Study with all its recipes."""
 
     config: StudyConfig
-    reference: str
+    reference: str  # variant with which the others are compared
     variants: tuple[Variant, ...]
-    axis: Axis | None
+    axis: Axis | None  # the numeric key that is swept, if there is one
 
     @property
     def is_tuned(self) -> bool:
@@ -196,21 +179,11 @@ class Study:
 
     def record(self) -> dict[str, Any]:
         """Return everything on which the study's figures depend, as plain data."""
-        config = self.config
         return {
-            "claim": config.claim,
-            "paper": config.paper,
-            "table": config.table,
-            "protocol": config.protocol,
-            "metrics": list(config.reported()),
-            "seeds": list(config.seeds),
-            "tune_seeds": list(config.tune_seeds),
-            "extend": config.extend,
-            "more_seeds": config.more_seeds,
-            "negligible": config.negligible,
-            "rotate_folds": config.rotate_folds,
+            **self.config.model_dump(mode="json", exclude=set(MethodsConfig.model_fields)),
+            "metrics": list(self.config.reported()),
             "reference": self.reference,
-            "expect": [expectation.model_dump(exclude_none=True) for expectation in config.expect],
+            "expect": [expectation.model_dump(exclude_none=True) for expectation in self.config.expect],
             "variants": {
                 variant.name: {
                     candidate.label: candidate.recipe.model_dump(mode="json", exclude={"seed"})

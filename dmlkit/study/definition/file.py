@@ -105,7 +105,7 @@ def _axis(config: StudyConfig) -> Axis | None:
         return None
     ((key, values),) = config.grid.items()
     is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return Axis(key, values) if is_numeric and len(values) > 2 else None
+    return Axis(key=key, values=values) if is_numeric and len(values) > 2 else None
 
 
 Fault = tuple[Key, str]
@@ -159,11 +159,12 @@ def _name_faults(methods: Sequence[Method]) -> Iterator[Fault]:
 
 def _tuning_faults(config: StudyConfig, methods: Sequence[Method]) -> Iterator[Fault]:
     for method in methods:
+        tune: Key = (*method.place, "tune")
         if method.trials != methods[0].trials:
             text = f"{method.trials} trial(s) to tune {method.name}, but {methods[0].trials} for {methods[0].name}"
-            yield (*method.place, "tune"), f"{text}; expected the same number for every variant"
+            yield tune, f"{text}; expected the same number for every variant"
         if method.tune and method.trials == 1:
-            yield (*method.place, "tune"), f"got one value to tune for {method.name}; give two, or set the key instead"
+            yield tune, f"got one value to tune for {method.name}; give two, or set the key instead"
         if config.extend and not any(len(grid_of([one.value.data for one in values])) > 1 for values in method.tune):
             text = f"{method.name} has no tuned key with at least two numbers"
             yield ("extend",), f"{text}, so no grid can be extended"
@@ -191,33 +192,28 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
                 what = "variant" if choices is names else "figure"
                 yield ("expect", index, key), f"unknown {what} {name!r}; {suggest(name, choices)}"
         if is_error_rate(expectation.metric):
-            yield (
-                ("expect", index, "metric"),
-                f"smaller {expectation.metric} is better; expected a metric of which larger is better",
-            )
+            text = f"smaller {expectation.metric} is better; expected a metric of which larger is better"
+            yield ("expect", index, "metric"), text
         if expectation.better == expectation.than:
             yield ("expect", index), f"{expectation.better} cannot be better than itself"
 
 
 def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
+    known = FIGURES["reality_check"]
     for index, name in enumerate(config.metrics):
+        key = ("metrics", index)
         if name in config.metrics[:index]:
-            yield ("metrics", index), f"{name!r} is given twice"
-        if config.protocol == "reality_check" and name not in FIGURES["reality_check"]:
-            yield (
-                ("metrics", index),
-                f"{name!r}: not a figure of the Reality Check; expected one of {', '.join(FIGURES['reality_check'])}",
-            )
+            yield key, f"{name!r} is given twice"
+        if config.protocol == "reality_check" and name not in known:
+            yield key, f"{name!r}: not a figure of the Reality Check; expected one of {', '.join(known)}"
         elif config.protocol == "official":
             try:
                 (metric,) = metric_configs([name])
                 if name not in metric.names():
-                    yield (
-                        ("metrics", index),
-                        f"{name!r}: expected the name under which it is reported: {', '.join(metric.names())}",
-                    )
+                    names = ", ".join(metric.names())
+                    yield key, f"{name!r}: expected the name under which it is reported: {names}"
             except ValueError as error:
-                yield ("metrics", index), str(error).removeprefix("metrics: ")
+                yield key, str(error)
 
 
 def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
@@ -226,38 +222,31 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
     precision = study.variants[0].candidates[0].recipe.training.precision
     for variant, method in zip(study.variants, methods, strict=True):
         labels = [candidate.label for candidate in variant.candidates]
+        tune: Key = (*method.place, "tune")
         for name in labels:
             if len(name.encode()) > NAME_BYTES:
-                yield (
-                    (*method.place, "tune"),
-                    f"{name[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name",
-                )
+                yield tune, f"{name[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name"
         if len(set(labels)) < len(labels):
-            yield (*method.place, "tune"), f"two values have the same label: {', '.join(labels)}"
+            yield tune, f"two values have the same label: {', '.join(labels)}"
         for candidate in variant.candidates:
             recipe, name = candidate.recipe, "/".join(filter(None, (variant.name, candidate.label)))
             other = first.setdefault(recipe.model_dump_json(), name)
             if other != name:
                 yield method.place, f"{name} trains the same recipe as {other}; each must differ in a key"
             if study.config.protocol == "official" and recipe.dataset.validation_fraction == 0:
-                text = (
-                    f"{name} has dataset.validation_fraction 0; validation classes are needed to select the checkpoint"
-                )
-                yield method.place, text
+                text = "has dataset.validation_fraction 0; validation classes are needed to select the checkpoint"
+                yield method.place, f"{name} {text}"
             if study.config.rotate_folds and recipe.dataset.split != "reality_check":
                 yield method.place, f"{name} has dataset.split {recipe.dataset.split}; only reality_check has folds"
             if recipe.training.precision != precision:
-                yield (
-                    method.place,
-                    f"{name} has another training.precision; expected the same in all recipes of a study",
-                )
+                text = f"{name} has another training.precision; expected the same in all recipes of a study"
+                yield method.place, text
 
 
 def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str]:
     """Return notes on weaknesses of the study that its readers should know; they do not stop it.
 
     Args:
-        study: a valid study.
         validation_classes: number of validation classes by variant, where it is known.
     """
     notes: list[str] = []

@@ -102,7 +102,6 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
     Args:
         own: candidates of the study's file, which form the grid of a variant.
         tried: these candidates and those that were added.
-        best: the best of the tried candidates.
     """
     found: list[tuple[float, Mapping[str, Any]]] = []
     for key, value in best.values.items():
@@ -125,7 +124,6 @@ def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float
 
     Args:
         candidate: candidate whose value is at or beyond the end of the grid.
-        key: the tuned key.
         grid: grid values, ordered towards this end.
     """
     value = candidate.values[key]

@@ -24,15 +24,13 @@ def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fab
     """Return the figures of each variant after all epochs, and those of its backbone before training.
 
     Args:
-        study: the study.
-        choices: the chosen candidate of each variant.
-        folder: folder of the study.
         fabric: the device and the ranks, for backbones with random weights; see `untrained_figures`.
     """
     protocol, found = study.config.protocol, dict[str, ExtraFigures]()
     for name, choice in choices.items():
         runs = folder / "runs" / name / choice.candidate.label
-        summaries = {seed: _summaries(runs / f"seed-{seed}") for seed in choice.figures}
+        files = {seed: sorted((runs / f"seed-{seed}").rglob("summary.json")) for seed in choice.figures}
+        summaries = {seed: [Summary.read(file) for file in models] for seed, models in files.items()}
         last = {seed: _last(protocol, models) for seed, models in summaries.items()}
         recipe, untouched = choice.candidate.recipe, next(iter(summaries.values()))[0].untouched
         untrained = untouched.test if untouched else None
@@ -53,11 +51,6 @@ def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
     """Return the figures of a recipe's backbone before training, without its head, on test classes.
 
     They are scored once for all recipes with the same initial network, test images and metrics.
-
-    Args:
-        recipe: the recipe with its seed.
-        folder: folder that stores the figures.
-        fabric: the device and the ranks, which share the work.
 
     Raises:
         UserError: the images are not available, or the recipe is not usable.
@@ -81,11 +74,6 @@ def _stored(path: Path, question: Question) -> Report | None:
         logging.getLogger("dmlkit").warning(f"{error}; scored again")
         return None
     return stored.report if stored else None
-
-
-def _summaries(run: Path) -> list[Summary]:
-    """Return one summary per model of a run; the Reality Check has four."""
-    return [Summary.read(path) for path in sorted(run.rglob("summary.json"))]
 
 
 def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from dmlkit.files.document import Document
 from dmlkit.run_folder.documents import Environment, Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.definition.config import Candidate, Study, Variant
+from dmlkit.study.definition.config import Axis, Candidate, Study, Variant
 from dmlkit.study.findings.two_way import VariantClasses
 from dmlkit.study.findings.verdicts import (
     JudgedStatement,
@@ -26,19 +26,12 @@ from dmlkit.study.protocol import ProtocolName
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidate of a variant that was chosen on validation classes, and its runs.
-
-    Args:
-        candidate: the chosen candidate.
-        scores: score of each candidate on validation classes, the mean over the tuning seeds.
-        figures: figures on test classes, by seed.
-        classes: figures on each test class, if all runs have them.
-    """
+    """Candidate of a variant that was chosen on validation classes, and its runs."""
 
     candidate: Candidate
-    scores: tuple[float, ...]
-    figures: dict[int, Metrics]
-    classes: VariantClasses | None = None
+    scores: tuple[float, ...]  # of each candidate on validation classes, the mean over the tuning seeds
+    figures: dict[int, Metrics]  # on test classes, by seed
+    classes: VariantClasses | None = None  # figures on each test class, if all runs have them
 
     def values(self, metric: str) -> list[float]:
         """Return one figure per seed."""
@@ -68,24 +61,10 @@ class Cost(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class ExtraFigures:
-    """Figures of a variant in addition to those that are compared.
+    """Figures of a variant in addition to those that are compared."""
 
-    Args:
-        last: figures on test classes after all epochs, by seed.
-        untrained: figures of its backbone before training; None if they are not known.
-    """
-
-    last: Mapping[int, Metrics]
-    untrained: Metrics | None
-
-
-class SweptAxis(BaseModel, frozen=True, extra="forbid"):
-    """Numeric key that a study sweeps."""
-
-    key: str
-    """Key of the recipe."""
-    values: tuple[int | float, ...]
-    """One value per variant, in their order."""
+    last: Mapping[int, Metrics]  # on test classes after all epochs, by seed
+    untrained: Metrics | None  # of its backbone before training; None if they are not known
 
 
 class StudyResults(Document, frozen=True):
@@ -111,7 +90,7 @@ class StudyResults(Document, frozen=True):
     """Names of the figures."""
     reference: str
     """Variant with which the others are compared."""
-    axis: SweptAxis | None
+    axis: Axis | None
     """The numeric key that is swept, if there is one."""
     verdicts: tuple[JudgedStatement, ...]
     """One verdict per statement of the claim and figure; see `by_both_figures`."""
@@ -149,16 +128,8 @@ def summarize_study(
 
     Means have a 95 % t-interval over seeds; a single run has none. Differences are between runs with the same seed,
     with Student's paired t-test, which also gives the verdicts of statements; see `judge`.
-
-    Args:
-        study: the study.
-        choices: the chosen candidate of each variant, with its figures.
-        cost: cost of all runs.
-        command: command that repeats the study.
-        failed: reasons of failures, by run.
-        extra: additional figures by variant; see `dmlkit.study.findings.extra_figures`.
     """
-    config, extra = study.config, extra or {}
+    config, axis, extra = study.config, study.axis, extra or {}
     statements = by_both_figures(config.expect, config.reported())
     kept = [index for index, variant in enumerate(study.variants) if variant.name in choices]
     lacks = {
@@ -179,9 +150,7 @@ def summarize_study(
         seeds=config.seeds,
         metrics=config.reported(),
         reference=study.reference,
-        axis=SweptAxis(key=study.axis.key, values=tuple(study.axis.values[index] for index in kept))
-        if study.axis
-        else None,
+        axis=axis and axis.model_copy(update={"values": tuple(axis.values[index] for index in kept)}),
         verdicts=judge(statements, variants, len(config.seeds), config.more_seeds, config.negligible),
         variants=variants,
         cost=cost,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dmlkit.evaluation.statistics import LEAST_CLASSES, MOST_RUNS, Comparison
+from dmlkit.metrics.statistics import LEAST_CLASSES, MOST_RUNS, Comparison
 from dmlkit.run_folder.documents import ClassMetrics
 
 Array = NDArray[np.float64]

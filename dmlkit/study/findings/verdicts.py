@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dmlkit.evaluation.statistics import Comparison, holm, paired_runs, runs_to_separate
-from dmlkit.run_folder.documents import Metrics
+from dmlkit.metrics.statistics import Comparison, holm, paired_runs, runs_to_separate
+from dmlkit.run_folder.documents import Metrics, PairedDifference
 from dmlkit.study.definition.config import Candidate, Expectation
 from dmlkit.study.definition.methods import beyond_edge, grid_of, values_along
 from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
@@ -20,24 +20,6 @@ from dmlkit.study.protocol import MeanInterval
 End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
 """Place of a chosen value among the values tried with the chosen values of the other keys. The only one of these may
 also be the lowest or highest of all values of the key."""
-
-
-class Difference(BaseModel, frozen=True, extra="forbid"):
-    """Difference of a variant from another one over runs with the same seeds, by Student's paired t-test.
-
-    If the figures of test classes are known, interval and p-value are over seeds and classes, see `PairedClasses`.
-    """
-
-    difference: float
-    """Mean of this variant minus the mean of the other."""
-    low: float | None
-    """Lower end of the 95 % interval; null for a single pair."""
-    high: float | None
-    """Upper end of the interval; null for a single pair."""
-    p_value: float
-    """Probability of a difference at least this far from 0 if there is none."""
-    classes: int | None = None
-    """Number of test classes over which the interval is, in addition to seeds; null if it is over seeds alone."""
 
 
 class Tuned(BaseModel, frozen=True, extra="forbid"):
@@ -64,7 +46,7 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Figures of the variant's backbone before training, without its head; null if they are not known."""
     summary: dict[str, MeanInterval]
     """Mean of ``runs`` over seeds, by metric."""
-    difference: dict[str, Difference] | None
+    difference: dict[str, PairedDifference] | None
     """Difference from the reference by metric; null for the reference itself, or if they share no seed."""
     classes: VariantClasses | None = None
     """Figures on each test class; null in studies of an older dmlkit and of the Reality Check."""
@@ -80,20 +62,19 @@ Runs = tuple[Mapping[int, Metrics], VariantClasses | None]  # figures of a varia
 
 def over_seeds(
     variant: Runs, reference: Runs | None, metrics: Sequence[str]
-) -> tuple[dict[str, MeanInterval], dict[str, Difference] | None]:
+) -> tuple[dict[str, MeanInterval], dict[str, PairedDifference] | None]:
     """Return by metric a variant's mean over seeds, and its difference from the reference, if that is another one."""
     runs, classes = variant
     summary = {name: MeanInterval.of([run[name] for run in runs.values()]) for name in metrics}
     if reference is None:
         return summary, None
-    changes: dict[str, Difference] = {}
+    changes: dict[str, PairedDifference] = {}
     for name in metrics:
         base, method = paired_figures(reference[0], runs, name)
         if base:
             by_class = PairedClasses.of(reference[1], classes, name, common_seeds(reference[0], runs))
             change = paired_runs(base, method) if by_class is None else by_class.compare()
-            counted = None if by_class is None else len(by_class.queries)
-            changes[name] = Difference.model_validate({**change.as_dict(), "classes": counted})
+            changes[name] = PairedDifference.model_validate(change.as_dict())
     return summary, changes or None
 
 
@@ -102,10 +83,6 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
 
     At an edge, no value in one direction was tried with the chosen values of the other keys, or in both directions if
     the value is the only one. Only numbers have edges, and 1 has no edge below it if the key takes only integers.
-
-    Args:
-        candidates: all tried candidates of a variant.
-        chosen: one of them.
     """
     edges: dict[str, End] = {}
     steps = beyond_edge(candidates, candidates, chosen)
@@ -134,23 +111,11 @@ LEVEL = 0.05  # a difference with at least this p-value may be chance, over all 
 SAME = 1e-6  # figures that differ by at most this on every seed are of one method under two names
 
 
-class JudgedStatement(BaseModel, frozen=True, extra="forbid"):
-    """Statement of the claim with its verdict."""
+class JudgedStatement(PairedDifference, Expectation, frozen=True):
+    """Statement of the claim with its verdict and the paired difference of the two variants over seeds."""
 
-    better: str
-    """Variant that is claimed to be better."""
-    than: str
-    """Variant with which it is compared."""
-    metric: str
-    """Metric of the comparison; larger is better."""
-    paper: str | None = None
-    """Short name of the paper that makes the statement."""
-    difference: float
-    """See `Difference`, also for ``low``, ``high``, ``p_value`` and ``classes``."""
-    low: float | None
-    high: float | None
-    p_value: float
     classes: int | None = None
+    """Number of test classes over which interval and p-value are, in addition to seeds; null if over seeds alone."""
     verdict: Verdict
     """Verdict without correction for other statements; see `verdict`."""
     runs_to_separate: int | None
@@ -174,10 +139,6 @@ def by_both_figures(statements: Sequence[Expectation], metrics: Sequence[str]) -
 
     A statement by a figure of `FIGURE_PAIRS` is judged by both figures of the pair if the study reports both: the two
     may disagree, and the more favorable one must not be the only one that is shown.
-
-    Args:
-        statements: statements of the claim.
-        metrics: names of the figures that the study reports.
 
     Example:
         >>> stated = Expectation(better="a", than="b", metric="map@r")
@@ -216,8 +177,6 @@ def judge(
 
     Args:
         statements: statements of the claim, each by one figure; see `by_both_figures`. All of them are corrected for.
-        variants: figures by name of the variant.
-        seeds: number of seeds of every variant.
         more_seeds: number of seeds that may be added, each after a test of the difference; see `compare_at_looks`.
         negligible: largest difference that does not matter; see `is_within`.
     """
@@ -240,7 +199,7 @@ def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
     makes no difference if it lies within the negligible difference; otherwise the two are not separable.
 
     Example:
-        >>> from dmlkit.evaluation.statistics import paired_runs
+        >>> from dmlkit.metrics.statistics import paired_runs
         >>> verdict(paired_runs([0.5, 0.6, 0.7], [0.53, 0.64, 0.75]))
         'holds'
         >>> verdict(paired_runs([0.5], [0.9]))
@@ -283,12 +242,14 @@ def _judged(
     variants: Mapping[str, VariantResults],
 ) -> JudgedStatement:
     pair = {name: variants[name] for name in (one.better, one.than)}
+    runs = paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric)
     decided = word in ("holds", "does not hold")
     by_class = _by_class(one, variants)
+    needed = runs_to_separate(*runs) if by_class is None else by_class.runs_to_separate()
     details = {
         "classes": None if by_class is None else len(by_class.queries),
         "verdict": word,
-        "runs_to_separate": _more(one, variants) if word == "not separable at this size" or decided else None,
+        "runs_to_separate": needed if word == "not separable at this size" or decided else None,
         "corrected_p_value": corrected,
         "corrected_verdict": "not separable at this size" if decided and corrected >= LEVEL else word,
         "at_edge": tuple(name for name, variant in pair.items() if variant.tuned and variant.tuned.edge),
@@ -302,12 +263,6 @@ def _by_class(one: Expectation, variants: Mapping[str, VariantResults]) -> Paire
     return PairedClasses.of(base.classes, method.classes, one.metric, common_seeds(base.runs, method.runs))
 
 
-def _more(one: Expectation, variants: Mapping[str, VariantResults]) -> int | None:
-    if by_class := _by_class(one, variants):
-        return by_class.runs_to_separate()
-    return runs_to_separate(*paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric))
-
-
 REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %
 
 
@@ -315,11 +270,6 @@ def paired_figures(
     first: Mapping[int, Metrics], second: Mapping[int, Metrics], metric: str
 ) -> tuple[list[float], list[float]]:
     """Return a figure of two variants for the seeds that both have.
-
-    Args:
-        first: figures of one variant by seed.
-        second: figures of the other variant by seed.
-        metric: name of the figure.
 
     Example:
         >>> paired_figures({0: {"mrr": 0.1}, 1: {"mrr": 0.2}}, {1: {"mrr": 0.3}, 2: {"mrr": 0.4}}, "mrr")
@@ -347,8 +297,6 @@ def compare_at_looks(
     Args:
         base: one figure per run.
         method: one figure per run, with the same seeds in the same order.
-        first: number of pairs at the first look.
-        last: number of pairs at the last look.
         by_class: differences of the same pairs on each class, for an interval over seeds and classes. Classes are the
             same at all looks, which makes the correction for looks larger than necessary.
 

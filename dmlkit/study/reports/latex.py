@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dmlkit.evaluation.tables import as_latex
-from dmlkit.files.atomic import atomic_write
+from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import latex, printable
 from dmlkit.files.outputs import check_output, head_of, writing
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
@@ -31,18 +31,12 @@ def check_tables(path: Path) -> None:
 
 
 def write_tables(studies: Mapping[str, StudyResults], path: Path, arguments: str) -> None:
-    """Write the tables of studies into one file, atomically.
-
-    Args:
-        studies: results by name.
-        path: the file; see `check_tables`.
-        arguments: arguments of the command that writes the file.
-    """
+    """Write the tables of studies into one file, atomically; its first line has the arguments of the command."""
     tables = [table for name, results in studies.items() for table in study_tables(name, results)]
     text = "\n\n".join([f"{MARK} {printable(arguments)}\n{NEEDS}", *tables])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), atomic_write(path) as partial:
-        partial.write_text(f"{text}\n", encoding="utf-8")
+    with writing(path):
+        write_text(path, f"{text}\n")
 
 
 def study_tables(name: str, results: StudyResults) -> list[str]:
@@ -50,7 +44,6 @@ def study_tables(name: str, results: StudyResults) -> list[str]:
 
     Args:
         name: name of the study, for the labels ``tab:NAME`` and ``tab:NAME-verdicts``.
-        results: results of the study.
     """
     label, claim = re.sub(r"[^A-Za-z0-9.:_-]", "-", name), latex(results.claim)
     counts = sorted({len(variant.runs) for variant in results.variants.values()})
@@ -62,7 +55,9 @@ def study_tables(name: str, results: StudyResults) -> list[str]:
     columns = "l" + "r" * len(results.metrics)
     tables = [_table(as_latex(rows, columns=columns, bold=best_cells(results)), f"{claim}. {figures}.", label)]
     if results.verdicts:
-        rows = [[*row[:2], *row[3:]] for row in verdict_rows(results)]  # without the means, which the first table has
+        rows = [  # without the means, which the first table has
+            [*row[:2], *row[3:5], row[6], row[2]] for row in verdict_rows(results)
+        ]
         text = as_latex(rows, columns=f"{TEXT_COLUMN}lrrr{TEXT_COLUMN}")
         text = f"\\footnotesize\\setlength{{\\tabcolsep}}{{3pt}}\n{text}"  # fits a page with 16 cm of text
         tables.append(_table(text, f"{claim}: differences, paired over seeds, and verdicts.", f"{label}-verdicts"))

@@ -15,10 +15,11 @@ from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import check_output, is_our_picture, writing
+from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.duration import format_duration
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import Difference, VariantResults, by_both_figures, judge, over_seeds
+from dmlkit.study.findings.verdicts import VariantResults, by_both_figures, judge, over_seeds
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.latex import check_tables, write_tables
 from dmlkit.study.reports.plot import plot_study
@@ -93,14 +94,13 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
     """Return the paragraphs of a report: all claims of studies, then each study.
 
     Args:
-        studies: results by name.
         plots: path of each picture, relative to the document.
     """
-    rows = [["claim", "statement", "figure", "difference", "verdict"]]
+    rows = [["claim", "statement", "figure", "verdict", "difference"]]
     for results in studies.values():
         claim = results.claim
         for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
-            rows.append([claim, *row[:2], " ".join(filter(None, (row[3], row[4] and f"({row[4]})"))), row[6]])
+            rows.append([claim, *row[:3], " ".join(filter(None, (row[3], row[4] and f"({row[4]})")))])
             claim = ""  # only in the first row
     shared = shared_rows(studies)
     tables = [as_markdown(table) for table in (shared, rows) if table]
@@ -149,19 +149,12 @@ END = "<!-- End of what dmlkit report wrote -->"
 
 @dataclass(frozen=True)
 class ReportPage:
-    """Markdown page with a generated block.
+    """Markdown page with a generated block."""
 
-    Args:
-        path: path of the file; need not exist.
-        before: text above the block.
-        block: text from the line of `BEGINNING` to that of `END`; empty if there is no page yet.
-        after: text below the block.
-    """
-
-    path: Path
-    before: str = ""
-    block: str = ""
-    after: str = "\n"
+    path: Path  # need not exist
+    before: str = ""  # text above the block
+    block: str = ""  # text from the line of `BEGINNING` to that of `END`; empty if there is no page yet
+    after: str = "\n"  # text below the block
 
     @classmethod
     def at(cls, path: Path) -> "ReportPage":
@@ -200,9 +193,7 @@ class ReportPage:
         """Replace the block atomically.
 
         Args:
-            arguments: arguments of the command that writes the block.
             title: title of the page; omitted if there is text above the block.
-            paragraphs: Markdown paragraphs.
         """
         head = [f"{BEGINNING} {printable(arguments).replace('>', '&gt;')} -->"]
         if not self.before.strip():
@@ -218,10 +209,6 @@ STATED = set(Expectation.model_fields)  # fields of a judged statement that come
 
 def check_derived(results: StudyResults, path: Path) -> None:
     """Check that means, differences and verdicts follow from the runs' figures, to `ROUNDING`.
-
-    Args:
-        results: complete results.
-        path: path of the file, for the error.
 
     Raises:
         UserError: they do not: the file was edited.
@@ -243,7 +230,7 @@ def check_derived(results: StudyResults, path: Path) -> None:
     for stored, derived in zip(results.verdicts, derived_verdicts, strict=True):
         fields = stored.model_dump()
         if stored.corrected_p_value is None:  # results of dmlkit 0.1.0, which has fewer fields and verdicts
-            fields = {name: fields[name] for name in Difference.model_fields}
+            fields = {name: fields[name] for name in PairedDifference.model_fields}
         if not _is_close(fields, {name: value for name, value in derived.model_dump().items() if name in fields}):
             raise _edited(path, f"the verdict on {stored.better!r} and {stored.than!r}", results)
 

@@ -6,7 +6,8 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import picture_metadata
 from dmlkit.files.pictures import COLUMN, LOOK, MM
-from dmlkit.study.findings.results import StudyResults, SweptAxis, VariantResults
+from dmlkit.study.definition.config import Axis
+from dmlkit.study.findings.results import StudyResults, VariantResults
 
 LOG_RATIO = 10  # swept values with at least this ratio are drawn on a logarithmic axis
 COLOR, FAINT = "#2060a0", "#9ab8d8"
@@ -21,9 +22,6 @@ def plot_study(
     so means are drawn as points and not as bars.
 
     Args:
-        results: contents of ``results.json``.
-        path: file to write.
-        suffix: suffix of the format: ``.png``, ``.svg`` or ``.pdf``.
         metrics: metrics to draw, each as wide as a column. Default: all metrics of the study.
     """
     from matplotlib import rc_context
@@ -60,10 +58,6 @@ def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, .
 def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
     """Return the runs that a study reports, by variant; all folds of a Reality Check.
 
-    Args:
-        folder: folder of the study.
-        results: contents of its ``results.json``.
-
     Raises:
         UserError: runs are missing.
     """
@@ -97,7 +91,7 @@ def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> No
     )
 
 
-def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: SweptAxis) -> None:
+def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Axis) -> None:
     order = sorted(range(len(axis.values)), key=axis.values.__getitem__)
     variants, values = [variants[index] for index in order], [axis.values[index] for index in order]
     means, below, above = _means(variants, metric)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.tables import as_markdown
-from dmlkit.files.atomic import atomic_write
+from dmlkit.files.atomic import atomic_write, write_text
 from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import writing
 from dmlkit.study.duration import format_duration
@@ -56,7 +56,6 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
     """Return one study as Markdown: claim, verdicts, figures, cost and command.
 
     Args:
-        results: contents of ``results.json``.
         plot: path of the picture, relative to the document.
         heading: ``#`` of a page of its own, which starts with the figures that disagree, or ``##``.
     """
@@ -91,7 +90,8 @@ def write_section(results: StudyResults, folder: Path) -> Path:
     with writing(folder / PLOT), atomic_write(folder / PLOT) as partial:
         plot_study(results, partial)
     document = folder / "results.md"
-    write_text(document, f"{study_section(results, PLOT, heading='#')}\n\n{EXPLANATION}")
+    with writing(document):
+        write_text(document, f"{study_section(results, PLOT, heading='#')}\n\n{EXPLANATION}\n")
     return document
 
 
@@ -152,12 +152,6 @@ def missing_lines(results: StudyResults) -> list[str]:
     return lines + [f"Failed: {line}" for line in StudyFailures(failed=results.failed).lines()]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a document atomically."""
-    with writing(path), atomic_write(path) as partial:
-        partial.write_text(text + "\n", encoding="utf-8")
-
-
 def _setting(results: StudyResults) -> str:
     cost, seeds = results.cost, ", ".join(map(str, results.seeds))
     if results.more_seeds:
@@ -184,7 +178,6 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
     The p-values remain corrected for all statements of a study.
 
     Args:
-        studies: results by name.
         paper: name of the paper in the studies' files under ``expect``.
 
     Raises:
@@ -211,7 +204,6 @@ def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, st
     """Return the paragraphs of a paper's report: statements, figures, pictures and commands of each study.
 
     Args:
-        studies: result of `of_paper`.
         plots: path of each picture, relative to the document.
     """
     tables = [as_markdown(rows) for rows in (statement_rows(studies), trained_rows(studies))]

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from dmlkit.evaluation.tables import Rows
+from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import Difference, End, JudgedStatement, VariantResults
+from dmlkit.study.findings.verdicts import End, JudgedStatement, VariantResults
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 
 END_TEXTS: dict[End, str] = {
@@ -18,14 +19,14 @@ Pair = tuple[str, str]  # which variant is better, and than which
 
 
 def verdict_rows(results: StudyResults) -> Rows:
-    """Return one row per statement of the claim and figure."""
-    rows = [["statement", "figure", "ours", "difference", "95 % interval", "p (Holm's)", "verdict"]]
+    """Return one row per statement of the claim and figure; the verdict is where a narrow page still shows it."""
+    rows = [["statement", "figure", "verdict", "difference", "95 % interval", "ours", "p (Holm's)"]]
     for judged in results.verdicts:
         metric = judged.metric
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
         p_value = _p(judged) if judged.corrected_p_value is None else f"{_p(judged)} ({judged.corrected_p_value:.4f})"
         text = verdict_text(judged, results.variants)
-        rows.append([_phrase(judged), metric, ours, f"{judged.difference:+.4f}", _interval(judged), p_value, text])
+        rows.append([_phrase(judged), metric, text, f"{judged.difference:+.4f}", _interval(judged), ours, p_value])
     return rows
 
 
@@ -125,7 +126,7 @@ def verdict_lines(results: StudyResults) -> list[str]:
     """Return one line per statement of the claim, for a terminal."""
     return [
         f"{statement}, {metric}: {difference} ({interval}), {verdict}"
-        for statement, metric, _, difference, interval, _, verdict in verdict_rows(results)[1:]
+        for statement, metric, verdict, difference, interval, _, _ in verdict_rows(results)[1:]
     ]
 
 
@@ -226,9 +227,9 @@ def _ends(variant: VariantResults) -> str:
     return ", ".join(f"{key} {END_TEXTS[end]}" for key, end in edge.items())
 
 
-def _interval(change: Difference | JudgedStatement) -> str:
+def _interval(change: PairedDifference) -> str:
     return "no interval" if change.low is None else f"{change.low:+.4f} .. {change.high:+.4f}"
 
 
-def _p(change: Difference | JudgedStatement) -> str:
+def _p(change: PairedDifference) -> str:
     return f"{change.p_value:.4f}"

@@ -26,7 +26,6 @@ class Plan:
     """Plan of the runs of a study in rounds, and the choices of finished rounds.
 
     Args:
-        study: the study.
         folder: folder of the study. Its runs are in ``runs/VARIANT/seed-S``, or in ``runs/VARIANT/CHOICE/seed-S`` if
             values are tuned.
     """
@@ -183,8 +182,7 @@ class Plan:
 def check_components(study: Study, folder: Path) -> dict[str, int]:
     """Build the components of every variant without a run, to report errors before anything trains.
 
-    Returns:
-        The number of validation classes, by name of the variant.
+    The result is the number of validation classes by variant.
 
     Raises:
         UserError: the components of a variant do not fit together; the message names the variant.

@@ -55,7 +55,6 @@ def train_on_ray(
 
     Args:
         runs: runs that are not complete, in the order of their start.
-        protocol: protocol of the study.
         device: ``auto`` (GPUs if the cluster has some), ``cpu`` or ``cuda``.
         stop_requested: checked regularly; if it returns True every run stops after a checkpoint.
         notify: called with the events of runs, and with ``finish`` or ``fail`` after each run.
@@ -85,12 +84,7 @@ def train_on_ray(
 
 
 class _Tasks:
-    """Tasks of the runs, and their outcomes.
-
-    Args:
-        setting: settings of all tasks.
-        notify: see `train_on_ray`.
-    """
+    """Tasks of the runs, and their outcomes."""
 
     def __init__(self, setting: Setting, notify: Notify) -> None:
         import ray

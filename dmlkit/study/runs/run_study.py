@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from statistics import fmean
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from lightning_fabric import Fabric
 
@@ -53,9 +53,6 @@ class StudyProgress(Protocol):
         ...
 
 
-Engine = Literal["local", "ray"]  # where runs are trained: on this machine, or on a Ray cluster
-
-
 class BudgetUsedError(Exception):
     """The time budget is used up; every run stopped after a checkpoint.
 
@@ -76,28 +73,22 @@ def run_study(
     command: str,
     *,
     jobs: int = 1,
-    engine: Engine = "local",
-    device: str = "auto",
+    ray: str | None = None,
     budget: float = inf,
 ) -> StudyResults:
-    """Train the missing runs of a study, and judge its claim by their figures.
+    """Train the missing runs of a study, and judge its claim by the figures of all; see `summarize_study`.
 
     `Plan` names the runs and their folders. Complete runs are never repeated, and interrupted runs are resumed. A run
     that fails is reported, and the other runs continue.
 
     Args:
-        study: the study.
         folder: output folder for ``study.json``, ``runs/``, ``failures.json`` and ``results.json``.
         fabric: device, precision and ranks, launched.
-        progress: receives the events of the study.
         command: command that repeats the study, for reports.
         jobs: number of concurrent runs on this machine, see `train_at_once`.
-        engine: ``local``, or ``ray`` for as many concurrent runs as a cluster can hold, see `train_on_ray`.
-        device: device of a run on Ray; on this machine ``fabric`` determines it.
+        ray: device of a run on a Ray cluster, which runs as many at once as it can hold; see `train_on_ray`. None
+            trains on this machine.
         budget: seconds after which every run stops after a checkpoint, and no other run starts.
-
-    Returns:
-        The contents of ``results.json``, from the complete runs; see `summarize_study`.
 
     Raises:
         UserError: the folder has another study, or every run failed.
@@ -108,7 +99,7 @@ def run_study(
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
     check_place(folder, {recipe.dataset.data_root for recipe in recipes})
     with open_study(study.record(), folder, fabric, command), stop_signals(deadline) as stop_requested:
-        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs, engine, device)
+        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs, ray)
         for line in study_notes(study, check_components(study, folder)):
             progress.note(line)
         interruption = None
@@ -131,21 +122,15 @@ def run_study(
 
 @dataclass
 class _Runs:
-    """Trainer of the missing runs of a study.
-
-    Args:
-        plan: plan of the runs.
-        failures: reasons of failures, by run.
-    """
+    """Trainer of the missing runs of a study."""
 
     plan: Plan
     fabric: Fabric
     progress: StudyProgress
     stop_requested: Callable[[Fabric], bool]
     jobs: int
-    engine: Engine
-    device: str
-    failures: dict[str, str] = field(default_factory=dict[str, str])
+    ray: str | None
+    failures: dict[str, str] = field(default_factory=dict[str, str])  # reasons of failures, by run
 
     def train_all(self) -> None:
         """Train round by round; runs that failed in an earlier session are tried again."""
@@ -153,7 +138,7 @@ class _Runs:
             (self.plan.folder / FAILURES).unlink(missing_ok=True)
         for runs in self.plan.rounds():
             self.progress.expect(self.plan.num_runs, self.plan.num_epochs)
-            at_once = self.jobs > 1 or self.engine == "ray"
+            at_once = self.jobs > 1 or self.ray is not None
             together = [run for run in runs if at_once and not self._is_complete(run)]
             names = {run.name for run in together}
             for run in runs:
@@ -214,8 +199,8 @@ class _Runs:
                     self._fail(run, progress, **values)
 
         protocol = self.plan.study.config.protocol
-        if self.engine == "ray":
-            train_on_ray(runs, protocol, self.device, lambda: self.stop_requested(self.fabric), notify)
+        if self.ray:
+            train_on_ray(runs, protocol, self.ray, lambda: self.stop_requested(self.fabric), notify)
         else:
             train_at_once(runs, protocol, self.jobs, self.fabric, self.stop_requested, notify)
 
@@ -265,16 +250,15 @@ def validation_score(folder: Path) -> float:
     Raises:
         UserError: a summary has no best checkpoint.
     """
-    return fmean(_best_score(path) for path in summaries(folder))
+    scores: list[float] = []
+    for path in summaries(folder):
+        score = Summary.read(path).best_score
+        if score is None:  # a study has validation classes
+            raise UserError(f"{path}: has no best checkpoint; remove the file and rerun to score the run again")
+        scores.append(score)
+    return fmean(scores)
 
 
 def summaries(folder: Path) -> list[Path]:
     """Return the summaries of all finished trainings in a folder."""
     return sorted(folder.rglob("summary.json"))
-
-
-def _best_score(path: Path) -> float:
-    score = Summary.read(path).best_score
-    if score is None:  # a study has validation classes
-        raise UserError(f"{path}: has no best checkpoint; remove the file and rerun to score the run again")
-    return score

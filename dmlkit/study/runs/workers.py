@@ -36,16 +36,10 @@ Event = tuple[str, Happening, Mapping[str, Any]]  # the arguments of `Notify`
 
 @dataclass(frozen=True)
 class Run:
-    """Run of a study.
+    """Run of a study."""
 
-    Args:
-        name: name of the run, which all its events carry.
-        recipe: recipe with its seed.
-        folder: run folder.
-    """
-
-    name: str
-    recipe: Recipe
+    name: str  # which all its events carry
+    recipe: Recipe  # with its seed
     folder: Path
 
 
@@ -59,17 +53,11 @@ class _Worker:
 
 @dataclass
 class ForwardedProgress(Silent):
-    """Progress of a run that is forwarded as events, with at most one step per `STEP_INTERVAL`.
+    """Progress of a run that is forwarded as events, with at most one step per `STEP_INTERVAL`."""
 
-    Args:
-        name: name of the run.
-        put: forwards an event.
-        last: time of the last forwarded step in seconds.
-    """
-
-    name: str
-    put: Callable[[Event], object]
-    last: float = 0.0
+    name: str  # of the run
+    put: Callable[[Event], object]  # forwards an event
+    last: float = 0.0  # time of the last forwarded step, in seconds
 
     def step(self, **arguments: Any) -> None:
         """See `Progress`."""
@@ -104,8 +92,6 @@ def train_at_once(
 
     Args:
         runs: runs in the order of their start.
-        protocol: protocol of the study.
-        jobs: number of processes.
         fabric: fabric of this process, which determines the kind of device.
         stop_requested: checked regularly; if it returns True every run stops after a checkpoint.
         notify: called with the events of runs, and with ``finish`` or ``fail`` after each run.

@@ -34,12 +34,6 @@ class Section(NamedTuple):
 def write_inspection(found: ModelInspection, path: Path, title: str, *, bar: Bar = no_bar) -> int:
     """Write the page atomically.
 
-    Args:
-        found: the findings.
-        path: the file.
-        title: title of the page.
-        bar: shows how many pictures of the map are drawn.
-
     Returns:
         The number of pictures that are placeholders, or missing in the map, because their images are missing.
 
@@ -86,7 +80,7 @@ def _write_figures(page: Page, found: ModelInspection) -> None:
     page.text(contents + images.manifold.similarity_name.replace("_", " "))
     if found.report is not None and found.evaluation is not None:
         untouched = found.history.untouched if found.history else None
-        head = ["metric", "value", "95 % interval", *(["untouched backbone"] if untouched else []), "definition"]
+        head = ["metric", "value", "95 % interval", *(["pretrained baseline"] if untouched else []), "definition"]
         rows: list[list[str]] = []
         for name, value in found.report.metrics.items():
             interval = found.report.intervals.get(name)

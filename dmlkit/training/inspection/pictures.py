@@ -151,13 +151,7 @@ SIDE = 64  # of such a thumbnail
 
 
 def page_data(found: ModelInspection, *, seed: int = 0, bar: Bar = no_bar) -> tuple[dict[str, Any], int]:
-    """Return the data of the script, and the number of thumbnails that could not be drawn.
-
-    Args:
-        found: the findings.
-        seed: seed of the sample of images that get thumbnails.
-        bar: shows how many thumbnails are drawn.
-    """
+    """Return the data of the script, and the number of thumbnails that could not be drawn."""
     images = found.collection
     generator = torch.Generator().manual_seed(seed)
     sample = torch.randperm(len(images), generator=generator)[:MOST_PICTURES].sort().values.tolist()

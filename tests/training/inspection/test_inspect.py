@@ -95,7 +95,7 @@ def test_the_untouched_backbone_is_beside_where_it_is_known(run: Path, tmp_path:
 
     monkeypatch.setattr(findings.Summary, "read", read_told)
     write_inspection(inspect(run, device="cpu"), tmp_path / "x.html", "x")
-    assert "<th>untouched backbone</th>" in (tmp_path / "x.html").read_text()
+    assert "<th>pretrained baseline</th>" in (tmp_path / "x.html").read_text()
     assert "<td>0.1234</td>" in (tmp_path / "x.html").read_text()
 
 

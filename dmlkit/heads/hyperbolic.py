@@ -1,0 +1,93 @@
+"""Heads with a linear layer in hyperbolic space, whose bias translates the points."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dmlkit.component import Requirement, option
+from dmlkit.heads.base import Head
+from dmlkit.manifolds.lorentz import Lorentz
+from dmlkit.manifolds.poincare import Poincare
+
+
+class HyperbolicLinear(Head):
+    """A linear layer on tangent vectors at the origin, followed by a translation of the points."""
+
+    manifold: Any = option(kw_only=False)
+    """`Lorentz` or `Poincare`."""
+    has_bias: bool = option(default=True, alias="bias")
+    """Add a learnable bias."""
+    bias: nn.Parameter | None = option(init=False)  # a tangent vector at the origin, which starts at 0
+
+    def __post_init__(self) -> None:
+        self.linear = nn.Linear(self.num_features, self.manifold.dim, bias=False)
+        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as in the linear head
+        self.bias = nn.Parameter(torch.zeros(self.manifold.dim)) if self.has_bias else None
+
+    def project(self, features: Tensor) -> Tensor:
+        return self.linear(features)
+
+    def to_points(self, projected: Tensor) -> Tensor:
+        points = self.manifold.from_features(projected)
+        return points if self.bias is None else self.manifold.translate(points, self.bias)
+
+
+class LorentzLinear(HyperbolicLinear, name="lorentz_linear"):
+    r"""Hyperboloid layer (HGCN, Chami et al. 2019): a linear map of tangent vectors and a parallel-transported bias.
+
+    Linear layer on the hyperboloid: HypLinear in the code of Chami et al., NeurIPS 2019, section 4.2.
+
+    .. math:: y = \exp_{z}(PT_{o \to z}(b)), \quad z = \exp_o(W h)
+
+    The Grouplet paper compares it (Table 3, "Hyperboloid") with `MobiusLinear`, the same layer on the ball: with the
+    same parameters both compute the same points. W h is clipped by the manifold, h is not. Without the bias the layer
+    is a linear layer followed by an exponential map.
+
+    Raises:
+        ValueError: the manifold is not the hyperboloid.
+
+    Example:
+        >>> LorentzLinear(64, Lorentz(16))(torch.randn(2, 64)).shape
+        torch.Size([2, 17])
+    """
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("manifold.name", ("lorentz",), "its bias is transported along geodesics of the hyperboloid")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Lorentz):
+            raise ValueError(f"LorentzLinear: expected the hyperboloid, got {type(self.manifold).__name__}")
+        super().__post_init__()
+
+
+class MobiusLinear(HyperbolicLinear, name="mobius_linear"):
+    r"""Hyperbolic layer (Ganea et al. 2018) of the Grouplet paper: Möbius matrix-vector product and bias.
+
+    Linear layer of Ganea et al. (NeurIPS 2018, section 3.2) after an exponential map (Zhang et al., CVPR 2022).
+
+    .. math:: y = (W \otimes \exp_0(h)) \oplus \exp_0(b), \quad W \otimes \exp_0(h) = \exp_0(W h)
+
+    Zhang et al. describe the exponential map in their section 3.3. By the identity on the right (lemma 6 of Ganea et
+    al.) the product is computed in the tangent space. W h is clipped by the manifold, h is not (up to dmlkit 0.1.0 h
+    was clipped too, which moved points that need no clipping). b and the sum are kept inside the ball. With the same
+    parameters `LorentzLinear` computes points with the same log maps. By the same identity the layer without the bias
+    is a linear layer followed by an exponential map: see docs/geometry.md.
+
+    Raises:
+        ValueError: the manifold is not the ball.
+
+    Example:
+        >>> points = MobiusLinear(64, Poincare(16))(torch.randn(2, 64))
+        >>> points.shape, bool((points.norm(dim=1) < 1).all())
+        (torch.Size([2, 16]), True)
+    """
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("manifold.name", ("poincare",), "Möbius operations are those of the ball")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Poincare):
+            raise ValueError(f"MobiusLinear: expected the Poincaré ball, got {type(self.manifold).__name__}")
+        super().__post_init__()

@@ -1,0 +1,128 @@
+"""An error of a component carries the recipe's key, and gets file and line in one place."""
+
+import ast
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.errors import OptionError, UserError, option_errors
+from dmlkit.recipe import parse_recipe
+from dmlkit.samplers import ClassBalanced
+from dmlkit.training.experiment import assemble
+
+PACKAGE = Path(__file__).parent.parent / "dmlkit"
+LINES = {
+    "dataset": "{name: glyphs, classes: 12, images_per_class: 4, size: 16}",
+    "backbone": "{name: small_cnn, width: 4}",
+    "loss": "{name: triplet}",
+    "sampler": "{name: random, batch_size: 8}",
+    "transform": "{name: plain, size: 16}",
+}
+
+
+def printed(**lines: str) -> str:
+    """The error of a recipe with one key per line, in the order of `LINES`."""
+    text = "".join(f"{key}: {value}\n" for key, value in {**LINES, **lines}.items())
+    with pytest.raises(UserError) as raised:
+        assemble(parse_recipe(text, "r.yaml"))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ({"dataset": "{name: glyphs, classes: 12, images_per_class: 2, shapes_per_class: 3}"},
+         "r.yaml:1: dataset.images_per_class: got 2, expected at least 3 (shapes_per_class)"),
+        ({"dataset": "{name: glyphs, classes: 4, validation_fraction: 0.9}"},
+         "r.yaml:1: dataset.validation_fraction: 0.9 of 2 training classes leaves 0 for training"),
+        ({"dataset": "{name: folder, root: 'no: such'}"},
+         "r.yaml:1: dataset.root: no: such: no such folder; expected one subfolder of images per class"),
+        ({"dataset": "{name: cub200, root: nowhere}"},
+         "r.yaml:1: dataset.root: nowhere: no such folder; if it has moved, use --set dataset.root=PATH\nCUB"),
+        ({"dataset": "{name: table, file: no.csv}"}, "r.yaml:1: dataset.file: no.csv: no such file; if it has moved"),
+        ({"dataset": "{name: table, file: no.txt}"}, "r.yaml:1: dataset.file: no.txt: expected a .csv or .parquet"),
+        ({"dataset": "{name: shards, root: nowhere}"}, "r.yaml:1: dataset.root: nowhere: no such folder"),
+        ({"dataset": "{name: glyphs, cache: nowhere}"}, "r.yaml:1: dataset.cache: "),
+        ({"backbone": "{name: resnet18, weights: imagnet}"}, "r.yaml:2: backbone.weights: unknown weights 'imagnet'"),
+        ({"backbone": "{name: resnet18, weights: no.pth}"}, "r.yaml:2: backbone.weights: no.pth: no such file"),
+        ({"backbone": "{name: small_cnn, tuning: {name: last_blocks, blocks: 40}}"}, "r.yaml:2: backbone.tuning"),
+        ({"transform": "{name: pretrained}"},
+         "r.yaml:5: transform.name: pretrained uses the preprocessing published with the weights"),
+        ({"sampler": "{name: random, batch_size: 100}"},
+         "r.yaml:4: sampler.batch_size: expected at most the 16 training images, got 100; reduce it or add images"),
+        ({"sampler": "{name: class_balanced, classes_per_batch: 40}"}, "r.yaml:4: sampler.classes_per_batch: expected"),
+        ({"sampler": "{name: hierarchical}"}, "r.yaml:4: sampler: hierarchical needs a dataset with super-classes"),
+        ({"sampler": "{name: weighted, batch_size: 100}"}, "r.yaml:4: sampler.batch_size: expected at most the 16"),
+    ],
+)  # fmt: skip
+def test_each_family_names_its_key_and_the_recipe_adds_file_and_line(lines: dict[str, str], told: str):
+    assert printed(**lines).startswith(told)
+
+
+def test_vectors_name_the_key_of_each_file(tmp_path: Path):
+    np.save(tmp_path / "x.npy", np.ones((6, 3), np.float32))
+    np.save(tmp_path / "few.npy", np.arange(2))
+    vectors = {"backbone": "{name: identity}", "transform": "null"}
+    dataset = f"{{name: vectors, embeddings: {tmp_path}/x.npy, labels: {tmp_path}/few.npy}}"
+    told = f"r.yaml:1: dataset.labels: {tmp_path}/few.npy has shape (2,), but {tmp_path}/x.npy has 6 vectors"
+    assert printed(dataset=dataset, **vectors).startswith(told)
+    told = "r.yaml:1: dataset.embeddings: none.npy: "
+    assert printed(dataset="{name: vectors, embeddings: none.npy}", **vectors).startswith(told)
+
+
+def test_the_key_is_an_attribute_and_survives_another_process():
+    with pytest.raises(OptionError) as raised:
+        ClassBalanced.Config(classes_per_batch=9).build(torch.arange(4).repeat(4), 0)
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert (type(error), error.key, str(error)) == (
+        OptionError,
+        "sampler.classes_per_batch",
+        f"sampler.classes_per_batch: {error.message}",
+    )
+
+
+@pytest.mark.parametrize("text", ["dataset.root: is a word of this text", "dataset: what: else", "a: b", ""])
+def test_a_text_with_a_colon_is_not_taken_for_a_key(text: str):
+    recipe = parse_recipe("".join(f"{key}: {value}\n" for key, value in LINES.items()), "r.yaml")
+    with pytest.raises(UserError) as raised, recipe.errors_at("dataset"):
+        raise UserError(text)
+    assert str(raised.value) == text
+    with pytest.raises(UserError) as raised, recipe.errors_at("dataset"):
+        raise OptionError("loss.margin", text)
+    assert str(raised.value) == (f"r.yaml:3: loss.margin: {text}" if text else "r.yaml:3: loss.margin")
+    with pytest.raises(UserError) as raised, recipe.errors_at("sampler"):
+        raise ValueError(f"{text}\nand more")
+    assert str(raised.value).startswith("r.yaml:4: sampler") and str(raised.value).endswith(text)
+
+
+def test_an_option_named_by_the_command_line_is_told():
+    recipe = parse_recipe("".join(f"{key}: {value}\n" for key, value in LINES.items()), "r.yaml", ["loss.margin=0.3"])
+    assert recipe.fault(("loss", "margin"), "got 0.3") == "--set loss.margin=0.3: loss.margin: got 0.3"
+    assert recipe.model_copy(update={"seed": 1}).read_from({}).fault(("seed",), "got 1") == "seed: got 1"
+
+
+def test_the_innermost_key_stays():
+    with pytest.raises(OptionError) as raised, option_errors("dataset.file"), option_errors("dataset.root"):
+        raise UserError("photos: not readable")
+    assert (raised.value.key, raised.value.message) == ("dataset.root", "photos: not readable")
+
+
+KEYED = re.compile(r"(dataset|sampler|loss|backbone|head|manifold|training|optimizer|schedule|transform|metrics)[.:]")
+
+
+def test_no_text_of_an_error_begins_with_a_key():
+    """A key in the text would have to be read from it again."""
+    wrong: list[str] = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="UserError" | "ValueError"), args=[first, *_]):
+                    text = ast.unparse(first).removeprefix("f")[1:]
+                    wrong += [f"{path}:{node.lineno}: {text}"] if KEYED.match(text) else []
+                case _:
+                    pass
+    assert wrong == []
