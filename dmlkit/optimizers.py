@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dmlkit.component import ComponentConfig, suggest_members
-from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
+from dmlkit.manifolds.base import load_geoopt
 
 __all__ = [
     "AdamConfig",

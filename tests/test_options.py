@@ -213,3 +213,17 @@ class Counted(Loss):
 def test_a_class_without_a_name_is_no_member():
     assert "least" in Counted.Config.model_fields
     assert not any(issubclass(variant, Counted.Config) for variant in LossConfig.variants.values())
+
+
+def test_a_loss_refuses_a_similarity_that_its_requirements_exclude():
+    class Bounded(Loss):
+        def requirements(self) -> Iterable[Requirement]:
+            return (Requirement("manifold.similarity", ("cosine",), "it is bounded"),)
+
+        def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+            return embeddings.sum()
+
+    message = "Bounded: expected a manifold with similarity 'cosine', because it is bounded; got 'negative_distance'"
+    with pytest.raises(ValueError, match=message):
+        Bounded(Euclidean(2))
+    assert Bounded(Sphere(2)).manifold.similarity_name == "cosine"

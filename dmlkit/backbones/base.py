@@ -1,7 +1,7 @@
 """Interface of the backbones, which turn images into features and freeze parameters for fine-tuning."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from dmlkit.errors import OptionError
 class BackboneConfig(ComponentConfig, frozen=True):
     """Root of the backbone family."""
 
-    sample: ClassVar[Literal["image", "vector"]] = "image"
-    """Kind of sample that the backbone takes as input."""
+    sample: ClassVar[str] = "image"
+    """Name of the kind of samples that the backbone takes as input."""
     has_class_token: ClassVar[bool] = False
     """Whether the backbone passes a class token to its pooling."""
 

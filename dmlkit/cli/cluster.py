@@ -81,9 +81,9 @@ def cluster(
     from dmlkit.embedding.groups.clusters import CLUSTER_COLUMNS
     from dmlkit.embedding.groups.clusters import cluster as find_clusters
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.questions.answers import check_table
     from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.sources import open_points
+    from dmlkit.files.outputs import check_table
 
     if csv is not None:
         check_table(csv, CLUSTER_COLUMNS, option="--csv")

@@ -7,7 +7,7 @@ import typer
 
 from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, checked, examples
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_run
+from dmlkit.files.source import EXPECTED_DATA, require_path, require_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +84,7 @@ def check(
         raise UserError(
             "data check: --model RUN needs --threshold SIMILARITY, and --threshold and --device need --model RUN"
         )
-    check_target(target, overrides)
+    check_target(target, dataset, overrides)
 
     from rich.console import Console
 
@@ -114,12 +114,14 @@ def check(
         raise typer.Exit(DATA_ERROR)
 
 
-def check_target(target: Path, overrides: list[str] | None) -> None:
-    """Check a target that is a recipe, before torch is imported."""
+def check_target(target: Path, dataset: str | None, overrides: list[str] | None) -> None:
+    """Check what can be checked of a target before torch is imported."""
     from dmlkit.recipe.early import check_recipe
 
     if target.suffix in (".yaml", ".yml"):
         check_recipe(target, overrides or [])
+    elif dataset is None:  # a missing folder of a benchmark gets the advice where to download it
+        require_path(target, EXPECTED_DATA)
 
 
 def print_findings(findings: "Findings", title: str, console: "Console") -> None:
@@ -194,7 +196,7 @@ def shards(
     debug: Debug = False,
 ) -> None:
     """Write a dataset as tar files, for disks on which opening millions of files takes too long."""
-    check_target(target, overrides)
+    check_target(target, dataset, overrides)
 
     from rich.console import Console
 

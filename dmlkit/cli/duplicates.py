@@ -82,9 +82,9 @@ def duplicates(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.groups.duplicates import GROUP_COLUMNS, MATCH_COLUMNS, duplicate_groups, matches
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.questions.answers import check_table
     from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.sources import open_points
+    from dmlkit.files.outputs import check_table
 
     if csv is not None:
         check_table(csv, GROUP_COLUMNS if other is None else MATCH_COLUMNS, option="--csv")

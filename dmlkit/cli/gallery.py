@@ -121,6 +121,8 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: "Console") -> N
     """Print how many images were added, and which were not."""
     from dmlkit.cli.console import counted, say
 
+    if incoming.resumed:
+        say(console, f"{counted(incoming.resumed, 'image', 'images')} embedded before the interruption")
     say(console, f"{counted(incoming.added, 'image', 'images')} added to {gallery}")
     for lines, reason in (
         (incoming.repeated, "skipped: already in the gallery"),

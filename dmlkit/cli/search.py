@@ -62,9 +62,10 @@ def search(
 
     from dmlkit.cli.console import counted, say, say_json
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.questions.answers import NEIGHBOR_COLUMNS, check_table, write_neighbors
+    from dmlkit.embedding.questions.answers import NEIGHBOR_COLUMNS, write_neighbors
     from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.questions.search import search as search_images
+    from dmlkit.files.outputs import check_table
 
     if csv is not None:
         check_table(csv, NEIGHBOR_COLUMNS, option="--csv")

@@ -7,7 +7,7 @@ import typer
 
 from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, checked, each, examples
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_study
+from dmlkit.files.source import require_study, require_study_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,15 @@ app = typer.Typer()
 
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa"))
 def study(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of a study.", show_default=False)],
+    study: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STUDY",
+            help="YAML file of a study.",
+            callback=checked(require_study_file),
+            show_default=False,
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(

@@ -66,12 +66,12 @@ def verify(
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
-    from dmlkit.evaluation.verification import ImagePair, is_pairs_table, read_pairs
+    from dmlkit.evaluation.verification import COLUMNS, ImagePair, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
-    from dmlkit.files.outputs import check_output
+    from dmlkit.files.outputs import check_table
 
     if csv is not None:
-        check_output(csv, is_pairs_table, sources=[*names, *([pairs] if pairs else [])], option="--csv")
+        check_table(csv, COLUMNS, sources=[*names, *([pairs] if pairs else [])], option="--csv")
         if not csv.parent.is_dir():
             raise UserError(f"--csv {csv}: the folder {csv.parent} does not exist; create it first")
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]

@@ -38,13 +38,7 @@ class MemberError(TypeError):
 
 
 class NameTakenError(MemberError):
-    """Two members of a family have the same name.
-
-    Args:
-        name: the name of both.
-        taken_by: the member that was defined first.
-        member: the member that is rejected.
-    """
+    """Two members of a family have the same name."""
 
     def __init__(self, name: str, taken_by: type[Any], member: type[Any]) -> None:
         self.name, self.taken_by = name, taken_by

@@ -6,7 +6,7 @@ configuration ``Triplet.Config`` checks.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from inspect import Signature, get_annotations, isclass, signature
 from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
@@ -15,14 +15,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dmlkit.component.derive import REQUIRED, Option, config_of
 from dmlkit.component.family import ComponentConfig, MemberError, OptionsConfig, Requirement
-
-
-@dataclass(frozen=True)
-class _Marker:
-    default: Any
-    alias: str | None
-    kw_only: bool
-    init: bool
 
 
 def option(*, default: Any = REQUIRED, alias: str | None = None, kw_only: bool = True, init: bool = True) -> Any:
@@ -34,7 +26,7 @@ def option(*, default: Any = REQUIRED, alias: str | None = None, kw_only: bool =
         kw_only: false for an argument that comes from other components, e.g. ``manifold``, and has no key in recipes.
         init: false for an attribute that ``__post_init__`` sets, e.g. a buffer; until then it has its default, if any.
     """
-    return _Marker(default, alias, kw_only, init)
+    return Option("", alias or "", None, default, is_argument=not kw_only, is_given=init)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
@@ -72,7 +64,7 @@ class Component:
     def __init_subclass__(cls, name: str | None = None, family: type[ComponentConfig] | None = None) -> None:
         super().__init_subclass__()
         own = list(_own_options(cls))
-        inherited = [one for base in cls.__mro__[:0:-1] for one in _declared(base)]
+        inherited = [one for base in cls.__mro__[:0:-1] for one in vars(base).get("own_options", [])]
         redefined = {one.attribute for one in own}
         every = [*(one for one in inherited if one.attribute not in redefined), *own]
         cls.options_by_key = {one.key: one for one in every if one.is_given and not one.is_argument}
@@ -120,23 +112,16 @@ def _own_options(cls: type[Component]) -> Iterable[Option]:
             text = f"{attribute}: an attribute is an option and needs a value or option(...), e.g. option(init=False)"
             raise MemberError(f"{cls.__qualname__}: {text}")
         value = vars(cls)[attribute]
-        marker = value if isinstance(value, _Marker) else _Marker(value, None, kw_only=True, init=True)
+        own: Option = value if isinstance(value, Option) else option(default=value)
         delattr(cls, attribute)
-        key = marker.alias or attribute
-        yield Option(attribute, key, annotation, marker.default, is_argument=not marker.kw_only, is_given=marker.init)
-
-
-def _declared(base: type) -> list[Option]:
-    return vars(base).get("own_options", [])
+        yield replace(own, attribute=attribute, key=own.key or attribute, annotation=annotation)
 
 
 def _parameters(cls: type[Component]) -> list[Option]:
     """Return arguments and options, those without a default first."""
-    return sorted((*cls.arguments.values(), *cls.options_by_key.values()), key=_order)
-
-
-def _order(one: Option) -> tuple[bool, bool]:
-    return not one.is_argument, one.is_argument and one.default is not REQUIRED
+    required = [one for one in cls.arguments.values() if one.default is REQUIRED]
+    others = [one for one in cls.arguments.values() if one.default is not REQUIRED]
+    return [*required, *others, *cls.options_by_key.values()]
 
 
 def _signature_of(cls: type[Component]) -> Signature:

@@ -10,7 +10,7 @@ from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
 from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.errors import OptionError
+from dmlkit.errors import OptionError, UserError
 
 Split = Literal["train", "validation", "test", "all"]
 FOLDS = 4
@@ -21,8 +21,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     published: ClassVar[Published | None] = None
     """Archives and counts of the literature, if the dataset is a benchmark."""
-    sample: ClassVar[Literal["image", "vector"]] = "image"
-    """Kind of the samples."""
+    sample: ClassVar[str] = "image"
+    """Name of the kind of the samples, see `dmlkit.datasets.files.samples`."""
 
     split: Literal["official", "reality_check", "all"] = "official"
     """``official`` uses the dataset's own split; ``reality_check`` tests on the last half of the classes and validates
@@ -88,7 +88,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         load = self.load if listing is None else listing.images
         if split in ("test", "all"):
             return load(split)
-        if listing is not None and listing.has("validation"):
+        if listing is not None and len(listing.rows_of("validation")):
             return listing.images(split)  # the dataset has its own validation split
         whole = load("train")
         count = len(whole.class_names)
@@ -121,6 +121,14 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """Return `load` where neither it nor `listing` is defined."""
         root = DatasetConfig
         return [*super().lacks(), *(["load"] if (cls.load, cls.listing) == (root.load, root.listing) else [])]
+
+    def unlabeled(self, path: Path) -> Dataset:
+        """Return the samples of a file without their labels, for ``dmlkit embed``, unless samples are images.
+
+        Raises:
+            UserError: the file has no such samples, or dmlkit does not know how to read them.
+        """
+        raise UserError(f"{path}: the model takes {self.sample}s, which are not read from files; use --split")
 
     def load(self, split: Literal["train", "test", "all"]) -> Dataset:
         """Return the samples of the official split; ``train`` still includes the classes held out for validation."""

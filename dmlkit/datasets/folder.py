@@ -62,7 +62,7 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
     """List the images of class folders; report classes with fewer than two images and names that are not UTF-8.
 
     Raises:
-        UserError: there is no class.
+        UserError: there is no class, or none of several has two images.
     """
     if not classes:
         raise OptionError(
@@ -70,6 +70,7 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
         )
     rows = ListedRows(root)
     labels: dict[str, int] = {}
+    few = 0
     for folder, split in classes:
         if not readable_name(folder.name):
             rows.faults.append(unreadable_name(str(folder)))
@@ -77,6 +78,7 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
         label = labels.setdefault(folder.name, len(labels))
         images = image_files(folder)
         if len(images) < 2:
+            few += 1
             rows.faults.append(
                 f"{folder}: the class has {len(images)} image(s), expected at least 2; add images or remove the folder"
             )
@@ -85,6 +87,10 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
                 rows.add(str(folder), os.path.relpath(path, root), label, split)
             else:
                 rows.faults.append(unreadable_name(path))
+    if few == len(classes) > 1:  # one line instead of one per class
+        raise OptionError(
+            "dataset.root", f"{root}: none of its {few} classes has two images; expected at least 2 per class: add some"
+        )
     return rows.listing(list(labels))
 
 

@@ -8,8 +8,9 @@ from pydantic import Field
 from dmlkit.component import Requirement
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.vectors import VectorFile, list_vectors
-from dmlkit.errors import option_errors
+from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.datasets.files.vectors import VectorFile, VectorList, list_vectors
+from dmlkit.errors import UserError, option_errors
 
 
 class VectorsConfig(DatasetConfig, frozen=True):
@@ -36,6 +37,16 @@ class VectorsConfig(DatasetConfig, frozen=True):
         with option_errors("dataset.embeddings"):
             vectors = VectorFile(Path(self.embeddings))
         return list_vectors(vectors, self.labels, self.splits)
+
+    def unlabeled(self, path: Path) -> VectorList:
+        if path.is_dir() and not (path / "manifest.json").exists():
+            raise UserError(
+                f"{path}: is a folder, but the model takes vectors; expected an .npy or .parquet file of them, or a "
+                "folder that dmlkit embed wrote"
+            )
+        vectors = VectorFile(path)
+        raise_faults(vectors.faults())
+        return VectorList(vectors)
 
     def requirements(self) -> list[Requirement]:
         return [

@@ -16,6 +16,7 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import decoding, read_image, to_rgb
 from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.in_memory import BATCH, embed_images
 from dmlkit.embedding.pretrained import is_backbone_name, load_pretrained
@@ -55,8 +56,8 @@ class Embedder:
             raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
         if not _is_series(images):
             raise UserError(f"embed: got {type(images).__name__}, expected a list of images or an array")
-        num_features = self.trained.model.num_features
-        dataset = GivenImages(images) if num_features is None else GivenVectors(images, num_features)
+        samples = self.trained.model.samples
+        dataset = GivenImages(images) if samples.has_pixels else GivenArrays(images, samples)
         if not len(dataset):
             return np.empty((0, self.trained.model.manifold.point_dim), dtype=np.float32)
         if len(dataset) <= BATCH:
@@ -159,30 +160,34 @@ def _fault(row: int, image: object) -> str | None:
     return f"images[{row}]: expected a path, an image of Pillow's or an array, got {type(image).__name__}"
 
 
-class GivenVectors(Dataset):
-    """Unlabeled vectors in memory.
+class GivenArrays(Dataset):
+    """Unlabeled vectors, or other samples that are not images, in memory.
 
     Args:
-        vectors: (N, F) of floats.
-        num_features: F.
+        arrays: (N, F) of numbers, or N samples of another shape.
+        samples: their kind.
 
     Raises:
-        UserError: they are not vectors, or have another width.
+        UserError: they are not numbers, or have another shape.
     """
 
     in_memory = True
 
-    def __init__(self, vectors: object, num_features: int) -> None:
-        if not _is_table(vectors, num_features, "fiu"):
-            got = _described(vectors)
-            raise UserError(f"embed: this run is over vectors; expected an array (N, {num_features}), got {got}")
-        names = [f"vectors[{row}]" for row in range(len(vectors))]
-        raise_faults(f"{names[row]}: has nan or inf" for row in np.flatnonzero(~np.isfinite(vectors).all(axis=1)))
+    def __init__(self, arrays: object, samples: Samples) -> None:
+        blank = samples.blank(0)[0]
+        shape = ", ".join(map(str, ("N", *blank.shape)))
+        if not isinstance(arrays, np.ndarray) or arrays.shape[1:] != blank.shape or arrays.dtype.kind not in "fiu":
+            got = _described(arrays)
+            raise UserError(f"embed: this run is over {samples.name}s; expected an array ({shape}), got {got}")
+        given: NDArray[Any] = arrays
+        names = [f"{samples.name}s[{row}]" for row in range(len(given))]
+        is_finite = np.isfinite(given).reshape(len(given), -1).all(axis=1)
+        raise_faults(f"{names[row]}: has nan or inf" for row in np.flatnonzero(~is_finite))
         super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
-        self.num_features, self.vectors = num_features, vectors.astype(np.float32)
+        self.kind, self.arrays = samples, torch.from_numpy(given.astype(np.float32)).to(blank.dtype)
 
     def sample(self, index: int) -> Tensor:
-        return torch.from_numpy(self.vectors[index])
+        return self.arrays[index]
 
 
 def _is_series(given: object) -> bool:

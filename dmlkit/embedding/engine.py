@@ -35,13 +35,13 @@ def choose_engine(engine: Engine | None) -> Engine:
         return "torchrun" if ranks > 1 else "local"
     if engine == "torchrun" and "WORLD_SIZE" not in os.environ:
         raise UserError(
-            "--engine torchrun: torchrun has not started this process; type torchrun --nproc-per-node=GPUS "
-            "-m dmlkit embed ..., with the number of processes for GPUS"
+            "--engine torchrun: torchrun did not start this process; use torchrun --nproc-per-node=N -m dmlkit embed "
+            "..., where N is the number of GPUs"
         )
     if engine != "torchrun" and ranks > 1:
         raise UserError(
-            f"--engine {engine}: torchrun has started {ranks} processes; leave --engine out, or type dmlkit embed "
-            "without torchrun"
+            f"--engine {engine}: torchrun has started {ranks} processes; remove --engine, or use dmlkit embed without "
+            "torchrun"
         )
     return engine
 
@@ -95,8 +95,8 @@ def embed_job(
         return write_embeddings(job, describe(trained), parts.read, scratch=parts.path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
-            raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; it is whole") from None
-        raise UserError(f"{error}; complete parts stay: once this is mended the same command goes on") from error
+            raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; use it") from None
+        raise UserError(f"{error}; finished parts are kept; fix the problem and rerun the same command") from error
     finally:
         if fabric.is_global_zero:
             parts.leave()
@@ -122,8 +122,8 @@ def _wait(parts: PartFolder, missing: list[int], dim: int, fabric: Fabric, *, sk
     while missing := parts.missing(missing, dim, skip_bad_images=skip_bad_images):
         if fabric.world_size == 1:
             raise UserError(
-                f"{parts.file(missing[0])}: not here though a worker has written it; --output must be a folder that "
-                "all workers reach under the same name"
+                f"{parts.file(missing[0])}: missing, although a worker has written it; --output must be a folder "
+                "that all workers can reach under the same path"
             )
         sleep(0.5)
 

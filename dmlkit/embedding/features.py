@@ -259,7 +259,7 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
     if not path.exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(
-                f"{folder}: holds no features of dmlkit, and is not empty; choose another backbone.tuning.cache"
+                f"{folder}: contains other files than features of dmlkit; choose another backbone.tuning.cache"
             )
         folder.mkdir(parents=True, exist_ok=True)
         description.write(path)
@@ -268,15 +268,14 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
     changes = list(differences("", _shown(begun), _shown(description)))
     if changes:
         raise UserError(
-            f"{folder}: holds other features ({'; '.join(changes)}); undo that, name another folder as "
-            "backbone.tuning.cache, or remove this one"
+            f"{folder}: contains other features ({'; '.join(changes)}); undo this change, choose another "
+            "backbone.tuning.cache, or remove this folder"
         )
     if begun.sha256 is not None:
         read_array(folder / FEATURES)  # raises if it is missing or truncated
         if sha256(folder / FEATURES) != begun.sha256:
             raise UserError(
-                f"{folder / FEATURES}: is damaged, its checksum is another; remove {folder}, and features are computed "
-                "anew"
+                f"{folder / FEATURES}: this file is damaged (wrong checksum); remove {folder}, then rerun to compute it"
             )
     return begun.sha256 is not None
 

@@ -148,7 +148,7 @@ def _check_geometry(path: Path, manifest: Manifest, space: Manifold) -> None:
     if told != meant:
         raise UserError(
             f"{path}: dim and similarity are {told}, but {meant} on {manifest.manifold.name} of {manifest.features} "
-            "features; it was changed: bring it back, or embed the images again"
+            "features; the file was changed: restore it, or embed the images again"
         )
 
 
@@ -156,8 +156,8 @@ def _read_points(path: Path, manifest: Manifest) -> Values:
     points, expected = read_array(path), (manifest.count, manifest.dim)
     if points.dtype != np.float32 or points.shape != expected:
         raise UserError(
-            f"{path}: holds {points.dtype} {points.shape}, expected float32 {expected} as manifest.json says; all "
-            "files must be of one run of dmlkit embed"
+            f"{path}: got {points.dtype} {points.shape}, expected float32 {expected} as in manifest.json; all files "
+            "must come from one run of dmlkit embed"
         )
     return points
 

@@ -11,9 +11,9 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.table_file import LABEL, read_images_table
 from dmlkit.datasets.files.table_rows import TableRows
-from dmlkit.datasets.files.vectors import VectorFile, VectorList
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
@@ -55,11 +55,12 @@ def dataset_of(images: Path | None, split: Split, recipe: Recipe, labels: str | 
     """
     if images is None:
         return images_of_split(recipe.dataset, split)
-    if recipe.dataset.sample != "vector":
+    if samples_named(recipe.dataset.sample).has_pixels:
         return images_at(images, labels)
     if labels is not None:
-        raise UserError(f"--labels {labels}: applies to images, but the model takes vectors; remove this option")
-    return _vectors(images)
+        taken = f"{recipe.dataset.sample}s"
+        raise UserError(f"--labels {labels}: applies to images, but the model takes {taken}; remove this option")
+    return recipe.dataset.unlabeled(images)
 
 
 def images_at(source: Path, labels: str | None = None) -> Dataset:
@@ -110,14 +111,3 @@ def _files_below(folder: Path, *, has_labels: bool) -> ImageList:
     place = len(folder.parts) + is_split(folder)  # of the class in a path
     parts = (Path(path).parts for path in paths)
     return ImageList(paths, [one[place] if len(one) > place + 1 else None for one in parts] if has_labels else None)
-
-
-def _vectors(path: Path) -> Dataset:
-    if path.is_dir() and not (path / "manifest.json").exists():
-        raise UserError(
-            f"{path}: is a folder, but the model takes vectors; expected an .npy or .parquet file of them, or a folder "
-            "that dmlkit embed wrote"
-        )
-    vectors = VectorFile(path)
-    raise_faults(vectors.faults())
-    return VectorList(vectors)

@@ -64,12 +64,12 @@ class Preprocessing(BaseModel, frozen=True, extra="allow", strict=True):
 
 
 class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Input of a model that takes vectors, unchanged."""
+    """Input of a model that takes vectors, or another kind of samples, unchanged."""
 
-    input: Literal["vectors, as they are"] = "vectors, as they are"
+    input: str = "vectors, as they are"
     """Kind of input."""
-    num_features: PositiveInt
-    """Number of coordinates of a vector."""
+    num_features: PositiveInt | None
+    """Number of coordinates of a vector; null for another kind of samples."""
 
 
 class Description(Document, frozen=True, strict=True):
@@ -182,6 +182,7 @@ def index_of(manifold: Manifold) -> SearchIndex:
 def describe(trained: TrainedModel) -> Description:
     """Return the description of a model."""
     recipe, manifold = trained.recipe, trained.model.manifold
+    samples = trained.model.samples
     return Description(
         dim=manifold.point_dim,
         features=manifold.dim,
@@ -196,7 +197,7 @@ def describe(trained: TrainedModel) -> Description:
         ),
         preprocessing=Preprocessing(**recipe.transform.model_dump())
         if recipe.transform
-        else VectorInput(num_features=trained.model.backbone.num_features),
+        else VectorInput(input=f"{samples.name}s, as they are", num_features=samples.num_features),
     )
 
 

@@ -85,7 +85,7 @@ class PartFolder:
             )
         taken = [path for path in (*map(self.output.joinpath, FILES), *self.path.glob(COMPLETE)) if path.exists()]
         if taken and not self.job_path.exists():
-            raise UserError(f"{taken[0]}: is not of embeddings that began here; choose another --output or remove it")
+            raise UserError(f"{taken[0]}: this file is not of this command; choose another --output or remove it")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.job_path.exists():
@@ -107,15 +107,15 @@ class PartFolder:
                 raise ValueError(f"expected a description of the embeddings, got a {type(begun).__name__}")
         except FileNotFoundError:
             raise UserError(
-                f"{self.job_path}: not found by one of the processes; --output must be a folder that all of them reach"
+                f"{self.job_path}: a process cannot find this file; --output must be a folder that all can reach"
             ) from None
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.job_path}: cannot read this: {error}; remove {self.path} to start anew") from None
+            raise UserError(f"{self.job_path}: cannot read it: {error}; remove {self.path} to start again") from None
         changes = list(differences("", begun, json.loads(json.dumps(job))))
         if changes:
             raise UserError(
-                f"{self.output}: holds parts of other embeddings ({'; '.join(changes)}); undo that to go on with them, "
-                f"remove {self.path} to start anew, or choose another --output"
+                f"{self.output}: contains parts of other embeddings ({'; '.join(changes)}); undo this change to "
+                f"resume, remove {self.path} to start again, or choose another --output"
             )
 
     def missing(self, parts: Iterable[int], dim: int, *, skip_bad_images: bool) -> list[int]:

@@ -12,7 +12,8 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
-from dmlkit.datasets.files.image import SIDE, small_picture, thumbnail
+from dmlkit.datasets.files.image import thumbnail
+from dmlkit.datasets.files.samples import SIDE
 from dmlkit.embedding.manifest import Description, check_same_description, describe
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
@@ -155,11 +156,9 @@ class PointsInMemory:
             if self.dataset is None or self.rows is None:
                 kept = self.stored.items_at(torch.tensor([row]))[0].thumbnail if self.stored is not None else None
                 return kept or thumbnail(self.paths[row], side=side)
-            if self.dataset.num_features is None:
-                return small_picture(self.dataset.sample(int(self.rows[row])), side)
+            return self.dataset.kind.picture(self.dataset.sample(int(self.rows[row])), side)
         except BadImageError:
-            pass
-        return None
+            return None
 
     def class_codes(self) -> tuple[list[str], Tensor]:
         """Return the distinct labels, sorted, and the index (N,) int64 of each image's label; -1 without one."""

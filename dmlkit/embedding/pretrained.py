@@ -92,4 +92,4 @@ def backbone_keys(name: str) -> dict[str, Any]:
 
 
 def _is_published(config: type[BackboneConfig]) -> bool:
-    return config.sample == "image" and config.published_input is not BackboneConfig.published_input
+    return config.published_input is not BackboneConfig.published_input

@@ -75,6 +75,8 @@ def embed(
     engine = choose_engine(engine)
     fabric = start_fabric("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
+    if split is not None:
+        folder.check_unseen(split, f"dmlkit embed {{run}} --split {split}, or --split all")
     trained = load_model(folder, fabric, checkpoint, overrides=overrides)
     if output is not None:
         check_place(output, [images, trained.recipe.dataset.data_root])
@@ -136,7 +138,7 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
     def compute(numbers: list[int], advance: Advance) -> None:
         if not numbers:
             return
-        with ray_cluster("complete parts stay, the same command goes on") as is_new:
+        with ray_cluster("finished parts are kept, and the same command resumes") as is_new:
             if is_new:
                 _keep_quiet()
             gpus, processors = worker_share(device)

@@ -129,15 +129,14 @@ class EmbeddedSplit:
         return asarray(small)
 
     def require_images(self, what: str) -> None:
-        """Raise an error for vectors, which have no pixels to show.
+        """Raise an error for samples without pixels to show.
 
         Raises:
-            UserError: the dataset has vectors.
+            UserError: the dataset has no images.
         """
-        if self.dataset.num_features is not None:
-            raise UserError(
-                f"{what} shows images, and {self.run.path} embeds vectors; use another kind of plot, without --images"
-            )
+        if not self.dataset.kind.has_pixels:
+            told = f"{what} shows images, and {self.run.path} embeds {self.dataset.kind.name}s"
+            raise UserError(f"{told}; use another kind of plot, without --images")
 
 
 def evenly_spread(values: Tensor, count: int) -> Tensor:
@@ -173,6 +172,7 @@ def embed_split(
         UserError: there is no run, an image cannot be read, or see `embed_dataset`.
     """
     fabric, run = start_fabric(device), RunFolder(path)
+    run.check_unseen(split, "{run} in this command, or --split all")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     found = split_points(run, trained, fabric, split, bar)
     refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)

@@ -47,15 +47,19 @@ def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int)
     return SimilarPairs(ends[:, 0], ends[:, 1], torch.tensor([similarity for _, similarity in best]))
 
 
-def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int, *, per_class: int = 2) -> Tensor:
-    """Find the positions (W,) of the lowest values; among equal ones that with the most similar wrong image is worst.
+PER_CLASS = 2  # worst queries of one class at the most
+
+
+def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int) -> Tensor:
+    """Find the positions (W,) of the lowest values, at most `PER_CLASS` of a class.
+
+    Among equal values the one with the most similar wrong image is worst.
 
     Args:
         values: (Q,) values of a metric.
         labels: (Q,) int64.
         nearest_wrong: (Q,) similarity of the nearest image of another label.
         most: maximum number of queries.
-        per_class: maximum number of queries per class.
 
     Example:
         >>> values, labels = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1])
@@ -68,7 +72,7 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
     kept: list[int] = []
     for position in order.tolist():
         label = int(labels[position])
-        if seen[label] < per_class:
+        if seen[label] < PER_CLASS:
             seen[label] += 1
             kept.append(position)
         if len(kept) == most:
@@ -91,7 +95,7 @@ class ScoreHistograms(NamedTuple):
 
 
 @torch.no_grad()
-def score_histograms(points: Points, *, seed: int = 0) -> ScoreHistograms:
+def score_histograms(points: Points) -> ScoreHistograms:
     """Count all pairs of the same class, and pairs of different classes of at most `MOST_IMAGES` images, in equal bins.
 
     Raises:
@@ -104,7 +108,7 @@ def score_histograms(points: Points, *, seed: int = 0) -> ScoreHistograms:
         )
     sample = whole
     if len(points.labels) > MOST_IMAGES:
-        rows = torch.randperm(len(points.labels), generator=torch.Generator().manual_seed(seed))[:MOST_IMAGES]
+        rows = torch.randperm(len(points.labels), generator=torch.Generator().manual_seed(0))[:MOST_IMAGES]
         labels = points.labels[rows].unique(return_inverse=True)[1]
         sample = Pairing.of(Points(points.embeddings[rows], labels, points.manifold))
     low, high, lock = torch.inf, -torch.inf, Lock()
@@ -179,7 +183,7 @@ def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
     return Suspects(rows, own[rows], suggested[rows], agreeing[rows])
 
 
-def planted_precision(labels: Tensor, neighbors: Tensor, *, seed: int = 0) -> float:
+def planted_precision(labels: Tensor, neighbors: Tensor) -> float:
     """Measure the precision of `suspects` after changing 5 % of the labels, among as many of the most suspect images.
 
     The precision for real errors may be higher, because labels that are already wrong count as false alarms here.
@@ -188,7 +192,7 @@ def planted_precision(labels: Tensor, neighbors: Tensor, *, seed: int = 0) -> fl
         labels: (N,) int64 in 0..C-1, C at least 2.
         neighbors: see `suspects`.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     classes, count = int(labels.max()) + 1, max(1, round(PLANTED * len(labels)))
     rows = torch.randperm(len(labels), generator=generator)[:count]
     changed = labels.clone()

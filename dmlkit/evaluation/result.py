@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import spreadsheet
-from dmlkit.files.outputs import head_of, writing
+from dmlkit.files.outputs import head_of, write_table
 from dmlkit.metrics.scoring import Scores, metric_configs
 
 
@@ -114,24 +113,19 @@ class Evaluation:
             np.savez_compressed(file, **arrays)
 
     def save_classes(self, path: Path) -> None:
-        """Write a CSV table of every class, worst first; names are escaped, see `spreadsheet`.
+        """Write a CSV table of every class, worst first.
 
         Raises:
             UserError: no metric has a value per query, or the folder is missing.
         """
-        import csv
-
         if not self.scores.per_query:
             raise UserError(
                 "--per-class: none of the metrics has a value per query; add one with --metric, e.g. recall@1"
             )
         if not path.parent.is_dir():
             raise UserError(f"--per-class {path}: no such folder {path.parent}; create it first")
-        with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["class", "queries", *self.scores.per_query])
-            for score in self.class_scores():
-                writer.writerow([spreadsheet(self.class_names[score.label]), score.queries, *score.metrics.values()])
+        rows = ((self.class_names[one.label], one.queries, *one.metrics.values()) for one in self.class_scores())
+        write_table(path, ["class", "queries", *self.scores.per_query], rows)
 
 
 def is_class_table(path: Path) -> bool:

@@ -8,6 +8,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -129,7 +130,9 @@ def _recipe_of(
                 f"--set {override}: evaluation does not read {key}, which belongs to the model or its training; "
                 f"expected one of {', '.join(READ)}"
             )
-    recipe = parse_recipe(dump_recipe(trained.recipe), str(run.recipe_path), overrides)
+    recipe = trained.recipe
+    if overrides:
+        recipe = parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides)
     return with_overrides(recipe, dataset_root, overrides, metrics)
 
 
@@ -155,7 +158,7 @@ def with_overrides(
             recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(metrics))})
         except ValueError as error:
             raise UserError(f"--metric: {error}") from None
-    if dataset_root is not None and recipe.dataset.sample != "image":
+    if dataset_root is not None and not samples_named(recipe.dataset.sample).has_pixels:
         raise UserError(
             f"--dataset-root {dataset_root}: this is a folder of images, but the run takes {recipe.dataset.sample}s; "
             "use --set dataset.embeddings=FILE to evaluate other vectors"

@@ -18,10 +18,9 @@ from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
-from dmlkit.files.escape import excerpt, spreadsheet
-from dmlkit.files.outputs import head_of, writing
+from dmlkit.files.escape import excerpt
+from dmlkit.files.outputs import write_table
 from dmlkit.files.regular import require_regular_file
 from dmlkit.loading.faults import refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
@@ -168,31 +167,22 @@ class Verification(Document, frozen=True):
     """One message per image that could not be read."""
 
     def save(self, path: Path) -> None:
-        """Write a CSV table of all pairs; names are escaped, see `spreadsheet`.
+        """Write a CSV table of all pairs.
 
         Raises:
             UserError: the file cannot be written.
         """
-        import csv
-
-        with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            for pair in self.pairs:
-                known = "" if pair.known is None else answer(pair.known)
-                score = "" if pair.score is None else pair.score
-                names = spreadsheet(pair.a), spreadsheet(pair.b)
-                writer.writerow([*names, score, self.threshold, pair.verdict, known])
+        rows: list[tuple[object, ...]] = []
+        for pair in self.pairs:
+            known = "" if pair.known is None else answer(pair.known)
+            score = "" if pair.score is None else pair.score
+            rows.append((pair.a, pair.b, score, self.threshold, pair.verdict, known))
+        write_table(path, COLUMNS, rows)
 
 
 def answer(same: bool) -> str:
     """Return ``same`` or ``different``."""
     return "same" if same else "different"
-
-
-def is_pairs_table(path: Path) -> bool:
-    """Return whether `Verification.save` wrote a file."""
-    return head_of(path).decode("utf-8", "replace").partition("\n")[0].strip() == ",".join(COLUMNS)
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned

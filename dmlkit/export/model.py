@@ -11,6 +11,7 @@ from pydantic import BaseModel, FiniteFloat, PositiveInt
 from safetensors import SafetensorError
 from torch import Tensor
 
+from dmlkit.datasets.files.samples import Samples
 from dmlkit.embedding.manifest import Description, describe
 from dmlkit.embedding.trained import TrainedModel, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
@@ -104,7 +105,7 @@ def export_model(
         manifest = ModelManifest(
             **dict(describe(trained)),
             file_format=format,
-            input=input_text(inputs),
+            input=input_text(inputs, model.samples),
             output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
             parity=Parity(images=len(inputs), largest_difference=difference),
             threshold=threshold,
@@ -133,15 +134,16 @@ def _is_model(format: ModelFormat, output: Path) -> bool:  # noqa: A002
     return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
 
 
-def input_text(inputs: Tensor) -> str:
+def input_text(inputs: Tensor, samples: Samples) -> str:
     """Describe name, type and shape of a model's input.
 
     Example:
-        >>> input_text(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)), input_text(torch.zeros(2, 384))
-        ('images: uint8 RGB (batch, 3, 32, 32)', 'vectors: float32 (batch, 384)')
+        >>> from dmlkit.datasets.files.samples import ImageSamples
+        >>> input_text(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), ImageSamples())
+        'images: uint8 RGB (batch, 3, 32, 32)'
     """
-    sides = ", ".join(map(str, inputs.shape[1:]))
-    return f"images: uint8 RGB (batch, {sides})" if inputs.ndim == 4 else f"vectors: float32 (batch, {sides})"
+    sides, kind = ", ".join(map(str, inputs.shape[1:])), str(inputs.dtype).removeprefix("torch.")
+    return f"{samples.name}s: {kind}{' RGB' if samples.has_pixels else ''} (batch, {sides})"
 
 
 def parity_inputs(trained: TrainedModel) -> Tensor:
@@ -172,7 +174,7 @@ def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
         import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
     except ImportError as error:
         raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
-    name = "images" if trained.model.num_features is None else "vectors"
+    name = f"{trained.model.samples.name}s"
     program: Any = torch.onnx.export(
         program_of(trained, inputs), input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False
     )
@@ -211,6 +213,6 @@ def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[
     metadata = {"dmlkit": json.dumps(document), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
-    rebuilt: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.model.num_features)
+    rebuilt: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.model.samples.num_features)
     rebuilt.load_state_dict(load_file(path))
     return rebuilt.eval()

@@ -34,19 +34,17 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         >>> list(folder.iterdir())
         []
     """
-    is_new = not folder.exists()
     path = folder / LOCK
     lock = FileLock(path)
     message = f"{folder}: {what} is running in this folder in another process"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=min(patience, PATIENCE))
+            is_new = _acquire(lock, folder, min(patience, PATIENCE))
         except Timeout:
             if patience <= PATIENCE:
                 raise
             logging.getLogger("dmlkit").warning(f"{message}; waiting for it to end")
-            lock.acquire(timeout=patience - PATIENCE if isfinite(patience) else -1)
+            is_new = _acquire(lock, folder, patience - PATIENCE if isfinite(patience) else -1)
     except Timeout:
         raise UserError(f"{message}; wait until it ends, or choose another --output") from None
     except OSError as error:  # the disk is full or read-only
@@ -59,6 +57,17 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         if is_new:
             with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
+
+
+def _acquire(lock: FileLock, folder: Path, seconds: float) -> bool:
+    """Acquire a lock within some seconds, and return whether its folder had to be created for it."""
+    is_new = False
+    while not lock.is_locked:
+        is_new = is_new or not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # the process that held it has removed the empty folder: create it again
+            lock.acquire(timeout=seconds)
+    return is_new
 
 
 def is_held(folder: Path) -> bool:

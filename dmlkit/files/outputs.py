@@ -1,10 +1,13 @@
-"""Checks of output paths that a user names: dmlkit replaces only files that it wrote."""
+"""Output paths that a user names, which dmlkit replaces only if it wrote them, and CSV tables."""
 
-from collections.abc import Callable, Generator, Iterable
+import csv
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import spreadsheet
 
 HEAD_BYTES = 4096
 GALLERY_MARK, RUN_MARKS = "gallery.json", ("recipe.yaml", "environment.json")  # files that identify a folder
@@ -115,3 +118,25 @@ def writing(path: Path, *errors: type[Exception]) -> Generator[None]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         first_line = (reason.splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: cannot write this file: {first_line}") from error
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV table atomically; text that a spreadsheet would compute gets an apostrophe.
+
+    Raises:
+        UserError: the table cannot be written.
+    """
+    with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows([spreadsheet(str(cell)) for cell in row] for row in rows)
+
+
+def check_table(path: Path, columns: Sequence[str], *, sources: Iterable[Path] = (), option: str) -> None:
+    """Raise an error unless a CSV table of these columns may be written; see `check_output`.
+
+    Raises:
+        UserError: the file exists and is something else.
+    """
+    header = ",".join(columns).encode()
+    check_output(path, lambda file: head_of(file).splitlines()[:1] == [header], sources=sources, option=option)

@@ -46,13 +46,12 @@ def check_picture(path: Path) -> None:
 
 
 @contextmanager
-def picture(path: Path, height: float, *, width: float = COLUMN) -> Generator[Any]:
+def picture(path: Path, height: float) -> Generator[Any]:
     """Yield a matplotlib figure to draw in; it is written atomically when the block ends.
 
     Args:
         path: a file name that ends in .png, .svg or .pdf; its folder is created.
         height: height in millimeters.
-        width: width in millimeters.
 
     Raises:
         UserError: see `check_picture`; or the file cannot be written.
@@ -63,7 +62,7 @@ def picture(path: Path, height: float, *, width: float = COLUMN) -> Generator[An
     check_picture(path)
     with rc_context(LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one per character; the picture shows boxes
-        figure = Figure(figsize=(width * MM, height * MM), layout="constrained")
+        figure = Figure(figsize=(COLUMN * MM, height * MM), layout="constrained")
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path), atomic_write(path) as partial:

@@ -23,6 +23,7 @@ NAMES: dict[Kind, str] = {
     "images": "an image or a folder of images",
 }
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
+EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 ModelFormat = Literal["safetensors", "onnx", "torch-export"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
@@ -190,6 +191,16 @@ def require_study(path: Path) -> None:
     """
     if not is_study(path):
         raise UserError(f"{path}: is not a study ({STUDY_MARK} is missing); expected a folder that dmlkit study wrote")
+
+
+def require_study_file(path: Path) -> None:
+    """Check that the file of a study exists.
+
+    Raises:
+        UserError: it does not.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such file; expected a study, e.g. recipes/study/mpa.yaml")
 
 
 def is_study(path: Path) -> bool:

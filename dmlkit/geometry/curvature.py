@@ -8,7 +8,6 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
@@ -102,7 +101,7 @@ def relative_delta(distances: Tensor) -> float:
     return 2 * delta / diameter
 
 
-def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, split: Split, bar: Bar = no_bar) -> Tensor:
+def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, split: Split) -> Tensor:
     """Return the features (N, F) of the images of a split before the head, see `split_embeddings`.
 
     Raises:
@@ -112,4 +111,4 @@ def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, spl
     recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
     before = replace(trained, recipe=recipe, model=features)
     dataset = images_of_split(recipe.dataset, split)
-    return split_embeddings(run, before, fabric, dataset, split, of="features", bar=bar).points
+    return split_embeddings(run, before, fabric, dataset, split, of="features").points

@@ -59,12 +59,12 @@ def collate(items: list[Item]) -> Batch:
 
 
 def stack(inputs: list[Tensor]) -> Tensor:
-    """Stack vectors (F,) to (B, F), or images (3, H, W) to (B, 3, H, W) in channels-last memory format.
+    """Stack vectors (F,) and other samples to (B, F), images (3, H, W) to (B, 3, H, W) in channels-last format.
 
     Decoders return this format and convolutions need it; converting to planes and back would take a fifth of a
     loader's time.
     """
-    if inputs[0].ndim == 1:
+    if inputs[0].ndim != 3:
         return torch.stack(inputs)
     return torch.stack([image.permute(1, 2, 0) for image in inputs]).permute(0, 3, 1, 2)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.samples import samples_named
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import MAX_BYTES
@@ -50,7 +51,7 @@ def images_to_cache(recipe: Recipe) -> Dataset:
     Raises:
         UserError: the dataset renders its images in memory, or has vectors.
     """
-    if recipe.dataset.sample != "image":
+    if not samples_named(recipe.dataset.sample).has_pixels:
         raise UserError(f"dataset {recipe.dataset.name} has {recipe.dataset.sample}s; only images can be cached")
     dataset = recipe.dataset.model_copy(update={"cache": None}).build("all")
     if dataset.in_memory:

@@ -145,8 +145,8 @@ def count_rows(listing: Listing, published: Published | None) -> Iterator[Findin
 
 def class_size_rows(listing: Listing) -> Iterator[Finding]:
     """Yield the smallest, median and largest number of images per class, and a note on classes with one image."""
-    for index, split in enumerate(LISTED_SPLITS):
-        _, counts = np.unique(listing.labels[listing.splits == index], return_counts=True)
+    for split in LISTED_SPLITS:
+        counts = listing.class_sizes(split)
         if len(counts):
             spread = f"{counts.min()} / {median(counts.tolist()):g} / {counts.max()}"
             yield Finding(f"{split} {listing.sample}s per class, min / median / max", "", spread, "ok")
@@ -173,7 +173,7 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
     def __getitem__(self, index: int) -> Inspection:
         try:
             pixels = self.images.sample(index)
-            count = frames(self.images.paths[index]) if pixels.ndim == 3 else 1
+            count = frames(self.images.paths[index]) if self.images.kind.has_pixels else 1
         except BadImageError as error:
             return Inspection(index, b"", str(error), "")
         # with the shape, because two plain images of different sides may have the same bytes

@@ -105,21 +105,21 @@ class TransformedImages(Inputs):
         return show_cuts(images, plans, self.windows.size, self.windows.interpolation)
 
 
-class PlainVectors(Inputs):
-    """Vectors of a dataset, unchanged."""
+class PlainSamples(Inputs):
+    """Samples of a dataset, unchanged."""
 
     def __getitem__(self, draw: Draw) -> Item:
         index, _ = draw
-        vector, label = self.dataset[index]
-        return Item(vector, label, index)
+        sample, label = self.dataset[index]
+        return Item(sample, label, index)
 
 
 def inputs_of(
     dataset: Dataset, transform: TransformConfig | None, *, training: bool, on_device: bool = False
 ) -> Inputs:
-    """Return a dataset's samples as inputs of a model; see `TransformedImages`. Vectors are not transformed."""
-    if dataset.num_features is not None or transform is None:
-        return PlainVectors(dataset)
+    """Return a dataset's samples as inputs of a model; see `TransformedImages`. Only images are transformed."""
+    if transform is None or not dataset.kind.has_pixels:
+        return PlainSamples(dataset)
     return TransformedImages(dataset, transform, training=training, on_device=on_device)
 
 

@@ -15,6 +15,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import EXTENSIONS
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.shard_listing import MANIFEST, ShardManifest
 from dmlkit.datasets.files.tar import BOX, file_content
 from dmlkit.datasets.shards import ShardsConfig
@@ -38,7 +39,7 @@ class ShardWriter:
 
     def __init__(self, config: DatasetConfig, images_per_shard: int) -> None:
         listing = config.listing()
-        if listing is None or listing.sample != "image":
+        if listing is None or not samples_named(listing.sample).has_pixels:
             raise UserError(f"dataset {config.name} has no image files; expected a dataset of image files")
         raise_faults([*listing.faults, *listing.overlaps()])
         self.listing, self.images_per_shard, self.data_root = listing, images_per_shard, config.data_root
@@ -82,8 +83,8 @@ class ShardWriter:
 
     def _shards(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and rows of each shard, in the order of the listing."""
-        for number, split in enumerate(LISTED_SPLITS):
-            rows = (self.listing.splits == number).nonzero()[0]
+        for split in LISTED_SPLITS:
+            rows = self.listing.rows_of(split)
             for shard, start in enumerate(range(0, len(rows), self.images_per_shard)):
                 yield f"{split}/{shard:06}.tar", rows[start : start + self.images_per_shard]
 

@@ -17,7 +17,7 @@ from dmlkit.datasets.folder import FolderConfig, stray_files
 from dmlkit.datasets.shards import holds_shards
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_path
+from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.start import validation_fraction
 
@@ -75,7 +75,7 @@ def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
     if listing is None:
         raise UserError(f"dataset {config.name}: the images are rendered; expected a dataset of image files")
     raise_faults([*listing.faults, *listing.overlaps()])
-    counts: dict[ListedSplit, np.ndarray] = {split: _class_sizes(listing, split) for split in LISTED_SPLITS}
+    counts: dict[ListedSplit, np.ndarray] = {split: listing.class_sizes(split) for split in LISTED_SPLITS}
     classes: dict[ListedSplit, int] = {split: len(count) for split, count in counts.items()}
     _check_classes(classes, str(listing.source or listing.root))
     sides, measured, unreadable = _measure(listing, bar)
@@ -106,15 +106,11 @@ def _check_classes(classes: dict[ListedSplit, int], where: str) -> None:
     found = {split: count for split, count in classes.items() if count or split != "validation"}
     if min(found.values()) < LEAST:
         parts = [f"{count} {needed[split]}" for split, count in found.items()]
+        count = sum(found.values())
         raise UserError(
-            f"{where}: has {sum(found.values())} classes, {', '.join(parts)}; expected at least {LEAST} of each: add "
-            f"images of more classes"
+            f"{where}: has {count} {'class' if count == 1 else 'classes'}, {', '.join(parts)}; expected at least "
+            f"{LEAST} of each: add images of more classes"
         )
-
-
-def _class_sizes(listing: Listing, split: ListedSplit) -> np.ndarray:
-    """Return the number of images per class of a split, (C,)."""
-    return np.unique(listing.labels[listing.splits == LISTED_SPLITS.index(split)], return_counts=True)[1]
 
 
 def _measure(listing: Listing, bar: Bar) -> tuple[tuple[int, float, int], int, list[str]]:
@@ -165,8 +161,7 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
         if dataset not in known:
             raise UserError(f"--dataset: got {dataset!r}, expected {', '.join(known)}")
         return DatasetConfig.variants[dataset](root=str(target), validation_fraction=0.0)
-    expected = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
-    require_path(target, expected)
+    require_path(target, EXPECTED_DATA)
     if target.suffix.lower() in (".csv", ".parquet"):
         return TableConfig(file=str(target), validation_fraction=0.0)
     if not target.is_dir():

@@ -1,5 +1,6 @@
 """The manifold interface."""
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -175,12 +176,17 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         features = torch.randn(*shape, self.dim).div_(self.dim**0.5)  # in place: 2 GB for 1 000 000 proxies
         if self.proxies == "features":
             return nn.Parameter(features)
-        geometry = self.geometry  # before the import below: it imports geoopt without its warning
-        import geoopt
-
-        parameter: Any = geoopt.ManifoldParameter  # its stub lacks the arguments of __new__
-        return parameter(self.from_features(features), manifold=geometry)
+        return load_geoopt().ManifoldParameter(self.from_features(features), manifold=self.geometry)
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
         """Return the points (..., D) of proxies made by `new_proxies`."""
         return self.from_features(proxies) if self.proxies == "features" else proxies
+
+
+def load_geoopt() -> Any:
+    """Import geoopt late, since that takes 0.7 s, and without torch's warning that geoopt 0.5.1 scripts functions."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
+        import geoopt
+
+    return geoopt

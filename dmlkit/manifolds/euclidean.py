@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from dmlkit.component import option
-from dmlkit.manifolds.base import Manifold, Side
+from dmlkit.manifolds.base import Manifold, Side, load_geoopt
 from dmlkit.manifolds.numerics.hyperbolic import clip_features
-from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import safe_sqrt, squared_distances, unit_vectors
 
 

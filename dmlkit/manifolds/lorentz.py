@@ -1,32 +1,26 @@
 """The hyperboloid (Lorentz model): hyperbolic space as a sheet in Minkowski space."""
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field, NegativeFloat, PositiveFloat
 from torch import Tensor
-from torch.nn.utils.parametrize import is_parametrized
 
-from dmlkit.component import option
-from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, Side
+from dmlkit.manifolds.base import Side, load_geoopt
+from dmlkit.manifolds.hyperbolic import Hyperbolic
 from dmlkit.manifolds.numerics.hyperbolic import (
-    HyperbolicSimilarity,
     PointRows,
     clip_features,
     distance_from_sinh,
     farthest,
     make_learnable,
-    product_distance,
-    right_angle_distance,
     row_squares,
     squared_norms,
 )
-from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import unit_vectors
 
 
-class Lorentz(Manifold, name="lorentz"):
+class Lorentz(Hyperbolic, name="lorentz"):
     r"""Hyperbolic space as a hyperboloid; the same geometry as the ball, with one more coordinate.
 
     The sheet :math:`-x_0^2 + |\bar x|^2 = 1/K`, x_0 > 0, in R^{d+1}, with constant sectional curvature K < 0.
@@ -52,15 +46,6 @@ class Lorentz(Manifold, name="lorentz"):
         1.0
     """
 
-    initial_curvature: Annotated[NegativeFloat, Field(allow_inf_nan=False)] = option(default=-1.0, alias="curvature")
-    """K < 0, the sectional curvature."""
-    learnable_curvature: bool = False
-    """Train K with the head."""
-    clip_distance: PositiveFloat | None = 2.3
-    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
-    similarity_name: HyperbolicSimilarity = option(default="negative_distance", alias="similarity")
-    """Similarity that orders neighbors and that losses use."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.point_dim = self.dim + 1
@@ -73,7 +58,6 @@ class Lorentz(Manifold, name="lorentz"):
 
     @property
     def curvature(self) -> Tensor:
-        """K, a scalar tensor below 0."""
         return -1 / self.geometry.k
 
     def from_features(self, features: Tensor) -> Tensor:
@@ -119,17 +103,11 @@ class Lorentz(Manifold, name="lorentz"):
         """Return the points of the proxies; if K is learned, the sheet may have moved, so x_0 is recomputed."""
         return self._complete(proxies[..., 1:]) if self.proxies == "points" else self.from_features(proxies)
 
-    def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return product_distance(self._rows(x), self._rows(y), self.curvature)
-
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
         x64, y64, curvature = x[..., 1:].double(), y[..., 1:].double(), self.curvature.double()
         difference, rise = x64 - y64, self._height(squared_norms(x64)) - self._height(squared_norms(y64))
         sinh_squared = (squared_norms(difference) - rise.square()).clamp(min=0) * (-curvature / 4)
         return distance_from_sinh(sinh_squared, curvature).to(x.dtype)
-
-    def unrelated_distance(self) -> Tensor:
-        return right_angle_distance(self.curvature, UNRELATED_RADIUS)
 
     def product_vectors(self, points: Tensor) -> Tensor:
         return unit_vectors(points[..., 1:])
@@ -154,9 +132,6 @@ class Lorentz(Manifold, name="lorentz"):
         if self.similarity_name == "origin_cosine":
             return {"form": "unit_space"}
         return {"form": "lorentz_lift", "curvature": self.curvature.item()}
-
-    def learned_options(self) -> dict[str, float]:
-        return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}
 
     def _complete(self, space: Tensor) -> Tensor:
         """Return the points (..., d + 1) with the space coordinates ``space`` (..., d)."""

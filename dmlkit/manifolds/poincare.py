@@ -1,32 +1,26 @@
 """The Poincaré ball: hyperbolic space as the inside of a ball."""
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field, NegativeFloat, PositiveFloat
 from torch import Tensor
-from torch.nn.utils.parametrize import is_parametrized
 
-from dmlkit.component import option
-from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, Side
+from dmlkit.manifolds.base import Side, load_geoopt
+from dmlkit.manifolds.hyperbolic import Hyperbolic
 from dmlkit.manifolds.numerics.hyperbolic import (
-    HyperbolicSimilarity,
     PointRows,
     clip_features,
     distance_from_sinh,
     farthest,
     make_learnable,
-    product_distance,
-    right_angle_distance,
     row_squares,
     squared_norms,
 )
-from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
 from dmlkit.manifolds.products import unit_vectors
 
 
-class Poincare(Manifold, name="poincare"):
+class Poincare(Hyperbolic, name="poincare"):
     r"""Hyperbolic space as a ball; volume grows exponentially towards its boundary, as in a tree.
 
     The ball :math:`-K|x|^2 < 1` in R^d with constant sectional curvature K < 0.
@@ -53,15 +47,6 @@ class Poincare(Manifold, name="poincare"):
                 [1., 0.]])
     """
 
-    initial_curvature: Annotated[NegativeFloat, Field(allow_inf_nan=False)] = option(default=-1.0, alias="curvature")
-    """K < 0, the sectional curvature; the ball has radius 1 / sqrt(-K)."""
-    learnable_curvature: bool = False
-    """Train K with the head."""
-    clip_distance: PositiveFloat | None = 2.3
-    """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
-    similarity_name: HyperbolicSimilarity = option(default="negative_distance", alias="similarity")
-    """Similarity that orders neighbors and that losses use."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         # Stereographic stores K itself; PoincareBall stores log(e^c - 1), which is -inf for c < 6e-8 in float32.
@@ -71,7 +56,6 @@ class Poincare(Manifold, name="poincare"):
 
     @property
     def curvature(self) -> Tensor:
-        """K, a scalar tensor below 0."""
         return self.geometry.k
 
     def from_features(self, features: Tensor) -> Tensor:
@@ -125,17 +109,11 @@ class Poincare(Manifold, name="poincare"):
         """Return the points of the proxies; points outside the ball, which shrinks if K is learned, move inside."""
         return self.geometry.projx(proxies) if self.proxies == "points" else self.from_features(proxies)
 
-    def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return product_distance(self._rows(x), self._rows(y), self.curvature)
-
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
         x64, y64, curvature = x.double(), y.double(), self.curvature.double()
         shrink = (1 + curvature * squared_norms(x64)) * (1 + curvature * squared_norms(y64))
         difference = x64 - y64
         return distance_from_sinh(-curvature * squared_norms(difference) / shrink, curvature).to(x.dtype)
-
-    def unrelated_distance(self) -> Tensor:
-        return right_angle_distance(self.curvature, UNRELATED_RADIUS)
 
     def product_vectors(self, points: Tensor) -> Tensor:
         return unit_vectors(points)
@@ -155,9 +133,6 @@ class Poincare(Manifold, name="poincare"):
         if self.similarity_name == "origin_cosine":
             return {"form": "unit"}
         return {"form": "poincare_lift", "curvature": self.curvature.item()}
-
-    def learned_options(self) -> dict[str, float]:
-        return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}
 
     def _rows(self, points: Tensor) -> PointRows:
         squared = row_squares(points)

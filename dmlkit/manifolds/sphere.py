@@ -10,15 +10,12 @@ from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.component import option
-from dmlkit.manifolds.base import Manifold, Side
-from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
+from dmlkit.manifolds.base import Manifold, Side, load_geoopt
 from dmlkit.manifolds.products import inner_products, rounding_error, safe_sqrt, unit_vectors
 
 
 class Sphere(Manifold, name="sphere"):
     """Unit vectors; the usual choice for proxy losses.
-
-    The unit sphere in R^d.
 
     Similarities: ``cosine`` <x, y>, ``negative_distance``, ``negative_squared_distance``.
     Distances: ``chord`` |x - y| = sqrt(2 - 2 <x, y>) or ``arc`` 2 asin(|x - y| / 2), the geodesic one.

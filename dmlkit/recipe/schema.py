@@ -21,6 +21,7 @@ from dmlkit.backbones import BackboneConfig, SmallCNNConfig
 from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
+from dmlkit.datasets.files.samples import samples_named
 from dmlkit.errors import OptionError, UserError
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
@@ -170,7 +171,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     @model_validator(mode="after")
     def check_requirements(self, info: ValidationInfo) -> "Recipe":
         """Check the requirements of every component on the other components, and report all errors together."""
-        if self.dataset.sample == "vector" and "transform" not in self.model_fields_set:
+        if not samples_named(self.dataset.sample).has_pixels and "transform" not in self.model_fields_set:
             object.__setattr__(self, "transform", None)
         faults = list(self._samples_that_do_not_fit()) or [
             *self._unmet_requirements(),
@@ -191,10 +192,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         held = f"dataset {self.dataset.name} has {kind}s"
         if taken != kind:
             able = [name for name, variant in sorted(BackboneConfig.variants.items()) if variant.sample == kind]
-            yield ("backbone", "name"), f"{self.backbone.name} takes {taken}s, but {held}; use {' or '.join(able)}"
-        if kind == "vector" and self.transform is not None:
+            yield (
+                ("backbone", "name"),
+                f"{self.backbone.name} takes {taken}s, but {held}; use {' or '.join(able) or 'a plug-in'}",
+            )
+        has_pixels = samples_named(kind).has_pixels
+        if not has_pixels and self.transform is not None:
             yield ("transform",), f"got {self.transform.name}, but {held}, which are not transformed; remove it"
-        if kind == "image" and self.transform is None:
+        if has_pixels and self.transform is None:
             yield ("transform",), f"got null, but {held}; remove the key, or set a transform"
 
     def _unmet_requirements(self) -> Iterator[tuple[tuple[str | int, ...], str]]:

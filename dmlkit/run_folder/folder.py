@@ -165,8 +165,12 @@ class RunFolder:
         """Read which run's figures stand for a model that ``dmlkit final`` trained; None for other runs."""
         return Basis.read(self.basis_path) if self.basis_path.exists() else None
 
-    def check_unseen(self, split: str | None) -> None:
+    def check_unseen(self, split: str | None, way_on: str = "{run} instead") -> None:
         """Check that the run has classes of a split that its model was not trained on; None stands for test.
+
+        Args:
+            split: the split.
+            way_on: what to use instead, for the error, with the place ``{run}`` for the run whose figures stand.
 
         Raises:
             UserError: the model was trained on every class; the message names the run whose figures stand for it.
@@ -174,7 +178,7 @@ class RunFolder:
         if split not in (None, "test", "validation") or self.recipe().dataset.split != "all":
             return
         basis = self.basis()
-        figures = f"; {basis.line()}" if basis else ""
+        figures = f"; {basis.line()}; use {way_on.format(run=basis.run)}" if basis else ""
         raise UserError(
             f"{self.path}: was trained on every class of its dataset, so it has no {split or 'test'} classes{figures}"
         )

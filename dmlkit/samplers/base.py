@@ -34,14 +34,7 @@ class SamplerConfig(ComponentConfig, frozen=True):
     def build(
         self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
     ) -> "Sampler":
-        """Return the sampler for training images with ``labels`` (N,).
-
-        Args:
-            labels: (N,) int64.
-            seed: see `Sampler`.
-            super_classes: (C,) int64, for datasets that have them.
-            groups: (N,) int64, for datasets that have them; see `Dataset`.
-        """
+        """Return the sampler for training images with ``labels`` (N,); see `Sampler`."""
 
 
 class Sampler(Component, ABC, family=SamplerConfig):

@@ -86,12 +86,7 @@ class ClassBalanced(Sampler, name="class_balanced"):
 
 
 class Deck:
-    """Deals cards in shuffled order; a hand of k contains no card more than ceil(k / n) times.
-
-    Args:
-        cards: (n,) int64.
-        generator: shuffles the cards whenever they run out.
-    """
+    """Deals cards in shuffled order; a hand of k contains no card more than ceil(k / n) times."""
 
     def __init__(self, cards: np.ndarray, generator: np.random.Generator) -> None:
         self.cards, self.generator = cards, generator
@@ -110,12 +105,7 @@ class Deck:
 
 
 class Piles:
-    """Deals from several decks in turn; a hand no larger than the number of piles has no two cards from one pile.
-
-    Args:
-        piles: the cards (n,) int64 of each pile.
-        generator: shuffles the cards.
-    """
+    """Deals from several decks in turn; a hand no larger than the number of piles has no two cards from one pile."""
 
     def __init__(self, piles: list[np.ndarray], generator: np.random.Generator) -> None:
         self.piles = [Deck(cards, generator) for cards in piles]

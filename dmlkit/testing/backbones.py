@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.tuning import TuningConfig
+from dmlkit.datasets.files.samples import samples_named
 from dmlkit.pooling import PoolingConfig
 from dmlkit.testing.promise import Promise, changed, expect, expect_close, hold, title
 
@@ -30,12 +31,12 @@ def check_backbone(config: BackboneConfig) -> None:
 
 def build(config: BackboneConfig) -> Backbone:
     """Build the backbone for its kind of samples."""
-    return config.build(None if config.sample == "image" else NUM_FEATURES)
+    return config.build(samples_named(config.sample).of(NUM_FEATURES).num_features)
 
 
 def samples(config: BackboneConfig, count: int) -> Tensor:
-    """Return random images (B, 3, S, S), or vectors (B, F), as the backbone takes."""
-    return torch.randn(count, *((3, SIZE, SIZE) if config.sample == "image" else (NUM_FEATURES,)))
+    """Return random images (B, 3, S, S), vectors (B, F) or other samples, as the backbone takes."""
+    return torch.randn(count, *samples_named(config.sample).of(NUM_FEATURES).blank(SIZE).shape[1:])
 
 
 def features_are_of_one_image_each(config: BackboneConfig) -> None:

@@ -71,17 +71,13 @@ def splits_share_no_class(config: DatasetConfig) -> None:
 
 def samples_are_of_one_kind_and_stay_the_same(config: DatasetConfig) -> None:
     """Check that an image is (3, H, W) uint8, or a vector (F,) float32, the same at each call, with its label."""
-    kind = torch.uint8 if config.sample == "image" else torch.float32
     for split, dataset in splits_of(config).items():
-        message = f"{split}: num_features is {dataset.num_features}, but the dataset contains {config.sample}s"
-        expect((dataset.num_features is None) == (config.sample == "image"), message)
+        message = f"{split}: the samples are {dataset.kind.name}s, but the dataset contains {config.sample}s"
+        expect(dataset.kind.name == config.sample, message)
         for index in range(0, len(dataset), max(1, len(dataset) // LOOKED_AT)):
             sample, where = dataset.sample(index), f"{split}, {config.sample} {index}"
-            shape = tuple(sample.shape)
-            is_image = len(shape) == 3 and shape[0] == 3 and min(shape) > 0
-            fits = is_image if dataset.num_features is None else shape == (dataset.num_features,)
-            expect(fits, f"{where}: shape {shape}")
-            expect(sample.dtype == kind, f"{where}: {sample.dtype}")
+            fault = dataset.kind.fault(sample)
+            expect(fault is None, f"{where}: {fault}")
             again, label = dataset[index]
             expect(torch.equal(again, sample), f"{where}: the second call returned other values")
             expect(label == int(dataset.labels[index]), f"{where}: got label {label}, expected {dataset.labels[index]}")

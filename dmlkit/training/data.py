@@ -11,6 +11,7 @@ from torch import nn
 from dmlkit.backbones.identity import Identity
 from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.samples import VectorSamples
 from dmlkit.embedding.features import CachedFeatures, DrawnViews, cached_features, is_complete
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
@@ -76,7 +77,8 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
         training = features("train", experiment.train, tuning.feature_views)
         validation = experiment.validation and features("validation", experiment.validation, 0)
         tested = test and features("test", test, 0)
-    head = EmbeddingModel(nn.Identity(), Identity(model.backbone.num_features), model.head)
+    width = model.backbone.num_features
+    head = EmbeddingModel(nn.Identity(), Identity(width), model.head, VectorSamples(width))
     return TrainingData(head, DrawnViews(training), validation, tested)
 
 

@@ -159,7 +159,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         if len(train.class_names) < 2:
             raise OptionError("dataset", "got 1 training class, expected at least 2")
         for dataset in (train, validation):
-            if dataset is not None and dataset.num_features is not None and isinstance(recipe.manifold, Sphere.Config):
+            if dataset is not None and not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
                 refuse_zero_vectors(dataset)
     with recipe.errors_at("sampler"):
         sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes, train.groups)
@@ -173,7 +173,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         with recipe.errors_at("training", "gradient_checkpointing"):
             recompute_blocks(backbone)
     with recipe.errors_at("embedding_dim"):
-        model = build_model(recipe, backbone=backbone)
+        model = build_model(recipe, train.num_features, backbone=backbone)
     with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
         blank = blank_input(recipe, train)  # a side that is too large needs more memory than there is
         try_model(model, blank)
@@ -230,10 +230,8 @@ def refuse_zero_vectors(dataset: Dataset) -> None:
 
 
 def blank_input(recipe: Recipe, dataset: Dataset) -> Tensor:
-    """Return a black image (1, 3, S, S) uint8 as input of the model, or one vector of zeros (1, F)."""
-    if recipe.transform is None:
-        return torch.zeros(1, dataset.num_features or 0)
-    return torch.zeros(1, 3, recipe.transform.size, recipe.transform.size, dtype=torch.uint8)
+    """Return one sample of zeros as input of the model, such as a black image (1, 3, S, S) uint8."""
+    return dataset.kind.blank(recipe.transform.size if recipe.transform else 0)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
+from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
@@ -104,8 +105,8 @@ def describe_backbone(recipe: Recipe) -> str:
         'untrained small_cnn, random weights'
     """
     backbone = recipe.backbone
-    if backbone.sample == "vector":
-        return "the vectors without training"
+    if isinstance(backbone, IdentityConfig):
+        return f"the {backbone.sample}s without training"
     names = [backbone.name, *filter(None, [getattr(backbone, "model", None)])]
     weights = getattr(backbone, "weights", None)
     return f"untrained {' '.join(names)}, {f'weights {weights}' if weights else 'random weights'}"
@@ -149,7 +150,7 @@ def evaluate_untrained(
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, split, ties)
     report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)
-    if dataset.num_features is None and not has_pretrained_weights(recipe):
+    if not isinstance(recipe.backbone, IdentityConfig) and not has_pretrained_weights(recipe):
         note = f"backbone.weights is null: scores of a random network (seed {recipe.seed}), the baseline for training"
         report = report.model_copy(update={"notes": (*report.notes, note)})
     return report, evaluation, recipe

@@ -14,19 +14,19 @@ class Cvxpy(TransportSolver, name="cvxpy"):
 
     Needs pip install 'dmlkit[transport]'.
 
-        min <c, x> + eps |x|^2 by a general conic solver (SCS through diffcp), one problem at a time on the CPU.
+    min <c, x> + eps |x|^2 by a general conic solver (SCS through diffcp), one problem at a time on the CPU.
 
-        **Gradient: implicit, for cost and marginals**, as differentiated by cvxpylayers.
+    **Gradient: implicit, for cost and marginals**, as differentiated by cvxpylayers.
 
-        Raises:
-            ValueError: the regularization is negative, or cvxpylayers is not installed.
+    Raises:
+        ValueError: the regularization is negative, or cvxpylayers is not installed.
 
-        Example:
-            >>> import torch
-            >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]])
-            >>> Cvxpy(regularization=0.5).plan(cost, torch.ones(1, 2), torch.ones(1, 2))
-            tensor([[[0.6000, 0.4000],
-                     [0.4000, 0.6000]]])
+    Example:
+        >>> import torch
+        >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]])
+        >>> Cvxpy(regularization=0.5).plan(cost, torch.ones(1, 2), torch.ones(1, 2))
+        tensor([[[0.6000, 0.4000],
+                 [0.4000, 0.6000]]])
     """
 
     regularization: NonNegativeFloat = 1e-4

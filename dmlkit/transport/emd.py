@@ -14,17 +14,17 @@ class Emd(TransportSolver, name="emd"):
 
     Needs pip install 'dmlkit[transport]'.
 
-        The linear program by `ot.emd`, one problem at a time on the CPU.
+    The linear program by `ot.emd`, one problem at a time on the CPU.
 
-        **Gradient: zero, and the plan is returned without one**, as for `Exact`.
+    **Gradient: zero, and the plan is returned without one**, as for `Exact`.
 
-        Raises:
-            ValueError: POT is not installed.
+    Raises:
+        ValueError: POT is not installed.
 
-        Example:
-            >>> Emd().plan(torch.tensor([[[0.0, 1.0], [0.1, 9.0]]]), torch.ones(1, 2), torch.ones(1, 2))
-            tensor([[[0., 1.],
-                     [1., 0.]]])
+    Example:
+        >>> Emd().plan(torch.tensor([[[0.0, 1.0], [0.1, 9.0]]]), torch.ones(1, 2), torch.ones(1, 2))
+        tensor([[[0., 1.],
+                 [1., 0.]]])
     """
 
     def __post_init__(self) -> None:

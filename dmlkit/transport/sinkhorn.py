@@ -17,19 +17,19 @@ class Sinkhorn(TransportSolver, name="sinkhorn"):
 
     Needs pip install 'dmlkit[transport]'.
 
-        min <c, x> + eps sum_ij x_ij log x_ij (Cuturi, NeurIPS 2013) through `ot.batch.solve_batch`.
+    min <c, x> + eps sum_ij x_ij log x_ij (Cuturi, NeurIPS 2013) through `ot.batch.solve_batch`.
 
-        The iterations stop when the row sums are met to 1e-9 in norm. What is missing then, or after ``max_iterations``
-        (a small eps converges slowly), is rounded onto the polytope (Altschuler et al., NeurIPS 2017, algorithm 2), so
-        the marginals always hold.
+    The iterations stop when the row sums are met to 1e-9 in norm. What is missing then, or after ``max_iterations``
+    (a small eps converges slowly), is rounded onto the polytope (Altschuler et al., NeurIPS 2017, algorithm 2), so
+    the marginals always hold.
 
-        Raises:
-            ValueError: a value is out of range, or POT is not installed.
+    Raises:
+        ValueError: a value is out of range, or POT is not installed.
 
-        Example:
-            >>> plan = Sinkhorn().plan(torch.rand(3, 4, 6), torch.ones(3, 4), torch.full((3, 6), 4 / 6))
-            >>> bool(torch.allclose(plan.sum(2), torch.ones(3, 4)))
-            True
+    Example:
+        >>> plan = Sinkhorn().plan(torch.rand(3, 4, 6), torch.ones(3, 4), torch.full((3, 6), 4 / 6))
+        >>> bool(torch.allclose(plan.sum(2), torch.ones(3, 4)))
+        True
     """
 
     regularization: PositiveFloat = 0.05

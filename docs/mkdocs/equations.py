@@ -3,7 +3,7 @@
 import html
 import re
 
-from griffe import Class, Extension, Function, Module, Object
+from griffe import Attribute, Class, Extension, Function, Module, Object
 from latex2mathml.converter import convert
 
 BLOCK = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
@@ -52,6 +52,6 @@ class SphinxEquations(Extension):
     """Extension of griffe that gives docstrings the equation marks of Markdown."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
-        """Rewrite the docstring of a module, class or function."""
-        if isinstance(obj, Module | Class | Function) and obj.docstring:
+        """Rewrite the docstring of a module, class, function or property."""
+        if isinstance(obj, Module | Class | Function | Attribute) and obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE))  # for the equations
 from equations import rendered  # noqa: E402
 
 ELSEWHERE = {
-    "README.md": "index.md",
+    "README.md": "readme.md",
     "CONTRIBUTING.md": "contributing.md",
     "AGENTS.md": "agents.md",
     "CHANGELOG.md": "changes.md",
@@ -115,13 +115,13 @@ def with_links(markdown: str, uri: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the pages of commands and of the reference in the navigation."""
+    """List the pages of commands, of the reference and of benchmarks in the navigation."""
     commands = [f"commands/{name}.md" for name in get_command(app).commands]  # pyright: ignore
-    listed = {"Commands": commands, "Reference": sorted(api_pages()), "Results": sorted(ELSEWHERE.values())}
+    benchmarks = sorted(page for page in ELSEWHERE.values() if page.startswith("benchmarks/"))
+    listed = {"Commands": commands, "Reference": sorted(api_pages()), "Benchmarks": benchmarks}
     for section in config.nav or []:
         for title, pages in section.items():
-            if title in listed:
-                pages += [page for page in listed[title] if title != "Results" or page.startswith("benchmarks/")]
+            pages += listed.get(title, [])
     return config
 
 

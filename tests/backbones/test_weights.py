@@ -26,7 +26,7 @@ def test_files_that_are_no_weights(tmp_path: Path):
     with pytest.raises(UserError, match=r"cannot read these weights.*only tensors"):
         ResNet18Config(weights=str(tmp_path / "pickle.pth")).build()
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="contains no weights"):
         ResNet18Config(weights=str(tmp_path / "empty.pth")).build()
     with pytest.raises(UserError, match=r"lacks .* tensors of this backbone"):
         state = ResNet18Config().build().network.state_dict()

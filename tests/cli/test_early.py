@@ -14,25 +14,51 @@ from tests.conftest import Result
 Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
 NO_SOURCE = "no such file or folder; expected a run, a folder of embeddings, a gallery or an .npy file"
+NO_DATA = (
+    "no such file or folder; expected a folder with one subfolder per class, a table (.csv or .parquet) or a recipe "
+    "(.yaml)"
+)
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
 NO_STUDY = "is not a study (study.json is missing); expected a folder that dmlkit study wrote"
 NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
-IMPORTED = "import sys; from dmlkit.cli.app import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+COMMANDS = """
+import json, os, sys, pydantic, rich.console, yaml  # each command would import them anew
+from dmlkit.cli.app import main
+
+for number, words in enumerate(json.loads(sys.argv[1])):
+    sys.stdout.flush()
+    if os.fork() == 0:  # so that no command meets what another has imported
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{number}.{name}", os.O_CREAT | os.O_WRONLY), stream)
+        sys.argv = ["dmlkit", *words]
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(99 if "torch" in sys.modules else code)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
 
 
-def without_torch(folder: Path, *words: object) -> Result:
-    """The result of a command line in a process of its own, which must not import torch."""
-    found = subprocess.run(
-        [sys.executable, "-c", IMPORTED, *map(str, words)], cwd=folder, capture_output=True, text=True
+def without_torch(folder: Path, commands: list[str]) -> list[Result]:
+    """The results of command lines, each in a process of its own that must not import torch."""
+    words = json.dumps([command.split() for command in commands])
+    ran = subprocess.run(
+        [sys.executable, "-c", COMMANDS, words], cwd=folder, capture_output=True, text=True, check=True
     )
-    *lines, imported = found.stdout.splitlines()
-    assert imported == "False", found.stdout + found.stderr
-    return Result(found.returncode, "\n".join(lines), found.stderr)
+    codes = [int(line) for line in ran.stdout.splitlines()]
+    assert len(codes) == len(commands)
+    return [
+        Result(code, (folder / f"{number}.out").read_text(), (folder / f"{number}.err").read_text())
+        for number, code in enumerate(codes)
+    ]
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an array, an empty folder, half a run, half a gallery and what looks like a study."""
+    tmp_path = tmp_path_factory.mktemp("place")
     np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
     for name in ("empty", "half", "run", "stopped", "study"):
         (tmp_path / name).mkdir()
@@ -55,90 +81,98 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+MISTAKES = [
+    ("eval none", f"none: {NO_SOURCE}"),
+    ("eval half", f"half: {NO_RUN}"),
+    ("embed none x", f"none: {NO_RUN}"),
+    ("embed run none", "none: no such file or folder; expected an image, a folder of images, or a table"),
+    ("export none --format onnx", f"none: {NO_RUN}"),
+    ("export x.npy --format onnx", "x.npy: expected a run, since --format onnx exports a model; got an .npy file"),
+    (
+        "export run --format npz",
+        "run: is a run; --format npz exports a folder of embeddings: run dmlkit embed run first",
+    ),
+    (
+        "export empty --format npz",
+        "empty/manifest.json: missing; expected a manifest of embeddings that dmlkit wrote",
+    ),
+    ("calibrate empty", f"empty: {NO_RUN}"),
+    ("inspect none -o page.html", f"none: {NO_SOURCE}"),
+    ("plot pca none", f"none: {NO_RUN}"),
+    ("plot tsne study", "study: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs"),
+    ("plot epochs half", f"half: {NO_RUN}"),
+    ("plot epochs study none", f"study: {NO_RUN}"),
+    ("plot results none", "none: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs"),
+    ("cluster none --clusters 2", f"none: {NO_SOURCE}"),
+    ("duplicates none --threshold 0.9", f"none: {NO_SOURCE}"),
+    ("duplicates x.npy none --threshold 0.9", f"none: {NO_SOURCE}"),
+    ("curvature none", f"none: {NO_SOURCE}"),
+    (
+        "search empty x.npy",
+        "empty: expected a run, a folder of embeddings, a gallery or an .npy file; embed images with dmlkit embed "
+        "first",
+    ),
+    ("search x.npy none", f"none: {NO_SOURCE.replace('expected ', 'expected an image, a folder of images, ')}"),
+    ("search x.npy x.npy --run none", f"none: {NO_RUN}"),
+    ("identify none x.npy -o answers.csv", f"none: {NO_SOURCE}"),
+    (
+        "identify stopped x -o a.csv",
+        "stopped: the creation of this gallery was stopped; give the same command again",
+    ),
+    ("verify none a.png b.png", f"none: {NO_RUN}"),
+    ("compare empty half", f"empty: {NO_RUN}"),
+    ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
+    ("data check none", f"none: {NO_DATA}"),
+    ("data shards none -o new", f"none: {NO_DATA}"),
+    ("study none", "none: no such file; expected a study, e.g. recipes/study/mpa.yaml"),
+    ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
+    ("gallery create none -o new", f"none: {NO_RUN}"),
+    ("gallery add none images", f"none: {NO_GALLERY}"),
+    ("gallery remove none --label robin", f"none: {NO_GALLERY}"),
+    ("gallery info none", f"none: {NO_GALLERY}"),
+    ("gallery history none", f"none: {NO_GALLERY}"),
+    ("gallery restore none 2", f"none: {NO_GALLERY}"),
+    ("gallery compact none", f"none: {NO_GALLERY}"),
+    ("gallery index empty", f"empty: {NO_GALLERY}"),
+    ("train none", f"none: {NO_RECIPE}"),
+    (
+        "train glyphs/tripled",
+        "glyphs/tripled: no such file; expected a recipe; did you mean glyphs/triplet, which comes with dmlkit?",
+    ),
+    ("check none.yaml", f"none.yaml: {NO_RECIPE}"),
+    ("check broken.yaml", "broken.yaml:2: not valid YAML: found a tab; indent with spaces"),
+    (
+        "train glyphs/triplet --set loss.margin",
+        "--set loss.margin: expected key.subkey=value, e.g. --set loss.margin=0.2",
+    ),
+    ("train wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+    (
+        "check wrong.yaml --set loss.name=triplt",
+        "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'? or load its file with "
+        "--plugin FILE",
+    ),
+    ("protocol official none -o new", f"none: {NO_RECIPE}"),
+    ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+    ("data check wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
+    ("eval none --untrained", f"none: {NO_RECIPE}"),
+    ("status none", f"none: {NO_STUDY}"),
+    ("report study empty -o page.md", f"empty: {NO_STUDY}"),
+]
+
+
+@pytest.fixture(scope="module")
+def results(place: Path, catalogue: str) -> dict[str, Result]:
+    """What each command line of `MISTAKES` said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", catalogue)
+        commands = [words for words, _ in MISTAKES]
+        return dict(zip(commands, without_torch(place, commands), strict=True))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("eval none", f"none: {NO_SOURCE}"),
-        ("eval half", f"half: {NO_RUN}"),
-        ("embed none x", f"none: {NO_RUN}"),
-        ("embed run none", "none: no such file or folder; expected an image, a folder of images, or a table"),
-        ("export none --format onnx", f"none: {NO_RUN}"),
-        ("export x.npy --format onnx", "x.npy: expected a run, since --format onnx exports a model; got an .npy file"),
-        (
-            "export run --format npz",
-            "run: is a run; --format npz exports a folder of embeddings: run dmlkit embed run first",
-        ),
-        (
-            "export empty --format npz",
-            "empty/manifest.json: missing; expected a manifest of embeddings that dmlkit wrote",
-        ),
-        ("calibrate empty", f"empty: {NO_RUN}"),
-        ("inspect none -o page.html", f"none: {NO_SOURCE}"),
-        ("plot pca none", f"none: {NO_RUN}"),
-        ("plot tsne study", "study: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs"),
-        ("plot epochs half", f"half: {NO_RUN}"),
-        ("plot epochs study none", f"study: {NO_RUN}"),
-        ("plot results none", "none: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs"),
-        ("cluster none --clusters 2", f"none: {NO_SOURCE}"),
-        ("duplicates none --threshold 0.9", f"none: {NO_SOURCE}"),
-        ("duplicates x.npy none --threshold 0.9", f"none: {NO_SOURCE}"),
-        ("curvature none", f"none: {NO_SOURCE}"),
-        (
-            "search empty x.npy",
-            "empty: expected a run, a folder of embeddings, a gallery or an .npy file; embed images with dmlkit embed "
-            "first",
-        ),
-        ("search x.npy none", f"none: {NO_SOURCE.replace('expected ', 'expected an image, a folder of images, ')}"),
-        ("search x.npy x.npy --run none", f"none: {NO_RUN}"),
-        ("identify none x.npy -o answers.csv", f"none: {NO_SOURCE}"),
-        (
-            "identify stopped x -o a.csv",
-            "stopped: the creation of this gallery was stopped; give the same command again",
-        ),
-        ("verify none a.png b.png", f"none: {NO_RUN}"),
-        ("compare empty half", f"empty: {NO_RUN}"),
-        ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
-        ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
-        ("gallery create none -o new", f"none: {NO_RUN}"),
-        ("gallery add none images", f"none: {NO_GALLERY}"),
-        ("gallery remove none --label robin", f"none: {NO_GALLERY}"),
-        ("gallery info none", f"none: {NO_GALLERY}"),
-        ("gallery history none", f"none: {NO_GALLERY}"),
-        ("gallery restore none 2", f"none: {NO_GALLERY}"),
-        ("gallery compact none", f"none: {NO_GALLERY}"),
-        ("gallery index empty", f"empty: {NO_GALLERY}"),
-        ("train none", f"none: {NO_RECIPE}"),
-        (
-            "train glyphs/tripled",
-            "glyphs/tripled: no such file; expected a recipe; did you mean glyphs/triplet, which comes with dmlkit?",
-        ),
-        ("check none.yaml", f"none.yaml: {NO_RECIPE}"),
-        ("check broken.yaml", "broken.yaml:2: not valid YAML: found a tab; indent with spaces"),
-        (
-            "train glyphs/triplet --set loss.margin",
-            "--set loss.margin: expected key.subkey=value, e.g. --set loss.margin=0.2",
-        ),
-        ("train wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
-        (
-            "check wrong.yaml --set loss.name=triplt",
-            "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'? or load its file with "
-            "--plugin FILE",
-        ),
-        ("protocol official none -o new", f"none: {NO_RECIPE}"),
-        ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
-        ("data check wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
-        ("eval none --untrained", f"none: {NO_RECIPE}"),
-        ("status none", f"none: {NO_STUDY}"),
-        ("report study empty -o page.md", f"empty: {NO_STUDY}"),
-    ],
-)
-def test_a_mistake_is_refused_without_torch(
-    place: Path, words: str, message: str, catalogue: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", catalogue)
-    result = without_torch(place, *words.split())
-    assert (result.code, result.err) == (2, f"error: {message}\n")
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_a_mistake_is_refused_without_torch(results: dict[str, Result], words: str, message: str):
+    assert (results[words].code, results[words].err) == (2, f"error: {message}\n")
 
 
 @pytest.mark.parametrize("words", ["embed none --help", "gallery info none --help", "plot epochs none --help"])
@@ -148,11 +182,11 @@ def test_help_after_a_wrong_path_is_help(dmlkit: Cli, words: str):
 
 
 @pytest.mark.slow
-def test_the_status_of_a_study_needs_no_torch(place: Path):
+def test_the_status_of_a_study_needs_no_torch(tmp_path: Path):
     recipe = {"training": {"epochs": 4, "select_by": "map@r"}}
     study = {"claim": "Margins matter", "paper": None, "table": None, "protocol": "official", "metrics": ["map@r"]}
     study |= {"seeds": [0, 1], "reference": "a", "expect": [], "variants": {"a": {"": recipe}}}
     record = {"format": 2, "study": study, "command": "dmlkit study s.yaml"}
-    (place / "study" / "study.json").write_text(json.dumps(record))
-    result = without_torch(place, "status", "study")
-    assert "Margins matter" in result.out and "0 of 2 runs done" in result.out, result.err
+    (tmp_path / "study.json").write_text(json.dumps(record))
+    (result,) = without_torch(tmp_path, [f"status {tmp_path}"])
+    assert result.code == 0 and "Margins matter" in result.out and "0 of 2 runs done" in result.out, result

@@ -21,6 +21,7 @@ INSTEAD = {
     r"begun": "started",
     r"somebody(?: else)?['’]s": "name whose it is",
     r"(?:held|holds?) against": "compared with, checked against",
+    r"undo that|names no class|parts stay": "undo this change, is not a valid ..., finished parts are kept",
     r"goes on(?! (?:the|top|a)\b)": "continues, resumes",  # "goes on the x axis" is fine
     r"as it is(?=[,.;:)]|$)": "unchanged",  # "as it is written" is fine
 }
@@ -61,15 +62,25 @@ def help_texts(command: Any, words: str = "dmlkit") -> Iterator[tuple[str, str]]
         yield from help_texts(below, f"{words} {name}")
 
 
+def messages_of(path: Path) -> Iterator[str]:
+    """Yield the texts of the errors that a module raises."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise):
+            texts = (
+                one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            )
+            yield " ".join(texts)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pages_are_in_plain_english(page: Path):
     assert avoided(prose_of(page.read_text(encoding="utf-8"))) == [], f"write instead: {INSTEAD}"
 
 
 @pytest.mark.parametrize("entry", sorted(path.stem for path in (ROOT / "dmlkit").iterdir()))
-def test_docstrings_are_in_plain_english(entry: str):
+def test_docstrings_and_errors_are_in_plain_english(entry: str):
     for path in sorted([*(ROOT / "dmlkit").glob(f"{entry}.py"), *(ROOT / "dmlkit" / entry).rglob("*.py")]):
-        assert [words for text in docstrings_of(path) for words in avoided(text)] == [], (
+        assert [words for text in (*docstrings_of(path), *messages_of(path)) for words in avoided(text)] == [], (
             f"{path.relative_to(ROOT)}; write instead: {INSTEAD}"
         )
 

@@ -2,9 +2,12 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -64,3 +67,63 @@ def test_the_page_of_a_command_has_all_its_options(site: Path, name: str):
         for parameter in leaf.params:
             if parameter.param_type_name == "option":
                 assert f"<code>{', '.join(parameter.opts)}</code>" in page
+
+
+def test_no_line_becomes_a_quotation(site: Path):
+    """No page quotes anyone, so a quotation is a line that started with > by accident: > 0, or a doctest."""
+    quoted = {
+        str(path.relative_to(site)): re.findall(r"<blockquote[^>]*>\s*(.{0,60})", path.read_text("utf-8"))
+        for path in site.rglob("*.html")
+    }
+    assert {page: lines for page, lines in quoted.items() if lines} == {} and len(quoted) > 80
+
+
+CUT = """() => {
+  const width = document.documentElement.clientWidth;
+  const scrolls = part => part && part !== document.body &&
+    (["auto", "scroll"].includes(getComputedStyle(part).overflowX) || scrolls(part.parentElement));
+  const parts = [...document.querySelectorAll(".md-content *")];
+  const cut = parts.filter(part => part.getBoundingClientRect().right > width + 1 && !scrolls(part));
+  return [document.documentElement.scrollWidth - width, cut.slice(0, 3).map(part => part.outerHTML.slice(0, 80))];
+}"""
+HIDDEN_VERDICTS = """() => [...document.querySelectorAll("th")].filter(cell => cell.textContent === "verdict" &&
+  cell.getBoundingClientRect().right > cell.closest(".md-typeset__scrollwrap").getBoundingClientRect().right + 1
+).length"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_api.sync_playwright() as running:
+        try:
+            started = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            pytest.skip(f"chromium does not start: {error}")
+        yield started
+        started.close()
+
+
+@pytest.mark.browser
+def test_a_telephone_shows_every_page_whole(site: Path, browser: Any):
+    """Nothing is wider than 390 pixels, except inside a frame that scrolls."""
+    view = browser.new_page(viewport={"width": 390, "height": 844})
+    found: dict[str, Any] = {}
+    for path in sorted(site.rglob("index.html")):
+        view.goto(path.as_uri())
+        over, cut = view.evaluate(CUT)
+        if over > 0 or cut:
+            found[str(path.relative_to(site))] = (over, cut)
+    assert found == {}
+
+
+@pytest.mark.browser
+def test_the_column_of_verdicts_is_visible(site: Path, browser: Any):
+    view = browser.new_page(viewport={"width": 1280, "height": 900})
+    pages = [site / "papers/index.html", *sorted((site / "papers").glob("*/index.html"))]
+    tables = 0
+    for path in pages:
+        view.goto(path.as_uri())
+        tables += view.locator("th", has_text=re.compile("^verdict$")).count()
+        assert view.evaluate(HIDDEN_VERDICTS) == 0, path
+    assert tables >= 5

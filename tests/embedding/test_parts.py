@@ -100,7 +100,7 @@ def test_files_of_somebody_else_are_refused_d7(name: str, home, tmp_path, dmlkit
     (tmp_path / "parts").mkdir(exist_ok=True)
     (tmp_path / "parts" / ".mine.partial").write_text("theirs")
     result = dmlkit("embed", home / "run", home / "photos", "-o", tmp_path, "--device", "cpu")
-    assert result.code == 2 and f"{theirs}: is not of embeddings that began here; choose another --output" in result.err
+    assert result.code == 2 and f"{theirs}: this file is not of this command; choose another --output" in result.err
     assert theirs.read_text() == (tmp_path / "parts" / ".mine.partial").read_text() == "theirs"
 
 
@@ -265,17 +265,17 @@ def test_parts_of_other_embeddings_are_refused_with_what_differs(home, tmp_path)
     embed_until(0, home, output)
     photos = tmp_path / "photos"
     shutil.copytree(home / "photos", photos)
-    with pytest.raises(UserError, match=r"\(source: was \S+, now \S+photos; list.hash: was \w+, now \w+\); undo that"):
+    with pytest.raises(UserError, match=r"\(source: was \S+, now \S+photos; list.hash: was \w+, now \w+\); undo"):
         embed(home, output, photos=photos)
     state = torch.load(home / "run" / "checkpoints" / "best.pt", weights_only=True)
     state["model"]["head.linear.bias"] += 0.01
     shutil.copytree(home / "run", tmp_path / "run")
     torch.save(state, tmp_path / "run" / "checkpoints" / "best.pt")
-    with pytest.raises(UserError, match=r"\(model.fingerprint: was \w{64}, now \w{64}\); undo that"):
+    with pytest.raises(UserError, match=r"\(model.fingerprint: was \w{64}, now \w{64}\); undo this change"):
         embed_images(tmp_path / "run", home / "photos", output=output, device="cpu")
     for content in ("{", "[]", "null"):
         (output / "parts" / "job.json").write_text(content)
-        with pytest.raises(UserError, match=r"job\.json: cannot read this.*remove .*parts to start anew"):
+        with pytest.raises(UserError, match=r"job\.json: cannot read it.*remove .*parts to start again"):
             embed(home, output)
 
 
@@ -308,11 +308,11 @@ def test_parts_that_do_not_arrive_are_told(home, tmp_path):
     dataset = dataset_of(home / "photos", "test", trained.recipe)
     job = EmbedJob(dataset, "photos", tmp_path / "out", skip_bad_images=False)
     nothing: dict[str, Any] = {"compute": lambda *_: None, "advance": lambda _: None, "say": lambda _: None}
-    with pytest.raises(UserError, match=r"part-00000\.safetensors: not here though a worker has written it"):
+    with pytest.raises(UserError, match=r"part-00000\.safetensors: missing, although a worker has written it"):
         embed_job(job, trained, start_fabric("cpu"), **nothing)
     job.parts.begin(job.describe(trained))
     shutil.rmtree(job.parts.path)
-    with pytest.raises(UserError, match="not found by one of the processes"):  # a rank that looks elsewhere
+    with pytest.raises(UserError, match="a process cannot find this file"):  # a rank that looks elsewhere
         job.parts.check(job.describe(trained))
 
 
@@ -364,7 +364,7 @@ def test_engines_that_do_not_fit_are_refused(dmlkit, home, tmp_path, monkeypatch
     command = ("embed", home / "run", home / "photos", "-o", tmp_path / "out", "--device", "cpu", "--engine")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     result = dmlkit(*command, "torchrun")
-    assert result.code == 2 and "torchrun --nproc-per-node=GPUS -m dmlkit embed" in result.err
+    assert result.code == 2 and "torchrun --nproc-per-node=N -m dmlkit embed" in result.err
     monkeypatch.setitem(sys.modules, "ray", None)
     result = dmlkit(*command, "ray")
     assert result.code == 2 and "pip install 'dmlkit[ray]'" in result.err
@@ -373,5 +373,5 @@ def test_engines_that_do_not_fit_are_refused(dmlkit, home, tmp_path, monkeypatch
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     for engine in ("local", "ray"):
         result = dmlkit(*command, engine)
-        assert result.code == 2 and "torchrun has started 2 processes; leave --engine out" in result.err
+        assert result.code == 2 and "torchrun has started 2 processes; remove --engine" in result.err
     assert not (tmp_path / "out").exists()

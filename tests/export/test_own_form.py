@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dmlkit.component import option
 from dmlkit.manifolds.base import Manifold, Side
-from dmlkit.manifolds.numerics.load_geoopt import load_geoopt
+from dmlkit.manifolds.base import load_geoopt
 from dmlkit.manifolds.products import safe_sqrt, squared_distances
 
 

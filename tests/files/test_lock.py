@@ -3,14 +3,18 @@
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from errno import EROFS
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
 from dmlkit.errors import UserError
 from dmlkit.files.lock import LOCK, is_held, sole_writer
+from tests.conftest import END
 
 HOLDER = """
 import sys, time
@@ -53,6 +57,26 @@ def test_a_folder_made_for_nothing_is_removed(tmp_path: Path):
     with sole_writer(tmp_path / "old", what="a training"):
         pass
     assert (tmp_path / "old").exists()
+
+
+def test_who_waits_for_a_folder_that_is_removed_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, waits, acquire = tmp_path / "new", Event(), FileLock.acquire
+
+    def announced(self: FileLock, *args: Any, **options: Any) -> Any:
+        waits.set()
+        return acquire(self, *args, **options)
+
+    def write() -> bool:
+        with sole_writer(folder, what="a training", patience=END):
+            return is_held(folder)
+
+    with ThreadPoolExecutor(1) as pool:
+        with sole_writer(folder, what="a training"):
+            monkeypatch.setattr(FileLock, "acquire", announced)
+            waiting = pool.submit(write)
+            assert waits.wait(END)
+        assert waiting.result(END)
+    assert not folder.exists()
 
 
 def test_a_folder_is_held_while_a_process_lives_in_it_and_looking_leaves_no_trace(tmp_path: Path):

@@ -56,10 +56,19 @@ def test_fewer_than_four_classes_are_refused_in_one_line(names: str, tmp_path: P
     train = len(names) // 2
     with pytest.raises(UserError) as error:
         survey(FolderConfig(root=str(tmp_path)))
+    has = f"{len(names)} {'class' if names == 'a' else 'classes'}"
     assert str(error.value) == (
-        f"{tmp_path}: has {len(names)} classes, {train} to train on, {len(names) - train} to test on; expected at "
-        "least 2 of each: add images of more classes"
+        f"{tmp_path}: has {has}, {train} to train on, {len(names) - train} to test on; expected at least 2 of each: "
+        "add images of more classes"
     )
+
+
+def test_classes_of_one_image_each_are_refused_in_one_line(tmp_path: Path) -> None:
+    write_photos(tmp_path, dict.fromkeys("abcdef", 1))
+    with pytest.raises(UserError) as error:
+        survey(FolderConfig(root=str(tmp_path)))
+    told = f"{tmp_path}: none of its 6 classes has two images; expected at least 2 per class: add some"
+    assert str(error.value).endswith(told) and "\n" not in str(error.value)
 
 
 def test_files_that_no_class_uses_are_listed(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ OPTIONS = {"scale": 20.0, "gamma": 0.1, "margin": 0.01}
 
 
 @pytest.mark.parametrize("per_class", [1, 2, 4])
-@pytest.mark.parametrize("tau", [0.0, 0.2])
+@pytest.mark.parametrize("tau", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_equation(agree, per_class: int, tau: float, chunk_size: int | None):
     loss = SoftTriple(

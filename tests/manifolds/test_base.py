@@ -71,6 +71,21 @@ def test_elsewhere_it_is_that_of_orthogonal_vectors():
         torch.testing.assert_close(sphere.relative_similarity(axes, axes), axes, rtol=0, atol=1e-6)
 
 
+def test_points_between_antipodes_have_a_finite_gradient():
+    for dtype in (torch.float32, torch.float64):
+        x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=dtype, requires_grad=True)
+        distance = Sphere(2, metric="arc").distance(x, -x.detach())
+        (gradient,) = torch.autograd.grad(distance.sum(), x)
+        assert gradient.isfinite().all()
+        assert distance.diagonal().tolist() == pytest.approx([pi, pi], abs=3 * torch.finfo(dtype).eps ** 0.25)
+
+
+def test_what_a_manifold_without_words_of_its_own_says_of_a_point():
+    """A plug-in's: half as long again as a point is 0.5 of its size off."""
+    told = Manifold.describe_off(Sphere(3), torch.tensor([1.5, 0.0, 0.0]))
+    assert told == "it is 0.5 of its size off the Sphere manifold"
+
+
 def test_a_learned_curvature_moves_it():
     manifold = Poincare(3, learnable_curvature=True)
     (parameter,) = manifold.parameters()

@@ -61,6 +61,12 @@ def test_it_is_the_limit_of_hyperbolic_space(kind: type[Poincare | Lorentz], rad
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_optimizers_get_the_inner_product_of_each_point():
+    x, u, v = (features(4, seed=seed).view(2, 2, 5) for seed in range(3))
+    geometry = Euclidean(5).geometry
+    torch.testing.assert_close(geometry.inner(x, u, v), (u * v).sum(-1))
+
+
 def test_proxies_are_clipped_like_features():
     plane = Euclidean.Config(clip_distance=0.5).build(5)
     proxies = plane.new_proxies(50)

@@ -143,6 +143,14 @@ def test_seeds_follow_the_squared_distances(scale):
     assert chi_square < 45.3  # 99.9 % quantile for 20 cells
 
 
+@pytest.mark.parametrize("size", [0.1, 1.0, 10.0])
+def test_no_place_is_a_seed_twice_where_another_is_left(size: float):
+    places = size * torch.eye(6).repeat(40, 1)
+    for seed in range(10):
+        seeds = kmeans_plus_plus(places, 6, torch.Generator().manual_seed(seed))[1]
+        assert len(places[seeds].unique(dim=0)) == 6
+
+
 def test_fewer_distinct_points_than_clusters():
     points = torch.eye(3).repeat(5, 1)
     result = kmeans(points, 6)

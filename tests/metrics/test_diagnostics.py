@@ -9,6 +9,7 @@ from scipy.stats import entropy
 
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
 from dmlkit.metrics import retrieval_metrics
+from dmlkit.metrics.base import MetricConfig, Points
 
 LABELS = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]  # the last class has no pair
 
@@ -49,6 +50,15 @@ def test_spread_against_loops(manifold, centre, distance):
     assert found["intra_distance"] == pytest.approx(within, rel=1e-9)
     assert found["inter_distance"] == pytest.approx(between, rel=1e-9)
     assert found["density"] == pytest.approx(within / between, rel=1e-9)
+
+
+def test_spread_of_classes_of_one_image_has_distances_of_centers_alone():
+    found = retrieval_metrics(
+        torch.eye(3).repeat(2, 1), [0, 1, 2] * 2, manifold=Euclidean(3), metrics=["spread"]
+    )  # both images of a class are equal
+    assert found["intra_distance"] == found["density"] == 0 and found["inter_distance"] == pytest.approx(2**0.5)
+    scattered = MetricConfig.variants["spread"]().of_points(Points(torch.eye(3), torch.arange(3), Euclidean(3)))
+    assert scattered == {**found, "inter_distance": pytest.approx(2**0.5)}
 
 
 def from_origin(a):

@@ -122,11 +122,14 @@ def test_everything_says_which_figure_stands_for_it(dmlkit, run, tmp_path):
         ["verify", final, photo, photo],
         ["compare", run, final],
         ["inspect", final, "-o", tmp_path / "page.html"],
+        ["plot", "pca", final],
+        ["embed", final, "--split", "test"],
     ):
         refused = dmlkit(*command)
         assert refused.code == 2, command
         assert refused.err.count("\n") == 1
         assert "was trained on every class" in refused.err and figure in refused.err
+        assert f"; use {run}" in refused.err or f"; use dmlkit {command[0]} {run} --split test" in refused.err
 
 
 def test_it_is_used_as_any_run(dmlkit, run, tmp_path):

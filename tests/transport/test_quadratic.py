@@ -115,6 +115,16 @@ def test_gradient_is_zero_on_a_vertex():
     assert gradient.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("name", ["random", "wide", "tied"])
+@pytest.mark.parametrize("mass", [1e-6, 1e6])
+def test_a_plan_scales_with_its_masses(name: str, mass: float):
+    """<c, m x> + eps / m |m x|^2 is m times <c, x> + eps |x|^2."""
+    cost, rows, cols = PROBLEMS[name]
+    expected = mass * Quadratic(regularization=0.01).plan(cost, rows, cols)
+    found = Quadratic(regularization=0.01 / mass).plan(cost, mass * rows, mass * cols)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * mass)
+
+
 def test_an_eps_below_float_resolution_gives_the_linear_plan():
     cost, rows, cols = PROBLEMS["16"]
     plan = Quadratic(regularization=1e-13).plan(cost, rows, cols)

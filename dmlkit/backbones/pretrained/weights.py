@@ -103,7 +103,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     named = contents if isinstance(contents, dict) else {}
     tensors = {str(key): value for key, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise OptionError("backbone.weights", f"{path} holds no weights; expected a dictionary of named tensors")
+        raise OptionError("backbone.weights", f"{path} contains no weights; expected a dictionary of named tensors")
     return tensors
 
 

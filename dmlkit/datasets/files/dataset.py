@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.paths import PickedPaths
+from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
 from dmlkit.errors import UserError
 
 
@@ -24,12 +26,12 @@ class Dataset(ABC):
             of each other; an image without a group has a unique number. None if no image has a group.
 
     Attributes:
-        num_features: number of coordinates of a vector; None for images.
+        kind: kind of the samples, images unless ``num_features`` or ``kind`` is set.
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
         resizing: description of how a cache resized its images, equal to the transform's; None if it did not.
     """
 
-    num_features: int | None = None
+    kind: Samples = ImageSamples()
     in_memory = False
     resizing: str | None = None
 
@@ -50,12 +52,27 @@ class Dataset(ABC):
         self.query, self.gallery = query, gallery
         self.super_classes, self.groups = super_classes, groups
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take ``num_features = 8`` in a class's body as in `num_features`."""
+        super().__init_subclass__(**options)
+        if isinstance(width := cls.__dict__.get("num_features"), int):
+            cls.kind = VectorSamples(width)
+
+    @property
+    def num_features(self) -> int | None:
+        """Number of coordinates of a vector; None for other kinds of samples. Setting it makes the samples vectors."""
+        return self.kind.num_features
+
+    @num_features.setter
+    def num_features(self, value: int | None) -> None:
+        self.kind = ImageSamples() if value is None else VectorSamples(value)
+
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def sample(self, index: int) -> Tensor:
-        """Return a sample: an image (3, H, W) uint8 RGB, or a vector (``num_features``,) float32.
+        """Return a sample: an image (3, H, W) uint8 RGB, a vector (``num_features``,) float32, or as `kind` says.
 
         Raises:
             BadImageError: the file cannot be decoded.
@@ -101,7 +118,7 @@ class PickedSamples(Dataset):
             groups=groups,
         )
         self.dataset, self.rows = dataset, rows
-        self.num_features, self.in_memory = dataset.num_features, dataset.in_memory
+        self.kind, self.in_memory = dataset.kind, dataset.in_memory
 
     def key(self, index: int) -> str:
         return self.dataset.key(int(self.rows[index]))

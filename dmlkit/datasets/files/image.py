@@ -14,6 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.files.regular import check_regular
 
@@ -156,23 +157,10 @@ def frames(path: str | Path) -> int:
         return getattr(image, "n_frames", 1)
 
 
-SIDE = 160  # pixels of the longer side; as JPEG about 5 kB
-QUALITY = 80
-
-
 def thumbnail(path: str | Path, box: Box | None = None, side: int = SIDE) -> bytes:
     """Return an image file, or a box of it, as a small JPEG.
 
     Raises:
         BadImageError: see `read_image`.
     """
-    return small_picture(read_image(path, box), side)
-
-
-def small_picture(pixels: Tensor, side: int = SIDE) -> bytes:
-    """Return an image (3, H, W) uint8 as a JPEG whose longer side has at most ``side`` pixels."""
-    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    image.thumbnail((side, side))
-    file = BytesIO()
-    image.save(file, "JPEG", quality=QUALITY)
-    return file.getvalue()
+    return ImageSamples().picture(read_image(path, box), side)

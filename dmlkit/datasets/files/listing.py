@@ -56,9 +56,13 @@ class Listing:
     notes: list[str] = field(default_factory=list[str])
     source: Path | None = None
 
-    def has(self, split: ListedSplit) -> bool:
-        """Return whether the split has an image."""
-        return bool((self.splits == LISTED_SPLITS.index(split)).any())
+    def rows_of(self, split: ListedSplit) -> np.ndarray:
+        """Return the rows (n,) int64 of the images of a split."""
+        return (self.splits == LISTED_SPLITS.index(split)).nonzero()[0]
+
+    def class_sizes(self, split: ListedSplit) -> np.ndarray:
+        """Return the number of images of each class of a split, (C',)."""
+        return np.unique(self.labels[self.rows_of(split)], return_counts=True)[1]
 
     def overlaps(self) -> list[str]:
         """Return an error line for each class that is in more than one split."""
@@ -78,8 +82,7 @@ class Listing:
             UserError: the listing has problems, or the split is empty.
         """
         raise_faults([*self.faults, *self.overlaps()])
-        number = None if split == "all" else LISTED_SPLITS.index(split)
-        rows = np.arange(len(self.labels)) if number is None else (self.splits == number).nonzero()[0]
+        rows = np.arange(len(self.labels)) if split == "all" else self.rows_of(split)
         if len(rows) == 0:
             raise UserError(
                 f"{self.source or self.root}: no {self.sample}s for {split}; expected at least two classes, one for "

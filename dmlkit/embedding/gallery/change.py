@@ -3,7 +3,8 @@
 import os
 import shutil
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from dmlkit.datasets.files.paths import readable_name
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, present
 from dmlkit.embedding.gallery.images import images_of
-from dmlkit.embedding.gallery.incoming import Incoming
+from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
 from dmlkit.embedding.gallery.manifest import (
     CREATING,
+    INCOMING,
     MANIFEST,
     TABLE,
     TABLE_FOLDER,
@@ -53,6 +55,8 @@ def add_images(
 ) -> Incoming:
     """Add images to a gallery; an image that it already has is reported and left unchanged.
 
+    If the process is stopped, the gallery is unchanged, and the same call resumes with the parts that were embedded.
+
     Args:
         path: the gallery.
         images: see `images_of`.
@@ -64,18 +68,22 @@ def add_images(
     Raises:
         UserError: there is no gallery or no image, or the run has another model.
     """
-    gallery = GalleryFolder(path)
-    gallery.check(["id"])  # a damaged id would let its picture in a second time
+    GalleryFolder(path).check(["id"])  # a damaged id would let its picture in a second time
     incoming = Incoming.of(images_of(images, label))
-    with reading(path):
-        incoming.drop(present(gallery.table, list(incoming.new)))
-    fabric = start_fabric(device)
-    trained = load_same_model(gallery, run, fabric)
-    with incoming.embedded(gallery.manifest, trained, fabric, path, bar) as rows, changing(path) as table:
-        if table.version != gallery.version:  # another process may have added some meanwhile
-            incoming.drop(present(table, list(incoming.new)))
-        if incoming.new:
-            table.add(rows.reader(incoming.new, table.schema))
+    place = incoming.place(path)
+    with sole_writer(place, what="an addition of these images", patience=inf):
+        gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
+        with reading(path):
+            incoming.drop(present(gallery.table, list(incoming.new)))
+        fabric = start_fabric(device)
+        trained = load_same_model(gallery, run, fabric)
+        with incoming.embedded(gallery.manifest, trained, fabric, place, bar) as rows, changing(path) as table:
+            if table.version != gallery.version:  # another process may have added some meanwhile
+                incoming.drop(present(table, list(incoming.new)))
+            if incoming.new:
+                table.add(rows.reader(incoming.new, table.schema))
+    with suppress(OSError):  # another process waited for this one, and is there now
+        place.rmdir()
     incoming.added = len(incoming.new)
     return incoming
 
@@ -129,6 +137,8 @@ def restore_version(path: Path, version: int) -> int:
 def compact_gallery(path: Path) -> None:
     """Merge small files, and remove files that belong to no version of the last 7 days; no image changes.
 
+    What interrupted additions have embedded is removed too.
+
     Raises:
         UserError: there is no gallery, or its folder cannot be written.
     """
@@ -136,6 +146,7 @@ def compact_gallery(path: Path) -> None:
     with changing(path) as table:
         table.optimize()
         record_content(path, forget=True)
+    remove_interrupted(path)
 
 
 @contextmanager
@@ -192,7 +203,7 @@ def create_gallery(
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Incoming:
-    """Create a gallery of a run's embeddings; an interrupted creation starts from the beginning.
+    """Create a gallery of a run's embeddings; if it is interrupted, the same call resumes.
 
     Args:
         run: run whose model embeds.
@@ -235,7 +246,8 @@ def create_gallery(
         with writing(output):
             manifest.write(output / CREATING)
         try:
-            with incoming.embedded(manifest, trained, fabric, output, bar) as rows, writing(output, RuntimeError):
+            place = incoming.place(output)
+            with incoming.embedded(manifest, trained, fabric, place, bar) as rows, writing(output, RuntimeError):
                 table = database.connect(output).create_table(TABLE, rows.reader(incoming.new))
                 contents = {table.version: content_of(table)}
                 recorded = recorded_files(output, manifest)
@@ -244,6 +256,7 @@ def create_gallery(
             _discard(output)
             raise
         (output / CREATING).replace(output / MANIFEST)
+        remove_interrupted(output)  # of other images
     incoming.added = len(incoming.new)
     return incoming
 
@@ -259,6 +272,7 @@ def _check_new(output: Path) -> None:
     if not output.is_dir():
         raise UserError(f"--output {output}: is a file; expected the name of a folder")
     names = {entry.name for entry in output.iterdir() if not is_partial(entry)} - {LOCK}
+    names = {name for name in names if not name.startswith(INCOMING)}
     if names and (CREATING not in names or names - {CREATING, TABLE_FOLDER}):
         raise UserError(f"{output}: is not empty and no gallery; choose another --output")
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +45,18 @@ class LabelledImage:
 
 
 class LabelledImages(Dataset):
-    """Dataset of some of the images."""
+    """Dataset of images.
 
-    def __init__(self, images: Sequence[LabelledImage]) -> None:
-        super().__init__(torch.zeros(len(images), dtype=torch.int64), ("",), [image.path for image in images])
-        self.images = images
+    Args:
+        images: the images by their ids.
+    """
+
+    def __init__(self, images: Mapping[str, LabelledImage]) -> None:
+        self.ids, self.images = list(images), list(images.values())
+        super().__init__(torch.zeros(len(images), dtype=torch.int64), ("",), [image.path for image in self.images])
+
+    def key(self, index: int) -> str:
+        return self.ids[index]
 
     def sample(self, index: int) -> Tensor:
         return read_image(self.images[index].path, self.images[index].box)
@@ -67,7 +74,7 @@ def images_of(source: Path, label: str | None) -> list[LabelledImage]:
     """
     if source.is_dir() and holds_shards(source):
         raise UserError(
-            f"{source}: holds shards; a gallery takes image files, or a table whose paths are SHARD.tar/KEY.jpg"
+            f"{source}: this folder contains shards; expected image files, or a table of paths SHARD.tar/KEY.jpg"
         )
     images = images_at(source)
     names = images.label_names(images.labels) if label is None else [label] * len(images)
@@ -82,7 +89,7 @@ def images_of(source: Path, label: str | None) -> list[LabelledImage]:
             not image.label.strip() or image.label == UNKNOWN or not readable_name(image.label)
         ):
             raise UserError(
-                f"{image.path}: the label {image.label!r} names no class ({UNKNOWN!r} is what dmlkit identify says of "
-                "an image of none); choose another label"
+                f"{image.path}: {image.label!r} is not a valid label; expected UTF-8 text other than {UNKNOWN!r}, "
+                "which dmlkit identify uses for images of no class"
             )
     return found

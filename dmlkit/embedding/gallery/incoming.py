@@ -1,10 +1,11 @@
 """Images that come into a gallery: which ones are new, and their rows."""
 
+import hashlib
+import shutil
 from collections.abc import Container, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -14,19 +15,20 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import thumbnail
-from dmlkit.embedding.gallery.images import LabelledImage, LabelledImages
-from dmlkit.embedding.gallery.manifest import CHECKED, CHECKSUM, GalleryManifest, row_checksums
-from dmlkit.embedding.in_memory import UNSOUND, embed_dataset
-from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar
+from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
+from dmlkit.embedding.gallery.manifest import CHECKED, CHECKSUM, INCOMING, GalleryManifest, row_checksums
+from dmlkit.embedding.in_memory import UNSOUND
+from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
+from dmlkit.embedding.progress_bar import EMBEDDING, Bar
 from dmlkit.embedding.trained import TrainedModel
+from dmlkit.errors import UserError
+from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
 from dmlkit.loading.faults import refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.numerics.check_points import check_points
-
-CHUNK = 4096  # images embedded between two writes: 8 MB of points at 512 dimensions
-FEW = 128  # images: the start of loader processes would take longer than they do
 
 
 def schema_of(manifest: GalleryManifest) -> Any:
@@ -64,28 +66,21 @@ class EmbeddedRows:
         self.manifold = manifest.manifold.build(manifest.features)
         self.writer = pa.ipc.new_stream(file, self.schema)
 
-    def embed(
-        self, images: Mapping[str, LabelledImage], trained: TrainedModel, fabric: Fabric, advance: Advance | None
-    ) -> dict[str, str]:
-        """Embed images by their ids and write their rows.
+    def write(self, images: Mapping[str, LabelledImage], parts: PartFolder) -> dict[str, str]:
+        """Write the rows of images, given by their ids, from the parts of their embeddings, one in memory at a time.
 
         Returns:
             Messages by the id of an image that could not be read.
 
         Raises:
-            UserError: see `embed_dataset`.
+            UserError: a point has no vector of an index.
         """
-        broken: dict[str, str] = {}
-        workers = 0 if len(images) <= FEW else trained.recipe.training.workers
-        pairs = iter(images.items())
-        while chunk := list(islice(pairs, CHUNK)):
-            dataset = LabelledImages([image for _, image in chunk])
-            transform = trained.recipe.transform
-            found = embed_dataset(fabric, trained.model, dataset, transform, workers=workers, advance=advance)
-            read = [chunk[int(index)] for index in found.indices]
-            missing = [id for id, _ in chunk if id not in dict(read)]  # noqa: A001
-            broken |= zip(missing, found.faults, strict=True)
-            self._write(read, found.points)
+        broken, pairs = dict[str, str](), list(images.items())
+        for number, part in enumerate(parts.read()):
+            read = part.indices.tolist()
+            missing = [pairs[row][0] for row in sorted({*parts.images(number)}.difference(read))]
+            broken |= zip(missing, part.faults, strict=True)
+            self._write([pairs[row] for row in read], part.points)
         self.writer.close()
         return broken
 
@@ -156,6 +151,8 @@ class Incoming:
     """One message per image that could not be read."""
     added: int = 0
     """Number of rows written."""
+    resumed: int = 0
+    """Number of images that an interrupted command had embedded."""
 
     @classmethod
     def of(cls, images: list[LabelledImage]) -> "Incoming":
@@ -183,29 +180,66 @@ class Incoming:
             if image is not None:
                 self.repeated.append(f"{image.path}: is in the gallery already{_other_label(image, label)}")
 
+    def place(self, gallery: Path) -> Path:
+        """Return the folder in a gallery that keeps the embeddings of these images until all are added."""
+        digest = hashlib.sha256("\n".join(self.new).encode())
+        return gallery / f"{INCOMING}{digest.hexdigest()[:ID_LENGTH]}"
+
     @contextmanager
     def embedded(
-        self,
-        manifest: GalleryManifest,
-        trained: TrainedModel,
-        fabric: Fabric,
-        folder: Path,
-        bar: Bar,
+        self, manifest: GalleryManifest, trained: TrainedModel, fabric: Fabric, place: Path, bar: Bar
     ) -> Generator[EmbeddedRows]:
         """Embed the new images, and yield their rows, which are in an unnamed file until the block ends.
 
+        The embeddings are computed in parts, as `dmlkit.embedding.engine.embed_job` does. If the process is stopped or
+        the block fails, complete parts stay, and the same call resumes.
+
+        Args:
+            manifest: manifest of the gallery.
+            trained: the model.
+            fabric: device of the model.
+            place: folder in the gallery for the parts, of which this process is the sole writer.
+            bar: shows the images.
+
         Raises:
-            UserError: none of the images could be read, or see `embed_dataset`.
+            UserError: none of the images could be read, or see `PartEmbedder`.
         """
-        with writing(folder), TemporaryFile(dir=folder) as file:  # which may be full only when the file is closed
-            rows = EmbeddedRows(manifest, file)
-            with bar(EMBEDDING, len(self.new)) as advance:
-                broken = rows.embed(self.new, trained, fabric, advance)
-            self.skipped += broken.values()
-            for id in broken:  # noqa: A001
-                del self.new[id]
-            refuse_nothing_read(len(self.new) + len(self.repeated), self.skipped, "the images")
-            yield rows
+        job = EmbedJob(LabelledImages(self.new), "images for a gallery", place, skip_bad_images=True)
+        parts, description = job.parts, job.describe(trained)
+        try:
+            with writing(place.parent), TemporaryFile(dir=place.parent) as file:  # full perhaps only when it is closed
+                try:
+                    parts.check(description)
+                except UserError:  # there are none, or the gallery got some of these images meanwhile
+                    parts.discard()
+                    parts.begin(description)
+                rows = EmbeddedRows(manifest, file)
+                with bar(EMBEDDING, len(self.new)) as advance:
+                    wanted = parts.missing(range(len(parts)), manifest.dim, skip_bad_images=True)
+                    self.resumed = len(self.new) - sum(len(parts.images(part)) for part in wanted)
+                    advance(self.resumed)
+                    workers = 0 if len(self.new) <= BATCH_IMAGES else trained.recipe.training.workers
+                    PartEmbedder(job, trained, fabric, workers=workers)(wanted, advance)
+                broken = rows.write(self.new, parts)
+                self.skipped += broken.values()
+                for id in broken:  # noqa: A001
+                    del self.new[id]
+                if not self.new:
+                    parts.discard()
+                refuse_nothing_read(len(self.new) + len(self.repeated), self.skipped, "the images")
+                yield rows
+            parts.discard()
+        finally:
+            parts.leave()
+            with suppress(OSError):  # it has complete parts, or a lock
+                place.rmdir()
+
+
+def remove_interrupted(gallery: Path) -> None:
+    """Remove the embeddings of interrupted additions that nobody has resumed."""
+    for place in gallery.glob(f"{INCOMING}*"):
+        if not is_held(place):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _other_label(image: LabelledImage, label: str | None) -> str:

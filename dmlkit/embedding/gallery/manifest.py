@@ -19,6 +19,7 @@ from dmlkit.files.source import require_gallery
 
 MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
+INCOMING = "incoming-"  # start of the name of a folder with the embeddings of images that are not yet added
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
 
 

@@ -15,9 +15,9 @@ from dmlkit.embedding.groups.duplicates import check_reachable, picture_of
 from dmlkit.embedding.groups.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.groups.neighbors import connected_graph, neighbors_of
 from dmlkit.embedding.points import PointsInMemory
-from dmlkit.embedding.questions.answers import write_table
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import write_table
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 from dmlkit.metrics.clustering import NmiConfig
@@ -154,7 +154,7 @@ def _check_options(collection: PointsInMemory, clusters: int | None, threshold: 
         raise UserError(f"--clusters {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
     least = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
     if len(collection) < least:
-        raise UserError(f"{told}: {collection.source} holds {len(collection)} images; expected at least {least}")
+        raise UserError(f"{told}: {collection.source} has {len(collection)} images; expected at least {least}")
     if threshold is not None:
         check_reachable(collection, threshold)
 

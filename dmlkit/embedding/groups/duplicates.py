@@ -14,11 +14,11 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.groups.near_pairs import NearPairs, complete_groups, near_pairs
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.answers import write_table
 from dmlkit.embedding.questions.page import Picture, Shelf
 from dmlkit.embedding.sources import check_same_model, embedded_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import write_table
 from dmlkit.loading.check import Finding, Findings
 from dmlkit.run_folder.folder import RunFolder
 

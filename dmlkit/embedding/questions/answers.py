@@ -1,7 +1,6 @@
 """Neighbors that a search has found, as tables, JSON and CSV."""
 
-import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +9,7 @@ from torch import Tensor
 
 from dmlkit.embedding.gallery.manifest import ApproximateIndex
 from dmlkit.embedding.points import PointItem, PointSet
-from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import spreadsheet
-from dmlkit.files.outputs import check_output, head_of, writing
+from dmlkit.files.outputs import write_table
 
 
 class Neighbor(NamedTuple):
@@ -86,25 +83,3 @@ def write_neighbors(answers: Answers, path: Path) -> None:
         for rank, similarity, item in neighbors
     )
     write_table(path, NEIGHBOR_COLUMNS, rows)
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV table atomically; text that a spreadsheet would compute gets an apostrophe.
-
-    Raises:
-        UserError: the table cannot be written.
-    """
-    with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows([spreadsheet(str(cell)) for cell in row] for row in rows)
-
-
-def check_table(path: Path, columns: Sequence[str], *, option: str) -> None:
-    """Raise an error unless a CSV table may be written.
-
-    Raises:
-        UserError: there is no such folder, or the file exists and is something else.
-    """
-    header = ",".join(columns).encode()
-    check_output(path, lambda file: head_of(file).split(b"\r\n")[0] == header, option=option)

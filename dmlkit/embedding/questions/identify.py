@@ -16,14 +16,14 @@ from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.points import PointSet
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.answers import Answers, Neighbor, check_table, write_table
+from dmlkit.embedding.questions.answers import Answers, Neighbor
 from dmlkit.embedding.questions.decisions import Decider, Rule
 from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.questions.search import QUERY_ROWS, nearest
 from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
-from dmlkit.files.outputs import check_output, writing
+from dmlkit.files.outputs import check_output, check_table, write_table, writing
 from dmlkit.files.source import kind_of
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.embedding.stored import split_embeddings
@@ -36,8 +37,8 @@ def plot_histogram(
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
     before = counted(untouched_points(embedded, bar), embedded.split)
     weights = "pretrained" if has_pretrained_weights(embedded.trained.recipe) else "random"
-    has_images = embedded.dataset.num_features is None
-    baseline = f"Untouched backbone, {weights} weights" if has_images else "Untransformed vectors"
+    has_weights = not isinstance(embedded.trained.recipe.backbone, IdentityConfig)
+    baseline = f"Untouched backbone, {weights} weights" if has_weights else "Untransformed vectors"
     measure = embedded.manifold.similarity_name.replace("_", " ")
     with picture(output, 92) as figure:
         above, below = figure.subplots(2, 1, sharex=measure == "cosine")

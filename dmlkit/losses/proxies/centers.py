@@ -79,11 +79,7 @@ def _mean_pool(similarity: Tensor) -> Pooled:
 def mean_center_distance(manifold: Manifold, classes: Classes) -> Tensor:
     r"""Compute half the mean distance between two proxies of a class: MPA eq. 3, also SoftTriple's regularizer.
 
-    .. math:: \frac{1}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
-
-    Args:
-        manifold: the geometry whose distance d is used.
-        classes: the classes of a step, with proxies (n, K, d), K > 1.
+    .. math:: \frac{1}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct}), \quad K > 1
     """
 
     def nothing(_: Tensor, proxies: Tensor) -> Tensor:

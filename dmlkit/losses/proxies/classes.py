@@ -30,18 +30,11 @@ Terms = Tensor | ClosedForm
 
 
 class GradientSums:
-    """Gradients summed over all blocks: (B, D) for embeddings, (n, ...) for proxies, and one for each parameter.
+    """Gradients summed over all blocks: (B, D) for embeddings, (n, ...) for proxies, and one for each parameter."""
 
-    Args:
-        embeddings: (B, D).
-        proxies: (n, ...), the proxies of all blocks.
-        parameters: other tensors that the loss depends on.
-        shard: the assignment of classes to ranks.
-    """
-
-    def __init__(self, embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor], shard: ClassShard) -> None:
-        self.like, self.shard = (embeddings, *parameters), shard
-        self.of_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format)  # rows, written once
+    def __init__(self, classes: "Classes") -> None:
+        self.like, self.shard = (classes.embeddings, *classes.parameters), classes.shard
+        self.of_proxies = torch.empty_like(classes.proxies, memory_format=torch.contiguous_format)  # rows, written once
         self.of_shared: list[Tensor] = []  # of embeddings and parameters, which every block adds to
 
     def add_terms(self, block: "Block", terms: Terms) -> Tensor:
@@ -173,7 +166,7 @@ class _SumOverClasses(torch.autograd.Function):
 
 
 def _value_and_gradients(classes: Classes, terms: Callable[[Block], Terms]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    gradients = GradientSums(classes.embeddings, classes.proxies, classes.parameters, classes.shard)
+    gradients = GradientSums(classes)
     with torch.enable_grad(), without_autocast(classes.embeddings):
         values = [gradients.add_terms(block, terms(block)) for block in classes.blocks(with_graph=True)]
     return classes.shard.sum(sum(values, start=classes.embeddings.new_zeros(()))), gradients.over_ranks()

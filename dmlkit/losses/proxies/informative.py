@@ -65,11 +65,8 @@ class ClassMemory(nn.Module):
     def update_averages(self, manifold: Manifold, proxies: Tensor, labels: Tensor, shard: ClassShard) -> None:
         """Update the averages of the classes of a batch; a class without embeddings in the memory keeps its last one.
 
-        Args:
-            manifold: the geometry of points and proxies.
-            proxies: (n, d), the proxies of this rank's classes.
-            labels: (B,), the labels of the batch among all classes.
-            shard: the classes of this rank. Every rank gets all averages, so that its checkpoint contains them.
+        ``proxies`` (n, d) and ``shard`` are those of this rank's classes. Every rank gets all averages, so that its
+        checkpoint contains them.
         """
         first, count = shard.classes.start, len(proxies)
         stored = self.labels - first  # (T,)

@@ -119,7 +119,7 @@ class _MeanLoss(torch.autograd.Function):
         classes, _, scale = ctx.arguments
         grad_others, grad_own = _row_gradients(ctx.rows, grad_outputs[0], scale)
         others = ctx.saved_tensors[-1].clamp(min=torch.finfo(grad_own.dtype).min)  # -inf if there is no other class
-        gradients = GradientSums(classes.embeddings, classes.proxies, classes.parameters, classes.shard)
+        gradients = GradientSums(classes)
         with torch.enable_grad(), without_autocast(grad_own):
             for softmax in _popped(ctx.kept) if ctx.kept else _softmaxes(*ctx.arguments):
                 block, gradient = softmax.block, softmax.exponentials

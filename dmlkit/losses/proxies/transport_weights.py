@@ -36,9 +36,7 @@ class Grouplets:
 
 
 class TransportWeights(Component, nn.Module):
-    r"""Weights (1 + x) from the transport plans x of random grouplets, for any loss with the key ``transport``.
-
-    Plans x of random grouplets (Zhang et al., CVPR 2022, eq. 1) as weights 1 + x_ij in the terms of an anchor loss.
+    r"""Weights (1 + x) from the transport plans x of random grouplets (Zhang et al., CVPR 2022, eq. 1).
 
     Each image of a grouplet sends 1, class j receives the number of the grouplet's images with that label, and sending
     i to j costs c_ij = 1 - s_ij. So x is the class that the grouplet as a whole would assign to i. Only classes of the
@@ -72,13 +70,7 @@ class TransportWeights(Component, nn.Module):
         self.register_load_state_dict_post_hook(_read_step)
 
     def forward(self, classes: Classes, scale: float, margin: float) -> Tensor:
-        """Compute what the weights add to the anchor terms of a whole batch: a scalar.
-
-        Args:
-            classes: the classes of the step.
-            scale: alpha of the terms.
-            margin: delta of the terms.
-        """
+        """Compute what the weights add to the anchor terms of a whole batch: a scalar."""
         labels, grouping = classes.labels, self.regroup(classes.labels)
         own = labels[:, None] == labels
         column = own.byte().argmax(1)  # (B,): each class uses the column of its first image

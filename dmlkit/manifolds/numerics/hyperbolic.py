@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrize import register_parametrization
 
 from dmlkit.manifolds.products import rounding_error
-
-HyperbolicSimilarity = Literal["negative_distance", "negative_squared_distance", "origin_cosine"]
 
 
 class SignedExponential(nn.Module):
@@ -173,18 +171,9 @@ class _ProductDistance(torch.autograd.Function):
     """Hyperbolic distances; autograd would take 1.9 times the two products needed, half of it for temporaries."""
 
     @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        x: Tensor,  # (N, d)
-        x_squared: Tensor,  # (N, 1)
-        x_factor: Tensor,  # (N, 1)
-        x_height: Tensor | None,  # (N, 1)
-        y: Tensor,  # (M, d)
-        y_squared: Tensor,  # (1, M)
-        y_factor: Tensor,  # (1, M)
-        y_height: Tensor | None,  # (1, M)
-        radius: Tensor,  # 1 / sqrt(-K)
-    ) -> Tensor:
+    def forward(ctx: Any, *tensors: Any) -> Tensor:
+        # of x: coordinates (N, d), |x|^2, factor and height (N, 1); of y the same, transposed; radius is 1 / sqrt(-K)
+        x, x_squared, x_factor, x_height, y, y_squared, y_factor, y_height, radius = tensors
         scale = x_squared + y_squared  # (N, M)
         s = torch.addmm(scale, x, y.T, alpha=-2)
         if x_height is not None and y_height is not None:

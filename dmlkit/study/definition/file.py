@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from dmlkit.datasets.base import FOLDS
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_study_file
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.extends import path_in_collection
@@ -38,7 +39,8 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         UserError: the file cannot be read, or the study or a recipe is invalid; one line per problem.
     """
     changes = [parse_override(override) for override in overrides]
-    tree = read_yaml(path, "study", f"{path}: no such file; expected a study, e.g. recipes/study/mpa.yaml")
+    require_study_file(path)
+    tree = read_yaml(path, "study", f"{path}: no such file")
     faults: list[str] = []
     config = _validated(StudyConfig, tree, faults)
     # the recipes are checked even if something else is wrong, to report all problems at once

@@ -33,10 +33,6 @@ class Choice:
     figures: dict[int, Metrics]  # on test classes, by seed
     classes: VariantClasses | None = None  # figures on each test class, if all runs have them
 
-    def values(self, metric: str) -> list[float]:
-        """Return one figure per seed."""
-        return [figures[metric] for figures in self.figures.values()]
-
 
 class Cost(BaseModel, frozen=True, extra="forbid"):
     """Cost of a study."""

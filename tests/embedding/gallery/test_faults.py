@@ -3,6 +3,7 @@
 None is forked from this process: the threads of lancedb, which end there, would be waited for, or the process crashes.
 """
 
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from dmlkit.embedding import parts
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import holds_gallery
+from dmlkit.embedding.job import PartEmbedder
+from dmlkit.embedding.progress_bar import Advance
 from dmlkit.errors import UserError
 from dmlkit.files import lock
 from tests.conftest import END
@@ -112,6 +116,60 @@ def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, 
         assert [entry.name for entry in gallery.iterdir() if "partial" in entry.name or "creating" in entry.name] == []
         shutil.rmtree(gallery)
     assert killed > 0
+
+
+def killed_after_two_parts(change: Change, place: Path, gallery: Path) -> None:
+    """A change that embeds its 12 images in parts of 4, and ends as by kill -9 once two of them are there."""
+    parts.BATCH_IMAGES = 4
+    write_part = parts.PartFolder.write
+
+    def write(self: parts.PartFolder, part: int, content: parts.Part) -> None:
+        write_part(self, part, content)
+        if part == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    parts.PartFolder.write = write
+    change(place, gallery)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [create, add])
+def test_a_kill_costs_one_part(change: Change, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gallery, whole = tmp_path / "gallery", tmp_path / "whole"
+    create(place, whole)
+    if change is add:
+        create_gallery(place / "run", None, gallery, device="cpu")
+    assert ended(Forked(killed_after_two_parts, change, place, gallery)) == -signal.SIGKILL
+    assert holds_gallery(gallery) == (change is add)
+    (folder,) = gallery.glob("incoming-*")
+
+    embedded: list[int] = []
+    embed = PartEmbedder.__call__
+
+    def counted(self: PartEmbedder, numbers: list[int], advance: Advance) -> None:
+        embedded.extend(numbers)
+        embed(self, numbers, advance)
+
+    monkeypatch.setattr(parts, "BATCH_IMAGES", 4)
+    monkeypatch.setattr(PartEmbedder, "__call__", counted)
+    change(place, gallery)
+    assert embedded == [2] and not folder.exists()
+    assert rows_of(gallery) == rows_of(whole)
+
+
+@pytest.mark.slow
+def test_parts_of_other_images_are_not_taken_and_go_with_compact(place: Path, tmp_path: Path):
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", None, gallery, device="cpu")
+    assert ended(Forked(killed_after_two_parts, add, place, gallery)) == -signal.SIGKILL
+    (left,) = gallery.glob("incoming-*")
+    added = add_images(gallery, place / "photos" / "dove", device="cpu")
+    assert (added.added, added.resumed) == (3, 0) and left.exists()
+    with lock.sole_writer(left, what="an addition"):
+        compact(place, gallery)
+    assert left.exists()
+    compact(place, gallery)
+    assert not left.exists() and len(rows_of(gallery)) == 3
 
 
 def write(folder: Path, first: int) -> None:

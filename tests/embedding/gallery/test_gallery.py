@@ -204,7 +204,9 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     (tmp_path / "nothing").mkdir()
     refused(dmlkit("gallery", "create", place / "run", tmp_path / "nothing", "-o", gallery), "no images found")
     for label in ("", " ", "unknown", "\udcff"):
-        refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label), "names no class")
+        refused(
+            dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label), "not a valid label"
+        )
     refused(dmlkit("gallery", "create", place / "run", photos, "-o", photos), "is not empty and no gallery")
     refused(dmlkit("gallery", "create", place / "run", photos, "-o", tmp_path / "bad.jpg"), "is a file")
     refused(

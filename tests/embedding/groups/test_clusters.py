@@ -169,7 +169,7 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
         (["--clusters", 0], "--clusters 0: expected 1 to 3, the images of"),
         (["--clusters", 4], "--clusters 4: expected 1 to 3, the images of"),
         (["--threshold", 2], "expected at most 1"),
-        (["--method", "hdbscan"], "holds 3 images; expected at least 6"),
+        (["--method", "hdbscan"], "has 3 images; expected at least 6"),
         (["--clusters", 2, "--split", "test"], "applies to a run"),
         (["--clusters", 2, "--csv", "."], "is a folder; expected the name of a file"),
     ],

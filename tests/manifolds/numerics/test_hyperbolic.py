@@ -206,6 +206,27 @@ def test_sheet_agrees_with_geoopt_in_float64():
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_features_come_back_from_points(model: type[Poincare | Lorentz], curvature: float):
+    manifold = model(4, curvature=curvature, clip_distance=None).double()
+    features = random(20, 4)
+    torch.testing.assert_close(manifold.to_features(manifold.from_features(features)), features)
+
+
+@pytest.mark.parametrize("k", [0.5, 2.0])
+def test_a_projection_onto_the_sheet_keeps_what_is_near_and_shortens_what_is_far(k: float):
+    """The space coordinates of points at most `farthest` sqrt(k) from the origin stay; x_0 follows from them."""
+    space = random(8, 3).float() * torch.logspace(-2, 4, 8)[:, None]
+    found = Sheet(k=k).projx(torch.cat([torch.full((8, 1), 7.0), space], 1)).double()
+    longest = k**0.5 * float(mpmath.sinh(2 * mpmath.atanh(1 - 4e-3)))
+    lengths = space.double().norm(dim=1, keepdim=True)
+    expected = space.double() * torch.where(lengths > longest, longest / lengths, 1)
+    assert (lengths > longest).any() and (lengths < longest).any()
+    torch.testing.assert_close(found[:, 1:], expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[:, 0], (k + expected.square().sum(1)).sqrt(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

