@@ -6,7 +6,7 @@ FOR_DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.installed-for-demo
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dmlkit needs Python 3.11 or later; set PYTHON, e.g. make PYTHON=python3.12")'
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test test-heavy test-gpu test-postgres test-browser lint audit bench clean docs papers fuzz wheel
+.PHONY: setup demo test test-heavy test-gpu test-postgres test-browser lint audit bench clean docs papers fuzz wheel gpu-hour
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -81,6 +81,18 @@ bench: setup  ## Run the benchmarks and write benchmarks/results; PHOTOS=FOLDER 
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/data.py $(PHOTOS)
 	for name in $(if $(PHOTOS),calibration embed frozen); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done
+
+ifdef PHOTOS
+IMAGES := --set "dataset={name: folder, root: $(PHOTOS), split: reality_check}"
+else
+IMAGES := --set dataset.root=$(or $(CUB),data/cub200)
+endif
+GPU_STUDY := $(BIN)/dmlkit study recipes/study/claims_gpu.yaml -o runs/study/claims_gpu --jobs $(or $(JOBS),4) $(IMAGES) $(SETTINGS)
+
+gpu-hour: setup  ## Spend an hour of a GPU in order of worth, and resume: 40 minutes of the claims, the missing tables, the claims again; CUB=FOLDER or PHOTOS=FOLDER
+	$(GPU_STUDY) --budget $(or $(BUDGET),40m) || [ $$? -eq 75 ]
+	DONE=runs/gpu_hour benchmarks/gpu.sh $(TINY)
+	$(GPU_STUDY) --budget $(or $(BUDGET),40m) || [ $$? -eq 75 ]
 
 wheel: setup  ## Build wheel and sdist into dist/, and test the wheel in a fresh environment without extras (8 GB of disk)
 	PYTHON=$(PYTHON) .ci/wheel

@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, field_validator, model_validator
+from pydantic import BaseModel, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dmlkit import __version__
@@ -161,6 +161,29 @@ class Summary(Document, frozen=True):
     def chosen(self) -> ScoredCheckpoint:
         """Best checkpoint, or the last one if there is no best."""
         return self.best or self.last
+
+
+class ClassMetrics(Document, frozen=True):
+    """``test_classes.json``, the metrics of each test class by the chosen checkpoint, over the queries of the class.
+
+    A mean over classes, weighted by their queries, is the metric of the run.
+    """
+
+    kind: ClassVar[str] = "list of the metrics of test classes"
+
+    names: tuple[str, ...]
+    """Names of the C classes with scored queries."""
+    queries: tuple[PositiveInt, ...]
+    """Number of scored queries, one per class."""
+    metrics: dict[str, tuple[float, ...]]
+    """By metric that is a mean over queries, one value per class, rounded to 9 digits."""
+
+    @model_validator(mode="after")
+    def check_lengths(self) -> "ClassMetrics":
+        """Check that every list has one entry per class."""
+        if {len(self.queries), *map(len, self.metrics.values())} - {len(self.names)}:
+            raise PydanticCustomError("lengths", "expected one count and one value of each metric per class")
+        return self
 
 
 class TrainingClasses(Document, frozen=True):

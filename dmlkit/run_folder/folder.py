@@ -34,6 +34,7 @@ class RunFolder:
 
         recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
         curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
+        test_classes.json
         basis.json            features/{train,validation,test,all}/ loggers.json    tensorboard/    threshold.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
@@ -61,6 +62,7 @@ class RunFolder:
         self.basis_path = folder / "basis.json"
         self.metrics_path = folder / "metrics.jsonl"
         self.summary_path = folder / "summary.json"
+        self.test_classes_path = folder / "test_classes.json"
         self.curves_path = folder / "curves.png"
 
     def checkpoint_path(self, name: CheckpointName) -> Path:
@@ -273,6 +275,7 @@ MOVING = ".moving"  # subfolder with the new run after the old run was removed, 
 
 RUN_FILES = (
     *("recipe.yaml", "environment.json", "classes.json", "basis.json", "metrics.jsonl", "summary.json", "curves.png"),
+    "test_classes.json",
     *(f"untouched/{split}.{suffix}" for split in ("validation", "test") for suffix in ("npz", "json")),
     *(
         f"features/{split}/{name}"

@@ -17,7 +17,7 @@ from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Figures
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.atomic import atomic_write
-from dmlkit.run_folder.documents import EpochRow, Metrics, ScoredCheckpoint, Summary
+from dmlkit.run_folder.documents import ClassMetrics, EpochRow, Metrics, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
 from dmlkit.training.data import TrainingData
@@ -33,7 +33,7 @@ def summarize(
     state: State,
     untouched: Mapping[Split, Figures],
 ) -> Summary:
-    """Score the last and the best checkpoint on the test classes and write ``summary.json`` and the curves.
+    """Score the last and the best checkpoint on the test classes; write ``summary.json``, the classes and the curves.
 
     ``untouched`` are the figures of the pretrained backbone before training; empty if it had random weights.
     """
@@ -68,6 +68,8 @@ def summarize(
     if fabric.is_global_zero:
         with atomic_write(run.curves_path) as partial:
             plot_curves(rows, partial, untouched=summary.untouched.validation if summary.untouched else None)
+        if tuned and tuned.scores.per_query:
+            class_metrics(tuned).write(run.test_classes_path)
         summary.write(run.summary_path)  # last: with it a run counts as complete
     return summary
 
@@ -84,6 +86,16 @@ def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Fabric, st
 def metrics_of(evaluation: Evaluation | None) -> Metrics | None:
     """Return the metrics of an evaluation, if there is one."""
     return evaluation.scores.values if evaluation else None
+
+
+def class_metrics(evaluation: Evaluation) -> ClassMetrics:
+    """Return the metrics of each class of an evaluation, in the order of labels."""
+    scores = sorted(evaluation.class_scores(), key=lambda score: score.label)
+    return ClassMetrics(
+        names=tuple(evaluation.class_names[score.label] for score in scores),
+        queries=tuple(score.queries for score in scores),
+        metrics={name: tuple(round(score.metrics[name], 9) for score in scores) for name in scores[0].metrics},
+    )
 
 
 def seconds_per_epoch(rows: Sequence[EpochRow]) -> float | None:

@@ -12,7 +12,7 @@ from dmlkit.run_folder.folder import NEW, take_over
 
 NEW_FILES = ("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "checkpoints/best.pt")
 OLD_FILES = (
-    *(*NEW_FILES, "checkpoints/last.pt", "summary.json", "curves.png"),
+    *(*NEW_FILES, "checkpoints/last.pt", "summary.json", "test_classes.json", "curves.png"),
     *("evaluations/test-best.json", "embeddings/test/embeddings.npy", "embeddings/test/parts/job.json"),
 )
 FOREIGN = ("notes.txt", "checkpoints/imagenet.pth", "evaluations/mine.txt")

@@ -55,7 +55,7 @@ def results_of(figures: dict[str, list[dict[str, float]]], claim: str = "A claim
         name: VariantResults(
             tuned=None,
             runs=dict(enumerate(runs)),
-            summary=over_seeds(dict(enumerate(runs)), None, metrics)[0],
+            summary=over_seeds((dict(enumerate(runs)), None), None, metrics)[0],
             difference=None,
         )
         for name, runs in figures.items()

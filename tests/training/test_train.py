@@ -217,11 +217,11 @@ def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else
     (run / "embeddings" / "notes.txt").write_text("mine")
     (run / "thesis.md").write_text("mine")
     before = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
-    assert len(before) == 19
+    assert len(before) == 20
     assert dmlkit("train", tiny_recipe, "-o", run, *short, "--overwrite", "--set", "seed=5").code == 0
     after = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
     fresh = {"recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"}
-    fresh |= {"checkpoints/best.pt", "checkpoints/last.pt", "embeddings/notes.txt", "thesis.md"}
+    fresh |= {"test_classes.json", "checkpoints/best.pt", "checkpoints/last.pt", "embeddings/notes.txt", "thesis.md"}
     assert {str(path) for path in after} == fresh
 
 

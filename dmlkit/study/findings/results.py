@@ -11,6 +11,7 @@ from dmlkit.files.document import Document
 from dmlkit.run_folder.documents import Environment, Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Axis, Candidate, Study, Variant
+from dmlkit.study.findings.two_way import VariantClasses
 from dmlkit.study.findings.verdicts import (
     JudgedStatement,
     Tuned,
@@ -30,6 +31,7 @@ class Choice:
     candidate: Candidate
     scores: tuple[float, ...]  # of each candidate on validation classes, the mean over the tuning seeds
     figures: dict[int, Metrics]  # on test classes, by seed
+    classes: VariantClasses | None = None  # figures on each test class, if all runs have them
 
 
 class Cost(BaseModel, frozen=True, extra="forbid"):
@@ -65,9 +67,10 @@ class StudyResults(Document, frozen=True):
     """``results.json`` of a study: the contents of its report."""
 
     kind: ClassVar[str] = "document of a study's results"
-    version: ClassVar[int] = 3
-    # 1: complete studies only; no correction, edges, last epoch; 2: no edge if a value was the only one on its line
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}
+    version: ClassVar[int] = 4
+    # 1: complete studies only; no correction, edges, last epoch; 2: no edge if a value was the only one on its line;
+    # 3: no figures of classes, and intervals over seeds alone
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     claim: str
     """The claim."""
@@ -164,7 +167,8 @@ def _variant_results(
     labels = [candidate.label for candidate in variant.candidates]
     runs = {seed: _of(figures, metrics) for seed, figures in choice.figures.items()}
     others = None if variant.name == study.reference or study.reference not in choices else choices[study.reference]
-    summary, difference = over_seeds(runs, others.figures if others else None, metrics)
+    reference = (others.figures, others.classes) if others else None
+    summary, difference = over_seeds((runs, choice.classes), reference, metrics)
     tuned = None
     if len(labels) > 1:
         scores = dict(zip(labels, choice.scores, strict=True))
@@ -177,6 +181,7 @@ def _variant_results(
         untrained=None if extra.untrained is None else _of(extra.untrained, metrics),
         summary=summary,
         difference=difference,
+        classes=choice.classes,
     )
 
 

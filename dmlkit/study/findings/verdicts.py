@@ -14,6 +14,7 @@ from dmlkit.metrics.statistics import Comparison, holm, paired_runs, runs_to_sep
 from dmlkit.run_folder.documents import Metrics, PairedDifference
 from dmlkit.study.definition.config import Candidate, Expectation
 from dmlkit.study.definition.methods import beyond_edge, grid_of, values_along
+from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
 from dmlkit.study.protocol import MeanInterval
 
 End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
@@ -47,6 +48,8 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Mean of ``runs`` over seeds, by metric."""
     difference: dict[str, PairedDifference] | None
     """Difference from the reference by metric; null for the reference itself, or if they share no seed."""
+    classes: VariantClasses | None = None
+    """Figures on each test class; null in studies of an older dmlkit and of the Reality Check."""
 
     def is_below_untrained(self, metric: str) -> bool:
         """Return whether the mean is below that of the backbone before training; False if that is unknown."""
@@ -54,21 +57,25 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
 
 
-def over_seeds(
-    runs: Mapping[int, Metrics], reference: Mapping[int, Metrics] | None, metrics: Sequence[str]
-) -> tuple[dict[str, MeanInterval], dict[str, PairedDifference] | None]:
-    """Return by metric a variant's mean over seeds, and its difference from the reference over common seeds.
+Runs = tuple[Mapping[int, Metrics], VariantClasses | None]  # figures of a variant by seed, and on each class
 
-    Args:
-        runs: figures by seed.
-        reference: figures of the reference by seed; None if the variant is the reference.
-    """
+
+def over_seeds(
+    variant: Runs, reference: Runs | None, metrics: Sequence[str]
+) -> tuple[dict[str, MeanInterval], dict[str, PairedDifference] | None]:
+    """Return by metric a variant's mean over seeds, and its difference from the reference, if that is another one."""
+    runs, classes = variant
     summary = {name: MeanInterval.of([run[name] for run in runs.values()]) for name in metrics}
     if reference is None:
         return summary, None
-    pairs = {name: paired_figures(reference, runs, name) for name in metrics}
-    changes = {name: paired_runs(*figures).as_dict() for name, figures in pairs.items() if figures[0]}
-    return summary, {name: PairedDifference.model_validate(one) for name, one in changes.items()} or None
+    changes: dict[str, PairedDifference] = {}
+    for name in metrics:
+        base, method = paired_figures(reference[0], runs, name)
+        if base:
+            by_class = PairedClasses.of(reference[1], classes, name, common_seeds(reference[0], runs))
+            change = paired_runs(base, method) if by_class is None else by_class.compare()
+            changes[name] = PairedDifference.model_validate(change.as_dict())
+    return summary, changes or None
 
 
 def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
@@ -107,6 +114,8 @@ SAME = 1e-6  # figures that differ by at most this on every seed are of one meth
 class JudgedStatement(PairedDifference, Expectation, frozen=True):
     """Statement of the claim with its verdict and the paired difference of the two variants over seeds."""
 
+    classes: int | None = None
+    """Number of test classes over which interval and p-value are, in addition to seeds; null if over seeds alone."""
     verdict: Verdict
     """Verdict without correction for other statements; see `verdict`."""
     runs_to_separate: int | None
@@ -176,7 +185,8 @@ def judge(
         if one.better in variants and one.than in variants:
             base, method = paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric)
             if base:
-                change = compare_at_looks(base, method, seeds, seeds + more_seeds)
+                by_class = _by_class(one, variants)
+                change = compare_at_looks(base, method, seeds, seeds + more_seeds, by_class)
                 found.append((one, change, _aside(one, variants) or verdict(change, negligible)))
     corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, change, word in found])
     return tuple(_judged(*row, p_value, variants) for row, p_value in zip(found, corrected, strict=True))
@@ -234,15 +244,23 @@ def _judged(
     pair = {name: variants[name] for name in (one.better, one.than)}
     runs = paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric)
     decided = word in ("holds", "does not hold")
+    by_class = _by_class(one, variants)
+    needed = runs_to_separate(*runs) if by_class is None else by_class.runs_to_separate()
     details = {
+        "classes": None if by_class is None else len(by_class.queries),
         "verdict": word,
-        "runs_to_separate": runs_to_separate(*runs) if word == "not separable at this size" or decided else None,
+        "runs_to_separate": needed if word == "not separable at this size" or decided else None,
         "corrected_p_value": corrected,
         "corrected_verdict": "not separable at this size" if decided and corrected >= LEVEL else word,
         "at_edge": tuple(name for name, variant in pair.items() if variant.tuned and variant.tuned.edge),
         "not_trained": tuple(name for name, variant in pair.items() if variant.is_below_untrained(one.metric)),
     }
     return JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **details})
+
+
+def _by_class(one: Expectation, variants: Mapping[str, VariantResults]) -> PairedClasses | None:
+    base, method = variants[one.than], variants[one.better]
+    return PairedClasses.of(base.classes, method.classes, one.metric, common_seeds(base.runs, method.runs))
 
 
 REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %
@@ -257,11 +275,18 @@ def paired_figures(
         >>> paired_figures({0: {"mrr": 0.1}, 1: {"mrr": 0.2}}, {1: {"mrr": 0.3}, 2: {"mrr": 0.4}}, "mrr")
         ([0.2], [0.3])
     """
-    both = [seed for seed in first if seed in second]
+    both = common_seeds(first, second)
     return [first[seed][metric] for seed in both], [second[seed][metric] for seed in both]
 
 
-def compare_at_looks(base: list[float], method: list[float], first: int, last: int) -> Comparison:
+def common_seeds(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> list[int]:
+    """Return the seeds that two variants have, in the order of the first."""
+    return [seed for seed in first if seed in second]
+
+
+def compare_at_looks(
+    base: list[float], method: list[float], first: int, last: int, by_class: PairedClasses | None = None
+) -> Comparison:
     """Compare pairs as `paired_runs` does, with a correction for tests after ``first`` to ``last`` pairs.
 
     Pocock's bound (Biometrika 1977): every look has the same level, such that all looks together find a difference
@@ -272,6 +297,8 @@ def compare_at_looks(base: list[float], method: list[float], first: int, last: i
     Args:
         base: one figure per run.
         method: one figure per run, with the same seeds in the same order.
+        by_class: differences of the same pairs on each class, for an interval over seeds and classes. Classes are the
+            same at all looks, which makes the correction for looks larger than necessary.
 
     Example:
         >>> once = compare_at_looks([0.5, 0.6, 0.7], [0.53, 0.64, 0.75], 3, 3)
@@ -281,22 +308,31 @@ def compare_at_looks(base: list[float], method: list[float], first: int, last: i
     """
     from scipy.stats import t
 
-    once = paired_runs(base, method)
+    once = paired_runs(base, method) if by_class is None else by_class.compare()
     if last <= first or len(base) < 2:
         return once
     least = least_p_values(first, last)
     bound = float(least[int(LEVEL * len(least))])
     freedom = len(base) - 1
     margin = (once.high - once.difference) * float(t.ppf(1 - bound / 2, freedom) / t.ppf(1 - LEVEL / 2, freedom))
+    if by_class is not None:
+        margin = by_class.compare(bound).high - once.difference
     p_value = (1 + int(np.searchsorted(least, once.p_value, side="right"))) / (1 + len(least))
     return replace(once, low=once.difference - margin, high=once.difference + margin, p_value=p_value)
 
 
-def is_decided(base: list[float], method: list[float], first: int, last: int, negligible: float | None = None) -> bool:
+def is_decided(
+    base: list[float],
+    method: list[float],
+    first: int,
+    last: int,
+    negligible: float | None = None,
+    by_class: PairedClasses | None = None,
+) -> bool:
     """Return whether no more seeds are needed: the interval excludes 0 or is negligible, or all pairs are equal."""
     if len(base) < 2:
         return False
-    comparison = compare_at_looks(base, method, first, last)
+    comparison = compare_at_looks(base, method, first, last, by_class)
     # more seeds would show nothing
     are_same = max(abs(after - before) for before, after in zip(base, method, strict=True)) <= SAME
     return are_same or comparison.low > 0 or comparison.high < 0 or is_within(comparison, negligible)

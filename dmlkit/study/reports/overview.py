@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.duration import format_duration
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import by_both_figures, judge, over_seeds
+from dmlkit.study.findings.verdicts import VariantResults, by_both_figures, judge, over_seeds
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.latex import check_tables, write_tables
 from dmlkit.study.reports.plot import plot_study
@@ -215,10 +215,12 @@ def check_derived(results: StudyResults, path: Path) -> None:
     """
     reference = results.variants.get(results.reference)
     for name, variant in results.variants.items():
-        others = None if name == results.reference or reference is None else reference.runs
-        summary, difference = over_seeds(variant.runs, others, results.metrics)
+        others = None if name == results.reference or reference is None else (reference.runs, reference.classes)
+        summary, difference = over_seeds((variant.runs, variant.classes), others, results.metrics)
         if not _is_close(_plain(variant.summary), _plain(summary)):
             raise _edited(path, f"variants.{name}.summary", results)
+        if not _have_same_means(variant):
+            raise _edited(path, f"variants.{name}.classes", results)
         if not _is_close(_plain(variant.difference), _plain(difference)):
             raise _edited(path, f"variants.{name}.difference", results)
     expectations = _statements(results)
@@ -231,6 +233,16 @@ def check_derived(results: StudyResults, path: Path) -> None:
             fields = {name: fields[name] for name in PairedDifference.model_fields}
         if not _is_close(fields, {name: value for name, value in derived.model_dump().items() if name in fields}):
             raise _edited(path, f"the verdict on {stored.better!r} and {stored.than!r}", results)
+
+
+def _have_same_means(variant: VariantResults) -> bool:
+    """Return whether the figures on classes have the means of the runs."""
+    classes = variant.classes
+    return classes is None or all(
+        isclose(classes.mean(seed, name), variant.runs.get(seed, {}).get(name, inf), abs_tol=ROUNDING)
+        for seed, figures in classes.runs.items()
+        for name in figures
+    )
 
 
 def _statements(results: StudyResults) -> list[Expectation]:

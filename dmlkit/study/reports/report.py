@@ -39,16 +39,17 @@ EXPLANATION = """\
 All figures are on classes that were not used in training. They are from the best checkpoint on validation classes;
 "last" is the checkpoint after all epochs. ± and intervals are 95 % by Student's t over seeds. Differences are paired
 over the seeds that both variants have, so they may differ from the difference of the two means. p is the p-value of the
-paired t-test; the value in brackets is corrected by Holm's method for all statements and figures of the study. A
-statement by recall@1 or map@r is judged by both, and more seeds were added until it was decided by the figure that the
-study's file names. A difference whose seeds stopped because it was decided is on average larger than the true one.
-Intervals are over seeds of training on one set of test classes, and do not say how other classes would differ. "Better
-than" holds if the interval of the difference is above 0, and does not hold if it is below 0. If the interval includes
-0, the statement makes no difference where all of the interval is within what the study calls negligible; otherwise it
-is not separable at this size, and the table gives the approximate number of seeds that would decide it if mean and
-spread did not change. The table also marks verdicts that the correction changes, and variants whose tuned value is the
-lowest or highest that was tried. A variant below its own network before training is not trained, and two variants with
-the same figures on every seed are equal by construction: such a difference says nothing about the claim."""
+paired t-test; the value in brackets is corrected by Holm's method for all statements and figures of the study. Where a
+study says that its differences are over seeds and classes, their intervals and p-values draw both. A statement by
+recall@1 or map@r is judged by both, and more seeds were added until it was decided by the figure that the study's file
+names. A difference whose seeds stopped because it was decided is on average larger than the true one. Other intervals
+are over seeds of training on one set of test classes, and do not say how other classes would differ. "Better than"
+holds if the interval of the difference is above 0, and does not hold if it is below 0. If the interval includes 0, the
+statement makes no difference where all of the interval is within what the study calls negligible; otherwise it is not
+separable at this size, and the table gives the approximate number of seeds that would decide it if mean and spread did
+not change. The table also marks verdicts that the correction changes, and variants whose tuned value is the lowest or
+highest that was tried. A variant below its own network before training is not trained, and two variants with the same
+figures on every seed are equal by construction: such a difference says nothing about the claim."""
 
 
 def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
@@ -161,6 +162,9 @@ def _setting(results: StudyResults) -> str:
         seeds += ", each validated on another fold of the training classes"
     if results.negligible:
         seeds += f"; differences up to {results.negligible:g} are negligible"
+    classes = sorted({judged.classes or 0 for judged in results.verdicts})
+    over = " and ".join(f"seeds and {count} test classes" if count else "seeds alone" for count in classes)
+    seeds += f"; intervals of differences are over {over}" if classes else ""
     protocol = "Reality Check protocol, 4 models per run" if results.protocol == "reality_check" else "Official split"
     return (
         f"{protocol}; seeds {seeds}; {cost.models} models, {format_duration(cost.seconds)} of training and "

@@ -108,6 +108,8 @@ def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]
     # the estimate knows no correction for added seeds: it may be below the number of seeds that did not decide
     if judged.verdict == "not separable at this size" and (judged.runs_to_separate or 0) > pairs:
         parts.append(f"about {judged.runs_to_separate} seeds would decide")
+    if judged.verdict == "not separable at this size" and judged.classes and judged.runs_to_separate is None:
+        parts.append(f"no number of seeds would decide with {judged.classes} test classes")
     if judged.not_trained:
         floors = (f"{name} ({_untrained(variants[name], judged.metric)})" for name in judged.not_trained)
         parts.append(f"below the network before training: {', '.join(floors)}")

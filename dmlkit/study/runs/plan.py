@@ -10,11 +10,13 @@ from statistics import fmean
 from dmlkit.datasets.base import FOLDS
 from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.documents import Metrics
+from dmlkit.run_folder.documents import ClassMetrics, Metrics
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Candidate, Study, Variant
 from dmlkit.study.definition.methods import beyond_edge, with_values
 from dmlkit.study.findings.results import Choice
-from dmlkit.study.findings.verdicts import is_decided, paired_figures
+from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
+from dmlkit.study.findings.verdicts import common_seeds, is_decided, paired_figures
 from dmlkit.study.protocol import ProtocolName, fold_recipe
 from dmlkit.study.runs.workers import Run
 from dmlkit.training.experiment import Experiment, assemble
@@ -80,8 +82,18 @@ class Plan:
             if figures:
                 mean = fmean(self.scores[names[seed]] for seed in figures)
                 scores = tuple(score for _, score in self._scored(variant)) if self.study.is_tuned else (mean,)
-                found[variant.name] = Choice(candidate, scores, figures)
+                found[variant.name] = Choice(candidate, scores, figures, self._classes(variant, candidate, figures))
         return found
+
+    def _classes(self, variant: Variant, candidate: Candidate, seeds: Iterable[int]) -> VariantClasses | None:
+        """Return the figures of runs on each class; None if a run has none, as those of an older dmlkit."""
+        if self.study.config.protocol != "official":
+            return None  # its figures are of four models together
+        paths = {seed: RunFolder(self.run(variant, candidate, seed).folder).test_classes_path for seed in seeds}
+        if not all(path.exists() for path in paths.values()):
+            return None
+        found = {seed: ClassMetrics.read(path) for seed, path in paths.items()}
+        return VariantClasses.of(found, self.study.config.reported())
 
     def as_tried(self) -> Study:
         """Return the study with the candidates that were compared, including added ones and without failed ones."""
@@ -158,8 +170,11 @@ class Plan:
         names: set[str] = set()
         for one in config.expect:
             if one.better in choices and one.than in choices:
-                pairs = paired_figures(choices[one.than].figures, choices[one.better].figures, one.metric)
-                if not is_decided(*pairs, *looks, config.negligible):
+                base, method = choices[one.than], choices[one.better]
+                seeds = common_seeds(base.figures, method.figures)
+                by_class = PairedClasses.of(base.classes, method.classes, one.metric, seeds)
+                pairs = paired_figures(base.figures, method.figures, one.metric)
+                if not is_decided(*pairs, *looks, config.negligible, by_class):
                     names |= {one.better, one.than}
         return names
 

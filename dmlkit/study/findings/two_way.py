@@ -1,0 +1,151 @@
+"""Differences of two variants over seeds of training and test classes together: the two-way bootstrap.
+
+The pigeonhole bootstrap (Owen, Annals of Applied Statistics 2007) draws seeds and classes independently of each other,
+so that its interval covers other seeds and other classes. Of a mean its variance is known, so nothing is drawn here.
+Unchanged, it has two errors, which `PairedClasses.spread` corrects: it counts what is particular to a seed and a
+class three times, and with few seeds its interval is too narrow. In simulations with 20 to 100 classes and 5 to 12
+seeds the corrected interval holds the true difference in 93 to 96 % of cases (92 % with 12 seeds and 20 classes of
+which a few differ much), the percentiles of the plain bootstrap in 85 to 100 %, and an interval over seeds alone in 47
+to 95 % (tests/study/test_two_way.py has the grounds; 4 000 repetitions each).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from dmlkit.metrics.statistics import LEAST_CLASSES, MOST_RUNS, Comparison
+from dmlkit.run_folder.documents import ClassMetrics
+
+Array = NDArray[np.float64]
+
+
+class VariantClasses(BaseModel, frozen=True, extra="forbid"):
+    """Figures of a variant on each of C test classes."""
+
+    names: tuple[str, ...]
+    """Names of the classes."""
+    queries: tuple[int, ...]
+    """Number of scored queries, one per class."""
+    runs: dict[int, dict[str, tuple[float, ...]]]
+    """Means over the queries of a class by seed and metric, one per class, rounded to 9 digits."""
+
+    @classmethod
+    def of(cls, found: Mapping[int, ClassMetrics], metrics: Sequence[str]) -> "VariantClasses | None":
+        """Return the figures of runs by seed; None if there are none or the runs were tested on different images."""
+        if len({(one.names, one.queries) for one in found.values()}) != 1:
+            return None
+        first = next(iter(found.values()))
+        kept = [name for name in metrics if all(name in one.metrics for one in found.values())]
+        runs = {seed: {name: one.metrics[name] for name in kept} for seed, one in found.items()}
+        return cls(names=first.names, queries=first.queries, runs=runs)
+
+    def mean(self, seed: int, metric: str) -> float:
+        """Return the figure of a run, the mean over classes weighted by their queries."""
+        return float(np.average(self.runs[seed][metric], weights=self.queries))
+
+
+@dataclass(frozen=True)
+class PairedClasses:
+    """Differences between two variants by seed and class.
+
+    Args:
+        changes: (S, C) differences of at least 2 seeds and `LEAST_CLASSES` classes.
+        queries: (C,) number of queries of each class, its weight in a figure.
+    """
+
+    changes: Array
+    queries: Array
+
+    @classmethod
+    def of(
+        cls, base: VariantClasses | None, method: VariantClasses | None, metric: str, seeds: Sequence[int]
+    ) -> "PairedClasses | None":
+        """Return the differences ``method`` - ``base`` for seeds; None if a figure is missing or classes are too few.
+
+        Args:
+            base, method: figures of two variants by class; None if they are not known.
+            metric: name of the figure.
+            seeds: seeds that both variants have.
+        """
+        if base is None or method is None or (base.names, base.queries) != (method.names, method.queries):
+            return None
+        if len(seeds) < 2 or len(base.names) < LEAST_CLASSES:
+            return None
+        if not all(metric in one.runs.get(seed, {}) for one in (base, method) for seed in seeds):
+            return None
+        first, second = (np.array([one.runs[seed][metric] for seed in seeds]) for one in (base, method))
+        return cls(second - first, np.array(base.queries, dtype=np.float64))
+
+    def variances(self) -> tuple[float, float, float]:
+        """Return three variances of the mean difference: between seeds, between classes, and of what remains.
+
+        They are the mean squares of a two-way analysis of variance over S C. Classes of different size enter by their
+        weight in the mean (the delta method).
+
+        Example:
+            >>> only_seeds = PairedClasses(np.array([[0.1] * 6, [0.3] * 6]), np.ones(6))
+            >>> [round(one, 6) for one in only_seeds.variances()]  # that of 0.1 and 0.3 over 2
+            [0.01, 0.0, 0.0]
+        """
+        seeds, classes = self.changes.shape
+        weights = self.queries / self.queries.sum()
+        mean = (self.changes @ weights).mean()
+        shares = classes * weights * (self.changes - mean)
+        by_seed, by_class = shares.mean(1), shares.mean(0)
+        rest = shares - by_seed[:, None] - by_class
+        remaining = (rest**2).sum() / ((seeds - 1) * (classes - 1)) / (seeds * classes)
+        return float(by_seed.var(ddof=1) / seeds), float(by_class.var(ddof=1) / classes), float(remaining)
+
+    def spread(self) -> tuple[float, float]:
+        """Return the variance of the mean difference over seeds and classes, and its degrees of freedom.
+
+        The variances between seeds and between classes both contain what remains, so it is subtracted once; the result
+        is at least the smaller one of the two. The degrees of freedom are Satterthwaite's.
+        """
+        by_seed, by_class, rest = self.variances()
+        free_seeds, free_classes = (count - 1 for count in self.changes.shape)
+        variance = max(by_seed + by_class - rest, min(by_seed, by_class))
+        parts = by_seed**2 / free_seeds + by_class**2 / free_classes + rest**2 / (free_seeds * free_classes)
+        freedom = variance**2 / parts if parts > 0 else 0.0
+        return variance, max(freedom, min(free_seeds, free_classes))
+
+    def compare(self, level: float = 0.05) -> Comparison:
+        """Return the mean difference with its interval of 1 - ``level`` and its p-value by Student's t.
+
+        Example:
+            >>> changes = np.random.default_rng(0).normal(0.02, 0.05, (5, 40))
+            >>> found = PairedClasses(changes, np.full(40, 20.0)).compare()
+            >>> found.low < 0.02 < found.high, found.p_value < 0.05
+            (True, True)
+        """
+        from scipy.special import stdtr, stdtrit
+
+        mean = float(np.average(self.changes, axis=1, weights=self.queries).mean())
+        variance, freedom = self.spread()
+        if variance <= 0:  # every class has the same difference with every seed
+            return Comparison(mean, mean, mean, float(mean == 0))
+        error = variance**0.5
+        margin = float(stdtrit(freedom, 1 - level / 2)) * error
+        return Comparison(mean, mean - margin, mean + margin, 2 * float(stdtr(freedom, -abs(mean) / error)))
+
+    def runs_to_separate(self) -> int | None:
+        """Estimate how many seeds would exclude 0 from the interval, on as many classes, for the same mean and spread.
+
+        The result is None if no number up to `MOST_RUNS` would: more seeds do not make the classes more.
+        """
+        from scipy.special import stdtrit
+
+        seeds, classes = self.changes.shape
+        by_seed, by_class, rest = self.variances()
+        between_classes = max(by_class - rest, 0.0)
+        counts = np.arange(2, MOST_RUNS + 1)
+        between_seeds = by_seed * seeds / counts
+        variance = between_seeds + between_classes
+        parts = between_seeds**2 / (counts - 1) + between_classes**2 / (classes - 1)
+        freedom = np.maximum(np.divide(variance**2, parts, out=np.ones_like(parts), where=parts > 0), 1)
+        size = abs(float(np.average(self.changes, axis=1, weights=self.queries).mean()))
+        enough = counts[stdtrit(freedom, 0.975) * variance**0.5 < size]
+        return int(enough[0]) if len(enough) else None
