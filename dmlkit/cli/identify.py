@@ -182,6 +182,7 @@ def within(path: str, folder: Path) -> str:
 def write_answers_page(found: "Identified", path: Path, title: str, console: "Console") -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures are missing."""
     from dmlkit.cli.search import tell_page
+    from dmlkit.embedding.gallery.images import UNKNOWN
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
     doubtful = found.most_doubtful_first()
@@ -195,7 +196,8 @@ def write_answers_page(found: "Identified", path: Path, title: str, console: "Co
         )
         for answer, (path, neighbors) in zip(doubtful.answers, doubtful.neighbors.neighbors(), strict=True)
     )
-    notes = [f"{len(found.answers)} images, the most doubtful first{floor_of(found)}"]
+    unknown = sum(answer.label == UNKNOWN for answer in found.answers)
+    notes = [f"{len(found.answers)} images, {unknown} unknown{floor_of(found)}; the most doubtful first"]
     if right := found.accuracy:
         notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} images with known labels")
     tell_page(path, write_page(path, title, notes, shelves), len(found.answers), console)

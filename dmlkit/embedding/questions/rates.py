@@ -92,11 +92,11 @@ def held_out_probabilities(trials: Trials) -> np.ndarray:
     return found
 
 
-def threshold_for(probabilities: np.ndarray, fpir: float) -> float:
-    """Return the least probability that at most a share of the images of absent labels reaches."""
-    accepted = int(fpir * len(probabilities) + 1e-9)
-    ordered = np.sort(probabilities)[::-1]
-    return min(1.0, float(np.nextafter(ordered[min(accepted, len(ordered) - 1)], np.inf)))
+def threshold_for(values: np.ndarray, fpir: float, *, most: float = 1.0) -> float:
+    """Return the least value, at most ``most``, that at most a share of the images of absent labels reaches."""
+    accepted = int(fpir * len(values) + 1e-9)
+    ordered = np.sort(values)[::-1]
+    return min(most, float(np.nextafter(ordered[min(accepted, len(ordered) - 1)], np.inf)))
 
 
 def fpir_at(threshold: float, probabilities: np.ndarray, classes: np.ndarray, fpir: float) -> Rate:

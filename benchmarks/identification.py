@@ -1,0 +1,99 @@
+"""Identification: how often the interval of a gallery's calibration holds the rate that other labels show.
+
+Labels that the model was not trained on are divided at random 200 times: half are enrolled with at most 10 images each,
+a quarter are strangers that calibrate, and a quarter are strangers that are asked, with at most 30 other images of each
+enrolled label. `FPIR` is the mean share of the asked strangers that got a label, `held` the share of divisions in which
+it lies in the interval of 95 % that was stated. `FNIR` is the share of the asked images of enrolled labels that did not
+get their own label, by the calibrated probability; `by score` that of a threshold for the similarity alone, chosen on
+the same images for the same FPIR. `error` is the expected calibration error of the probabilities of the asked images,
+if every second one is a stranger.
+
+Run: python benchmarks/identification.py EMBEDDINGS..., labeled embeddings of classes that were not trained on, e.g. of
+dmlkit embed RUN --split test
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from report import write_report
+
+from dmlkit.embedding.points import PointsInMemory, in_memory
+from dmlkit.embedding.questions.calibration import labeled_decider
+from dmlkit.embedding.questions.probability import Trials
+from dmlkit.embedding.questions.rates import (
+    Strangers,
+    fpir_at,
+    held_out_probabilities,
+    reliability_of,
+    threshold_for,
+    trials_on,
+)
+from dmlkit.embedding.sources import open_points
+
+DIVISIONS, ENROLLED, ASKED = 200, 10, 30
+
+
+def rows_of(codes: np.ndarray, labels: np.ndarray, most: int, generator: np.random.Generator) -> list[np.ndarray]:
+    """Return the images of each label in random order, at most ``most``."""
+    return [generator.permutation(np.flatnonzero(codes == label))[:most] for label in labels]
+
+
+def measure(points: PointsInMemory, fpir: float) -> list[str]:
+    names, codes = np.unique(np.array(points.labels), return_inverse=True)
+    held, rates, misses, by_score, errors = [], [], [], [], []
+    for division in range(DIVISIONS):
+        generator = np.random.default_rng(division)
+        labels = generator.permutation(len(names))
+        half, quarter = len(names) // 2, len(names) // 4
+        enrolled = rows_of(codes, labels[:half], ENROLLED + ASKED, generator)
+        enrolled = [rows for rows in enrolled if len(rows) > 2]
+        kept = [rows[: min(ENROLLED, len(rows) // 2)] for rows in enrolled]
+        asked = [rows[min(ENROLLED, len(rows) // 2) :] for rows in enrolled]
+        others = [
+            rows_of(codes, part, ASKED, generator) for part in (labels[half : half + quarter], labels[half + quarter :])
+        ]
+        gallery = np.concatenate(kept)
+        own = np.repeat(np.arange(len(kept)), [len(rows) for rows in kept])
+        text = [str(code) for code in own]
+        part = PointsInMemory("gallery", points.manifold, points.points[gallery], text, [f"{code:05}" for code in own])
+        decider = labeled_decider(part)[1]
+        strangers = [
+            Strangers(points.points[np.concatenate(rows)], np.repeat(np.arange(len(rows)), [len(one) for one in rows]))
+            for rows in others
+        ]
+        trials = trials_on(decider, np.zeros(len(kept), bool), strangers[0])[0]
+        sigmoid, out = trials.fit(), held_out_probabilities(trials)[trials.absent]
+        threshold = threshold_for(out, fpir)
+        stated = fpir_at(threshold, out, trials.classes[trials.absent], fpir)
+        new = Trials.of(decider, strangers[1].points, len(kept) + strangers[1].classes, absent=True)
+        known = np.repeat(np.arange(len(kept)), [len(rows) for rows in asked])
+        present = Trials.of(decider, points.points[np.concatenate(asked)], known, absent=False)
+        rate = float((sigmoid.of(new.margins, new.scores) >= threshold).mean())
+        assert stated.interval is not None
+        held.append(stated.interval[0] <= rate <= stated.interval[1])
+        rates.append(rate)
+        misses.append(1 - (present.right & (sigmoid.of(present.margins, present.scores) >= threshold)).mean())
+        floor = threshold_for(trials.scores[trials.absent], fpir, most=np.inf)
+        by_score.append(1 - (present.right & (present.scores >= floor)).mean())
+        both = present.joined(new)
+        errors.append(reliability_of(sigmoid.of(both.margins, both.scores), both).error)
+    shown = (np.mean(rates), np.mean(held), np.mean(misses), np.mean(by_score), np.mean(errors))
+    return [f"{fpir:g}", *(f"{value:.3f}" for value in shown)]
+
+
+def main() -> None:
+    rows = [
+        [
+            Path(name).parent.parent.name if Path(name).parent.name == "embeddings" else Path(name).name,
+            *measure(points, fpir),
+        ]
+        for name in sys.argv[1:]
+        for points in [in_memory(open_points(Path(name)))]
+        for fpir in (0.05, 0.01)
+    ]
+    write_report("identification", __doc__, ["embeddings", "asked", "FPIR", "held", "FNIR", "by score", "error"], rows)
+
+
+if __name__ == "__main__":
+    main()
