@@ -258,21 +258,3 @@ def test_volume_1_has_constant_weights_and_warns():
     assert weights.effective_number(seen).tolist() == pytest.approx(
         [sum(0.5**i for i in range(n)) for n in (1, 2, 100)]
     )
-
-
-def test_the_averages_of_a_part_of_the_classes_are_those_of_all():
-    """What a rank computes, which holds the proxies of some classes."""
-    generator = torch.Generator().manual_seed(0)
-    proxies, points = torch.randn(CLASSES, DIM, generator=generator), torch.randn(40, DIM, generator=generator)
-    labels = torch.arange(40) % (CLASSES - 1)  # the last class has none
-    sphere, memory = Sphere(DIM), ClassMemory(size=60, point_dim=DIM, num_classes=CLASSES)
-    points = sphere.from_features(points)
-    memory.remember(points, labels, torch.ones(40, dtype=torch.bool))
-    means, known = memory.mean_similarity(sphere, proxies)
-    cosines = torch.cosine_similarity(points[:, None], proxies, dim=-1)
-    expected = [cosines[labels == label, label].mean() for label in range(CLASSES - 1)]
-    torch.testing.assert_close(means, torch.stack([*expected, torch.zeros(())]))
-    assert known.tolist() == [True] * (CLASSES - 1) + [False]
-    for first, last in ((0, 2), (2, 5), (5, 6)):
-        part = memory.mean_similarity(sphere, proxies[first:last], first)
-        torch.testing.assert_close(part, (means[first:last], known[first:last]))

@@ -91,3 +91,8 @@ def test_a_learned_curvature_moves_it():
     (parameter,) = manifold.parameters()
     (gradient,) = torch.autograd.grad(torch.as_tensor(manifold.unrelated_distance()), parameter)
     assert gradient.isfinite() and gradient != 0
+
+
+def test_new_proxies_have_length_1_on_average():
+    lengths = Euclidean(100).new_proxies(1000).norm(dim=1)
+    assert lengths.mean().item() == pytest.approx(1, abs=0.02)
