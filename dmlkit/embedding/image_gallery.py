@@ -1,4 +1,4 @@
-"""Gallery in a Python program: what ``dmlkit gallery``, ``search`` and ``identify`` do, as methods."""
+"""Gallery in a Python program: what ``dmlkit gallery``, ``search``, ``identify`` and ``calibrate`` do, as methods."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.incoming import Incoming
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
 from dmlkit.embedding.questions.decisions import Rule
 from dmlkit.embedding.questions.identify import Identified, identify
 from dmlkit.embedding.questions.search import search
@@ -93,14 +94,30 @@ class ImageGallery:
             queries: see `search`.
             by: rule for the label: nearest image, ``vote`` of the k nearest, or nearest ``mean`` of a label.
             k: number of images that vote. Default: 5.
-            threshold: similarity below which an image is unknown. Default: that of the gallery, or of its calibrated
-                run; without one no image is unknown.
+            threshold: similarity below which an image is unknown. Default: the one given for the gallery, else the
+                probability of its calibration, else the threshold of its calibrated run.
 
         Raises:
             UserError: the gallery is empty or has an image without a label, or the queries come from another model.
         """
         run = self._run_of(queries)
         return identify(self.path, Path(queries), by=by, k=k, threshold=threshold, run=run, device=self.device)
+
+    def calibrate(
+        self, *, fpir: float = 0.01, strangers: str | Path | None = None, near: float | None = None
+    ) -> Identification:
+        """Find the probability from which on `identify` gives a label, keep it in the gallery, and return its rates.
+
+        Args:
+            fpir: largest share of images of absent labels that may get a label.
+            strangers: images whose labels are not in the gallery. Default: the validation images of its run.
+            near: similarity from which on images of one label are near-duplicates, which are left out together.
+
+        Raises:
+            UserError: the gallery has too few labels or images for ``fpir``; the message names the least possible one.
+        """
+        others = None if strangers is None else Path(strangers)
+        return calibrate_gallery(self.path, fpir=fpir, strangers=others, near=near, run=self.run, device=self.device)
 
     def _run_of(self, queries: str | Path) -> Path | None:
         """Return the run for queries that are embedded; points have their own model."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dmlkit.embedding.gallery.change import add_images, create_gallery
+from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
@@ -184,6 +185,8 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
         assert answer["label"] == (answer["guess"] if said >= found.threshold else "unknown")
     by_score = identify(gallery, tmp_path / "asked", threshold=-1e9, device="cpu")
     assert by_score.calibration is None and all(answer.label != "unknown" for answer in by_score.answers)
+    again = load_gallery(gallery, device="cpu").calibrate(fpir=0.5)
+    assert again == found
 
 
 @pytest.mark.slow
