@@ -192,7 +192,7 @@ class Incoming:
         """Embed the new images, and yield their rows, which are in an unnamed file until the block ends.
 
         The embeddings are computed in parts, as `dmlkit.embedding.engine.embed_job` does. If the process is stopped or
-        the block fails, complete parts stay, and the same call resumes.
+        the block fails, finished parts are kept, and the same call resumes.
 
         Args:
             manifest: manifest of the gallery.
