@@ -1,12 +1,13 @@
 """Identification: how often the interval of a gallery's calibration holds the rate that other labels show.
 
 Labels that the model was not trained on are divided at random 200 times: a third are enrolled with at most 10 images
-each, a sixth are strangers that calibrate, and half are strangers that are asked, with at most 30 other images of each
-enrolled label. So as many labels are asked as calibrate. `FPIR` is the mean share of the asked strangers that got a label, `held` the share of divisions in which
-it lies in the interval of 95 % that was stated. `FNIR` is the share of the asked images of enrolled labels that did not
-get their own label, by the calibrated probability; `by score` that of a threshold for the similarity alone, chosen on
-the same images for the same FPIR. `error` is the expected calibration error of the probabilities of the asked images,
-if every second one is a stranger: the mean over the divisions, and `pooled` that of the images of all divisions together.
+each, a sixth are strangers that calibrate, and half are strangers that are asked, with at most 30 other images of
+each enrolled label. So as many labels are asked as calibrate. `FPIR` is the mean share of the asked strangers that
+got a label, `held` the share of divisions in which it lies in the interval of 95 % that was stated. `FNIR` is the
+share of the asked images of enrolled labels that did not get their own label, by the calibrated probability; `by
+score` that of a threshold for the similarity alone, chosen on the same images for the same FPIR. `error` is the
+expected calibration error of the probabilities of the asked images, if every second one is a stranger: the mean over
+the divisions, and `pooled` that of the images of all divisions together.
 
 Run: python benchmarks/identification.py EMBEDDINGS..., labeled embeddings of classes that were not trained on, e.g. of
 dmlkit embed RUN --split test
