@@ -505,7 +505,8 @@ def test_shards_are_checked_embedded_and_shown(dmlkit, tiny_recipe: Path, shards
     assert page.read_text().count("<img") == 4 * 11 and "no picture" not in page.read_text()
     refused = dmlkit("gallery", "create", run, shards.root, "-o", tmp_path / "gallery")
     assert (
-        refused.code == 2 and "a gallery takes image files, or a table whose paths are SHARD.tar/KEY.jpg" in refused.err
+        refused.code == 2
+        and "contains shards; expected image files, or a table of paths SHARD.tar/KEY.jpg" in refused.err
     )
 
 

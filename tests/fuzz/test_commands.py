@@ -118,7 +118,10 @@ def wild_lines(draw: Callable[..., Any]) -> list[str]:
 Form = tuple[str, str]
 TUNED = ("--set", "dataset.classes=24", "--set", "dataset.validation_fraction=0.4")
 FORMS: dict[str, tuple[Form, ...]] = {
-    "calibrate": (("tuned --far 0.3", "far checkpoint json device overrides=dataset.seed=3"),),
+    "calibrate": (
+        ("tuned --far 0.3", "far checkpoint json device overrides=dataset.seed=3"),
+        ("large --fpir 0.3", "strangers=photos near=0.9,0.999 json device"),
+    ),
     "check": (("base.yaml", "overrides"), ("study/runs/small/seed-0/recipe.yaml", "overrides")),
     "cluster": (
         ("run --clusters 2", "split=test,all device csv html overrides=dataset.seed=3"),

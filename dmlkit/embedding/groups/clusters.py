@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.groups.duplicates import check_reachable, picture_of
-from dmlkit.embedding.groups.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.groups.neighbors import connected_graph, neighbors_of
+from dmlkit.embedding.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError

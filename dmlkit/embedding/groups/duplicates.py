@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.groups.near_pairs import NearPairs, complete_groups, near_pairs
+from dmlkit.embedding.near_pairs import NearPairs, complete_groups, near_pairs
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Picture, Shelf

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.groups.duplicates import Matches
-from dmlkit.embedding.groups.near_pairs import NearPairs
 from dmlkit.embedding.groups.neighbors import QUERIES, neighbors_of
+from dmlkit.embedding.near_pairs import NearPairs
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.search import Gallery, Neighbors

@@ -16,7 +16,7 @@ from pydantic import NonNegativeInt
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.groups.near_pairs import near_pairs
+from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.points import PointSet, all_points, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.decisions import Decider, Rule

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from dmlkit.embedding.groups.near_pairs import complete_groups, near_pairs
+from dmlkit.embedding.near_pairs import complete_groups, near_pairs
 from dmlkit.manifolds import Euclidean, Sphere
 
 

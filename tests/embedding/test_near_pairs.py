@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dmlkit.embedding.groups import near_pairs as module
-from dmlkit.embedding.groups.near_pairs import near_pairs
+from dmlkit.embedding import near_pairs as module
+from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
