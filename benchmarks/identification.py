@@ -24,8 +24,8 @@ from dmlkit.embedding.questions.calibration import labeled_decider
 from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.rates import (
     Strangers,
+    best_fit,
     fpir_at,
-    held_out_probabilities,
     reliability_of,
     threshold_for,
     trials_on,
@@ -62,8 +62,8 @@ def measure(points: PointsInMemory, fpir: float) -> list[str]:
             for rows in others
         ]
         trials = trials_on(decider, np.zeros(len(kept), bool), strangers[0])[0]
-        sigmoid, out = trials.fit(), held_out_probabilities(trials)[trials.absent]
-        threshold = threshold_for(out, fpir)
+        sigmoid, held_out, threshold = best_fit(trials, fpir)
+        out = held_out[trials.absent]
         stated = fpir_at(threshold, out, trials.classes[trials.absent], fpir)
         new = Trials.of(decider, strangers[1].points, len(kept) + strangers[1].classes, absent=True)
         known = np.repeat(np.arange(len(kept)), [len(rows) for rows in asked])

@@ -28,12 +28,11 @@ from dmlkit.embedding.questions.rates import (
     Share,
     SizedRates,
     Strangers,
+    best_fit,
     fnir_at,
     fpir_at,
-    held_out_probabilities,
     rates_by_size,
     reliability_of,
-    threshold_for,
     trials_on,
 )
 from dmlkit.embedding.sources import open_points, open_queries, split_points
@@ -235,8 +234,7 @@ def calibrate_points(
             f"--fpir {fpir:g}: {count} images of absent labels are too few, at least {LEAST_ACCEPTED / fpir:,.0f} are "
             f"needed; {least}{advice}"
         )
-    sigmoid, held_out = trials.fit(), held_out_probabilities(trials)
-    threshold = threshold_for(held_out[absent], fpir)
+    sigmoid, held_out, threshold = best_fit(trials, fpir)
     found = Identification(
         weights=gallery.manifest.model.fingerprint,
         gallery_version=gallery.version,

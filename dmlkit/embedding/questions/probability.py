@@ -89,9 +89,10 @@ class Trials(NamedTuple):
             self.absent, len(self.absent) / (2 * count), len(self.absent) / (2 * (len(self.absent) - count))
         )
 
-    def fit(self) -> Sigmoid:
-        """Fit the probability."""
-        return fit_sigmoid(self.margins, self.scores, self.right, self.weights)
+    def fit(self, *, by_score: bool = False) -> Sigmoid:
+        """Fit the probability, or one that ignores the margin."""
+        margins = np.zeros_like(self.margins) if by_score else self.margins
+        return fit_sigmoid(margins, self.scores, self.right, self.weights)
 
 
 def fit_sigmoid(

@@ -79,8 +79,30 @@ def trials_on(decider: Decider, is_trained: np.ndarray, strangers: Strangers) ->
     return found, is_optimistic or (few and bool(is_trained.any()))
 
 
-def held_out_probabilities(trials: Trials) -> np.ndarray:
-    """Return the probabilities (M,), each by a fit to other classes."""
+class Fit(NamedTuple):
+    """Probability of a guess, and the threshold for it."""
+
+    sigmoid: Sigmoid
+    held_out: np.ndarray  # (M,) probabilities, each by a fit to other classes
+    threshold: float
+
+
+def best_fit(trials: Trials, fpir: float) -> Fit:
+    """Fit the probability to margin and score, or to the score alone if that misses fewer images at the same FPIR.
+
+    The margin helps among many labels and misleads among few, see ``benchmarks/identification.py``.
+    """
+    fits: list[tuple[float, Fit]] = []
+    for by_score in (False, True):
+        held_out = held_out_probabilities(trials, by_score=by_score)
+        threshold = threshold_for(held_out[trials.absent], fpir)
+        missed = ~(trials.right & (held_out >= threshold))[~trials.absent]
+        fits.append((float(missed.mean()), Fit(trials.fit(by_score=by_score), held_out, threshold)))
+    return min(fits, key=lambda pair: pair[0])[1]
+
+
+def held_out_probabilities(trials: Trials, *, by_score: bool = False) -> np.ndarray:
+    """Return the probabilities (M,), each by a fit to other classes; see `Trials.fit`."""
     classes = np.unique(trials.classes, return_inverse=True)[1]
     fold = np.random.default_rng(0).permutation(classes.max() + 1)[classes] % FOLDS
     found = np.empty(len(fold))
@@ -88,7 +110,7 @@ def held_out_probabilities(trials: Trials) -> np.ndarray:
         own = fold == number
         others = trials.chosen(~own)
         fitted = others if not others.absent.all() and len(others.absent) else trials
-        found[own] = fitted.fit().of(trials.margins[own], trials.scores[own])
+        found[own] = fitted.fit(by_score=by_score).of(trials.margins[own], trials.scores[own])
     return found
 
 

@@ -17,6 +17,7 @@ from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.questions.probability import Trials, fit_sigmoid, repeated_rows
 from dmlkit.embedding.questions.rates import (
     Strangers,
+    best_fit,
     fpir_at,
     held_out_probabilities,
     reliability_of,
@@ -102,6 +103,18 @@ def test_weights_count_like_copies():
     weighted = fit_sigmoid(margins, scores, right, weights.astype(float))
     copied = fit_sigmoid(*(np.repeat(one, weights) for one in (margins, scores, right)))
     assert weighted.at(0.5, 0.5) == pytest.approx(copied.at(0.5, 0.5), abs=0.01)  # only Platt's targets differ
+
+
+def test_the_margin_is_left_out_where_it_misleads():
+    """Scores that separate, and margins that are larger for images of absent labels, and the other way round."""
+    generator, absent = np.random.default_rng(7), np.arange(400) % 2 == 0
+    good, bad = generator.normal(size=400) - 3 * absent, generator.normal(size=400)
+    for margins, scores, is_left_out in ((bad, good, True), (good, bad, False)):
+        fit = best_fit(Trials(margins, scores, ~absent, absent, np.arange(400) % 40), 0.05)
+        assert fit.threshold == threshold_for(fit.held_out[absent], 0.05)
+        assert (fit.held_out[~absent] < fit.threshold).mean() < 0.25
+        if not is_left_out:
+            assert fit.sigmoid.margin_slope > 0
 
 
 def test_reliability_against_loops():
