@@ -181,7 +181,7 @@ class GivenArrays(Dataset):
             raise UserError(f"embed: this run is over {samples.name}s; expected an array ({shape}), got {got}")
         given: NDArray[Any] = arrays
         names = [f"{samples.name}s[{row}]" for row in range(len(given))]
-        is_finite = np.isfinite(given).reshape(len(given), -1).all(axis=1)
+        is_finite = np.isfinite(given).all(axis=tuple(range(1, given.ndim)))
         raise_faults(f"{names[row]}: has nan or inf" for row in np.flatnonzero(~is_finite))
         super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
         self.kind, self.arrays = samples, torch.from_numpy(given.astype(np.float32)).to(blank.dtype)

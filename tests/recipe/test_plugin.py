@@ -299,7 +299,7 @@ def test_the_page_does_what_it_says(tmp_path: Path):
             (tmp_path / name).write_text(text)
     told = commands(tmp_path, *lines)
     assert [code for code, _, _ in told] == [0] * 3, told
-    assert "How steep it is." in told[0][1]
+    assert "Factor on the similarity; larger is steeper." in told[0][1]
     result = subprocess.run(
         [sys.executable, "-c", "from test_my_losses import test_my_pairs; test_my_pairs()"],
         cwd=tmp_path,
