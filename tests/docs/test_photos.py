@@ -20,7 +20,10 @@ from tests.docs.blocks import blocks_of, page, run_blocks
 
 GROCERY = ROOT.parent / "shared" / "grocery"
 KINDS = ("Anjou", "Avocado", "Banana", "Cantaloupe", "Kiwi", "Lemon", "Lime", "Mango")
-FEW_STEPS = {"train": ["--set", "training.epochs=2", "--set", "backbone.tuning.feature_views=1"]}
+FEW_STEPS = {
+    "train": ["--set", "training.epochs=2", "--set", "backbone.tuning.feature_views=1"],
+    "calibrate": ["--fpir", "0.3"],  # of 32 photos
+}
 
 
 @pytest.mark.heavy
