@@ -53,10 +53,10 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         yield
     finally:
         path.unlink(missing_ok=True)  # before the release: a waiting process sees that the file is gone, and creates it
-        lock.release()
         if is_new:
-            with suppress(OSError):  # the folder is not empty
+            with suppress(OSError):  # the folder is not empty, or a waiting process was faster
                 folder.rmdir()
+        lock.release()
 
 
 def _acquire(lock: FileLock, folder: Path, seconds: float) -> bool:

@@ -75,8 +75,8 @@ def test_who_waits_for_a_folder_that_is_removed_gets_it(tmp_path: Path, monkeypa
             monkeypatch.setattr(FileLock, "acquire", announced)
             waiting = pool.submit(write)
             assert waits.wait(END)
+        # The empty folder remains if the second writer locks it before it is removed.
         assert waiting.result(END)
-    assert not folder.exists()
 
 
 def test_a_folder_is_held_while_a_process_lives_in_it_and_looking_leaves_no_trace(tmp_path: Path):
