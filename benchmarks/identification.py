@@ -73,7 +73,7 @@ def measure(points: PointsInMemory, fpir: float) -> list[str]:
         held.append(stated.interval[0] <= rate <= stated.interval[1])
         rates.append(rate)
         misses.append(1 - (present.right & (sigmoid.of(present.margins, present.scores) >= threshold)).mean())
-        floor = threshold_for(trials.scores[trials.absent], fpir, most=np.inf)
+        floor = threshold_for(trials.scores[trials.absent], fpir)
         by_score.append(1 - (present.right & (present.scores >= floor)).mean())
         both = present.joined(new)
         said = sigmoid.of(both.margins, both.scores)

@@ -157,9 +157,9 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
 
 
 def floor_of(found: "Identified") -> str:
-    """Return from where on images are unknown, in parentheses."""
-    if found.calibration is not None:
-        return f" (probability below {percent(found.calibration.threshold)})"
+    """Return below which probability or score images are unknown, in parentheses."""
+    if found.least_probability is not None:
+        return f" (probability below {percent(found.least_probability)})"
     return "" if found.threshold is None else f" (score below {found.threshold:g})"
 
 

@@ -1,4 +1,4 @@
-"""Calibration of ``dmlkit identify``: the probability from which on a gallery's label is given to an image.
+"""Calibration of ``dmlkit identify``: the minimum probability for giving an image one of a gallery's labels.
 
 The rates are those of open-set identification (ISO/IEC 19795-1): the false-positive identification rate (FPIR) is the
 share of the images of absent labels that get a label, the false-negative identification rate (FNIR) the share of the
@@ -8,11 +8,11 @@ compared with every label at once, so that some label exceeds it more often the 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.gallery.folder import GalleryFolder
@@ -20,7 +20,7 @@ from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.points import PointSet, all_points, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.decisions import Decider, Rule
-from dmlkit.embedding.questions.probability import Sigmoid, drawn_rows
+from dmlkit.embedding.questions.probability import Sigmoid, Trials, drawn_rows
 from dmlkit.embedding.questions.rates import (
     MOST,
     Rate,
@@ -40,6 +40,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
+from dmlkit.files.outputs import writing
 from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
@@ -54,8 +55,6 @@ class Identification(Document, frozen=True):
 
     kind: ClassVar[str] = "calibration of a gallery"
 
-    weights: str
-    """Fingerprint of the model."""
     gallery_version: NonNegativeInt
     """Version of the gallery that was calibrated."""
     images: NonNegativeInt
@@ -64,8 +63,8 @@ class Identification(Document, frozen=True):
     """Similarity from which on images of one label are near-duplicates, which are left out together."""
     requested: Share
     """Requested FPIR."""
-    threshold: Share
-    """Least probability with which a label is given."""
+    threshold: NonNegativeFloat
+    """Minimum probability of an answer; lower ones are `UNKNOWN`. Above 1 if nothing lower keeps the requested FPIR."""
     margin_slope: float
     score_slope: float
     offset: float
@@ -79,15 +78,24 @@ class Identification(Document, frozen=True):
     """Rates with a quarter, half and all of the labels, and extrapolated to 10 times as many; empty below 8 labels."""
     strangers: tuple[NonNegativeInt, ...]
     """Classes of the images in ``strangers.npy``, whose labels are not in the gallery."""
-    trained_labels: tuple[str, ...]
-    """Labels that the model was trained on."""
-    is_optimistic: bool
-    """Whether the rates are of labels that the model was trained on, which separate better than others."""
+    trained_labels: tuple[str, ...] | None
+    """Labels that the model was trained on; null if the run was not there."""
+    is_optimistic: bool | None
+    """Whether the rates are of labels that the model was trained on, which separate better than others; null if the
+    run was not there."""
 
     @property
-    def sigmoid(self) -> Sigmoid:
-        """Probability of a guess."""
-        return Sigmoid(self.margin_slope, self.score_slope, self.offset)
+    def acceptance(self) -> "Acceptance":
+        """Probability of a guess, and its threshold."""
+        return Acceptance(Sigmoid(self.margin_slope, self.score_slope, self.offset), self.threshold)
+
+
+class Acceptance(NamedTuple):
+    """Rule by which an image gets a label."""
+
+    sigmoid: Sigmoid
+    threshold: float  # minimum probability
+    note: str | None = None  # message for the user
 
 
 def calibrate_gallery(
@@ -100,7 +108,7 @@ def calibrate_gallery(
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Identification:
-    """Choose the probability from which on identify gives a label, and write it into the gallery.
+    """Choose the minimum probability for giving a label, and write it into the gallery.
 
     Images of absent labels are those of the gallery, each with its whole label left out, and strangers. Images of the
     gallery's labels are decided on without themselves. Labels that the model was trained on are left out of both if
@@ -108,40 +116,36 @@ def calibrate_gallery(
 
     Args:
         path: the gallery.
-        fpir: the largest share of the images of absent labels that may get a label.
-        strangers: images whose labels are not in the gallery, see `open_queries`. Default: the validation images of the
-            run, but of labels in the gallery.
-        near: similarity from which on images of one label are near-duplicates, which are left out together.
+        fpir: the largest share of the images of absent labels that may get a label, in (0, 1).
+        strangers: images whose labels are not in the gallery, see `open_queries`. Default: the run's validation images
+            of such labels.
+        near: similarity above which images of one label are near-duplicates, which are left out together.
         run: run of the gallery, if it was moved.
         device: see `start_fabric`.
         bar: shows each step.
 
     Raises:
-        UserError: the gallery has too few labels or images for ``fpir``; the message names the least possible one.
+        UserError: the gallery has too few labels or images for ``fpir``; the message names the lowest possible one.
     """
     if not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
     gallery = open_points(path)
     assert isinstance(gallery, GalleryFolder)
     names, decider = labeled_decider(gallery, near=near)
-    home = run or gallery.run
-    trained = TrainingClasses.read(RunFolder(home).classes_path).training_classes if home is not None else ()
+    home, asked = run or gallery.run, None
     if strangers is not None:
         asked = open_queries(strangers, gallery, run=run, device=device, bar=bar)
-    else:
-        asked = _validation_points(gallery, run, device, bar) if home is not None else None
-    found = calibrate_points(
-        gallery,
-        decider,
-        [name for name in names if name in trained],
-        names,
-        _strangers(asked, names),
-        fpir,
-        near,
-        "" if strangers is not None else "; name images of other labels with --strangers FOLDER",
-    )
-    _write(gallery, *found)
-    return found[0]
+    elif home is not None and RunFolder(home).recipe().dataset.validates:
+        fabric = start_fabric(device)
+        asked = split_points(RunFolder(home), load_same_model(gallery, home, fabric), fabric, "validation", bar)
+    trained = None if home is None else TrainingClasses.read(RunFolder(home).classes_path).training_classes
+    others = _strangers(asked, names)
+    found = _calibrated(gallery, names, decider, others, fpir, near, trained)
+    with writing(path):
+        with atomic_write(path / STRANGERS) as partial, partial.open("wb") as file:
+            np.save(file, others.points.numpy(), allow_pickle=False)
+        found.write(path / FILE)
+    return found
 
 
 def labeled_decider(
@@ -171,99 +175,106 @@ def labeled_decider(
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups)
 
 
-def current_calibration(
-    gallery: GalleryFolder, decider: Decider, names: Sequence[str]
-) -> tuple[Identification | None, str | None]:
-    """Return the calibration of a gallery, made again if the gallery has changed by more than `STALE`, and a note.
+def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider) -> Acceptance | None:
+    """Return the acceptance of a calibrated gallery; None if it is not calibrated.
 
-    Another rule than ``nearest`` is calibrated for now alone, and not kept.
+    If more than `STALE` of the images have changed, the gallery is calibrated again, with the same strangers. For
+    another rule than ``nearest``, the acceptance is computed but not kept.
 
     Raises:
         UserError: the calibration is damaged.
     """
     file = gallery.path / FILE
     if not file.exists():
-        return None, None
+        return None
     stored = Identification.read(file)
     changed = _changed(gallery, stored)
-    if changed <= STALE * stored.images and decider.rule == "nearest":
-        return stored, None
-    points = torch.from_numpy(np.array(read_array(gallery.path / STRANGERS)))
-    if len(points) != len(stored.strangers) or points.shape[1:] != (gallery.manifold.point_dim,):
-        raise UserError(f"{gallery.path / STRANGERS}: is damaged; calibrate again with dmlkit calibrate {gallery.path}")
-    check_points(gallery.manifold, points, lambda place: f"{gallery.path / STRANGERS}: row {place}", "calibrate again")
-    others = Strangers(points, np.array(stored.strangers, np.int64))
-    trained = [name for name in names if name in stored.trained_labels]
-    is_other_rule = decider.rule != "nearest"
+    is_stale = changed > STALE * stored.images
+    if not is_stale and decider.rule == "nearest":
+        return stored.acceptance
+    if stored.near is not None:
+        decider = labeled_decider(gallery, decider.rule, decider.k, near=stored.near)[1]
+    others = Strangers(_stored_strangers(gallery, len(stored.strangers)), np.array(stored.strangers, np.int64))
+    advice = f"calibrate again with dmlkit calibrate {gallery.path}"
     try:
-        found = calibrate_points(gallery, decider, trained, names, others, stored.requested, stored.near, "")
+        if decider.rule != "nearest":
+            trials, _ = _measured(gallery, names, decider, others, stored.requested, stored.trained_labels)
+            fit = best_fit(trials, stored.requested)
+            return Acceptance(fit.sigmoid, fit.threshold)
+        found = _calibrated(gallery, names, decider, others, stored.requested, stored.near, stored.trained_labels)
     except UserError as error:
-        return None, f"{error}; calibrate again with dmlkit calibrate {gallery.path}"
-    if is_other_rule:
-        return found[0], None
-    _write(gallery, *found)
-    return found[0], f"{changed} images have changed since the gallery was calibrated, so it was calibrated again"
+        return stored.acceptance._replace(note=f"the gallery has changed, and {error}; {advice}")
+    note = f"{changed} images have changed since the gallery was calibrated, so it was calibrated again"
+    try:
+        with writing(file):
+            found.write(file)
+    except UserError as error:
+        note += f", but this could not be stored: {error}"
+    return found.acceptance._replace(note=note)
 
 
-def calibrate_points(
+def _calibrated(
     gallery: GalleryFolder,
-    decider: Decider,
-    trained: Sequence[str],
     names: Sequence[str],
+    decider: Decider,
     strangers: Strangers,
     fpir: float,
     near: float | None,
-    advice: str,
-) -> tuple[Identification, Strangers]:
-    """Measure decisions on images whose answer is known, and choose the threshold on them.
-
-    Raises:
-        UserError: there are too few images for ``fpir``, or no label has two images.
-    """
-    trials, is_optimistic = trials_on(decider, np.isin(names, trained), strangers)
+    trained: Sequence[str] | None,
+) -> Identification:
+    """Measure decisions on images whose answer is known, and choose the threshold on them."""
+    trials, is_optimistic = _measured(gallery, names, decider, strangers, fpir, trained)
+    fit = best_fit(trials, fpir)
     absent, present = trials.absent, ~trials.absent
-    if not present.any():
-        raise UserError(
-            f"{gallery.path}: each label has a single image, so that neither probabilities nor the rate of misses can "
-            "be measured; add a second image of some labels"
-        )
-    count = int(absent.sum())
-    if fpir * count < LEAST_ACCEPTED:
-        least = f"the least possible is {LEAST_ACCEPTED / count:.2g}" if count > LEAST_ACCEPTED else "there are too few"
-        raise UserError(
-            f"--fpir {fpir:g}: {count} images of absent labels are too few, at least {LEAST_ACCEPTED / fpir:,.0f} are "
-            f"needed; {least}{advice}"
-        )
-    sigmoid, held_out, threshold = best_fit(trials, fpir)
-    found = Identification(
-        weights=gallery.manifest.model.fingerprint,
+    measured_fpir = fpir_at(fit.threshold, fit.held_out[absent], trials.classes[absent], fpir)
+    measured_fnir = fnir_at(fit.threshold, fit.held_out[present], trials.classes[present], trials.right[present])
+    known = [name for name in names if name in (trained or ())]
+    everything = SizedRates(labels=len(names), fpir=measured_fpir.rate, fnir=measured_fnir.rate)
+    return Identification(
         gallery_version=gallery.version,
         images=len(gallery),
         near=near,
         requested=fpir,
-        threshold=threshold,
-        **sigmoid._asdict(),
-        fpir=fpir_at(threshold, held_out[absent], trials.classes[absent], fpir),
-        fnir=fnir_at(threshold, held_out[present], trials.classes[present], trials.right[present]),
+        threshold=fit.threshold,
+        **fit.sigmoid._asdict(),
+        fpir=measured_fpir,
+        fnir=measured_fnir,
         guessed=float(trials.right[present].mean()),
-        reliability=reliability_of(held_out, trials),
-        sizes=tuple(rates_by_size(decider, strangers, sigmoid, threshold)),
+        reliability=reliability_of(fit.held_out, trials),
+        sizes=rates_by_size(decider, np.isin(names, known), strangers, fit, everything),
         strangers=tuple(strangers.classes.tolist()),
-        trained_labels=tuple(trained),
-        is_optimistic=is_optimistic,
+        trained_labels=None if trained is None else tuple(known),
+        is_optimistic=None if trained is None else is_optimistic,
     )
-    return found, strangers
 
 
-def _validation_points(gallery: GalleryFolder, run: Path | None, device: str, bar: Bar) -> PointSet | None:
-    """Return the validation images of the gallery's run; None if it has none."""
-    fabric = start_fabric(device)
-    trained = load_same_model(gallery, run, fabric)
-    config = trained.recipe.dataset
-    if config.split == "all" or not config.validation_fraction:
-        return None
-    folder = RunFolder(run or Path(gallery.manifest.run))
-    return split_points(folder, trained, fabric, "validation", bar)
+def _measured(
+    gallery: GalleryFolder,
+    names: Sequence[str],
+    decider: Decider,
+    strangers: Strangers,
+    fpir: float,
+    trained: Sequence[str] | None,
+) -> tuple[Trials, bool]:
+    """Return `trials_on` the images of a gallery and strangers.
+
+    Raises:
+        UserError: there are too few images for ``fpir``, or no label has two images.
+    """
+    trials, is_optimistic = trials_on(decider, np.isin(names, trained or ()), strangers)
+    count = int(trials.absent.sum())
+    if count == len(trials.absent):
+        raise UserError(
+            f"{gallery.path}: each label has a single image, so that neither probabilities nor the rate of misses can "
+            "be measured; add a second image of some labels"
+        )
+    if fpir * count < LEAST_ACCEPTED:
+        lowest = f"the lowest possible is {LEAST_ACCEPTED / count:.2g}" if count > LEAST_ACCEPTED else "add images"
+        raise UserError(
+            f"--fpir {fpir:g}: needs at least {LEAST_ACCEPTED / fpir:,.0f} images of absent labels, got {count}; "
+            f"{lowest}, or name more images of other labels with --strangers IMAGES"
+        )
+    return trials, is_optimistic
 
 
 def _strangers(points: PointSet | None, names: Sequence[str]) -> Strangers:
@@ -284,8 +295,16 @@ def _changed(gallery: GalleryFolder, stored: Identification) -> int:
     return int(np.abs(np.diff(counts)).sum())
 
 
-def _write(gallery: GalleryFolder, found: Identification, strangers: Strangers) -> None:
-    """Write a calibration into its gallery."""
-    with atomic_write(gallery.path / STRANGERS) as partial, partial.open("wb") as file:
-        np.save(file, strangers.points.numpy(), allow_pickle=False)
-    found.write(gallery.path / FILE)
+def _stored_strangers(gallery: GalleryFolder, count: int) -> torch.Tensor:
+    """Read the points of the strangers of a calibration.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    path, advice = gallery.path / STRANGERS, f"calibrate again with dmlkit calibrate {gallery.path}"
+    points = torch.from_numpy(np.array(read_array(path)))
+    width = gallery.manifold.point_dim
+    if len(points) != count or (count and points.shape[1:] != (width,)) or points.dtype != torch.float32:
+        raise UserError(f"{path}: this file is damaged: expected float32 ({count}, {width}); {advice}")
+    check_points(gallery.manifold, points.reshape(count, -1), lambda row: f"{path}: row {row}", advice)
+    return points

@@ -16,7 +16,7 @@ from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.points import PointSet
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
-from dmlkit.embedding.questions.calibration import Identification, current_calibration, labeled_decider
+from dmlkit.embedding.questions.calibration import acceptance_of, labeled_decider
 from dmlkit.embedding.questions.decisions import Rule
 from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.questions.search import QUERY_ROWS, nearest
@@ -88,8 +88,8 @@ class Identified:
     answers: list[Answer]
     neighbors: Answers
     threshold: float | None
-    calibration: Identification | None = None
-    """Calibration by whose probability images are unknown; None if their scores decide."""
+    least_probability: float | None = None
+    """Probability below which images are unknown; None if their scores decide."""
     note: str | None = None
     """Message on the calibration or the threshold."""
 
@@ -138,7 +138,7 @@ class Identified:
         document = AnswersFile(
             similarity=near.searched.manifold.similarity_name,
             threshold=self.threshold,
-            least_probability=self.calibration.threshold if self.calibration else None,
+            least_probability=self.least_probability,
             accuracy=self.accuracy,
             images=images,
             skipped=tuple(near.skipped),
@@ -203,28 +203,25 @@ def identify(
     searched = open_points(source, device=device if kind == "run" else None, labels=labels, manifold=manifold, bar=bar)
     names, decider = labeled_decider(searched, by, k)
     asked = open_queries(images, searched, run=run, device=device, bar=bar)
-    calibration, note = None, None
+    acceptance = None
     if isinstance(searched, GalleryFolder):
-        calibration, note = current_calibration(searched, decider, names)
+        acceptance = acceptance_of(searched, names, decider)
         if threshold is None and searched.manifest.threshold_is_own:
             threshold = searched.manifest.threshold
-    decides = calibration if threshold is None else None
-    floor = _pair_threshold(searched) if threshold is None and decides is None else threshold
-    if threshold is None and decides is None:
-        note = note or _advice(searched, floor)
-    sigmoid = calibration.sigmoid if calibration else estimate_probability(decider) if len(asked) else None
+    note, least = acceptance.note if acceptance else None, None
+    if threshold is None and acceptance is not None:
+        least = acceptance.threshold
+    elif threshold is None:
+        threshold = _pair_threshold(searched)
+        note = _advice(searched, threshold)
+    sigmoid = acceptance.sigmoid if acceptance else estimate_probability(decider) if len(asked) else None
     answers: list[Answer] = []
     known = iter(_known_labels(images, asked, names))
     for code, score, margin in (one for block in asked.blocks(QUERY_ROWS) for one in decider.decide(block)):
-        probability = None if sigmoid is None else sigmoid.at(margin, score)
-        if decides is None:
-            is_known = floor is None or score >= floor
-        else:
-            is_known = probability is not None and probability >= decides.threshold
-        answers.append(
-            Answer(names[code] if is_known else UNKNOWN, names[code], probability, score, margin, next(known))
-        )
-    return Identified(answers, nearest(searched, asked, NEAREST), floor, decides, note)
+        guess, probability = names[code], None if sigmoid is None else sigmoid.at(margin, score)
+        is_unknown = (threshold is not None and score < threshold) or (least is not None and (probability or 0) < least)
+        answers.append(Answer(UNKNOWN if is_unknown else guess, guess, probability, score, margin, next(known)))
+    return Identified(answers, nearest(searched, asked, NEAREST), threshold, least, note)
 
 
 def _known_labels(images: Path, asked: PointSet, names: Sequence[str]) -> Iterator[str | None]:
@@ -239,11 +236,12 @@ def _known_labels(images: Path, asked: PointSet, names: Sequence[str]) -> Iterat
         yield next((name for name in (root.name, *folders) if name in labels), None)
 
 
-def _advice(searched: PointSet, floor: float | None) -> str:
+def _advice(searched: PointSet, threshold: float | None) -> str:
     """Return what to do about a threshold that is missing or answers another question."""
-    what = "no image is unknown without a threshold" if floor is None else "this threshold is for pairs of images"
-    source = searched.source if isinstance(searched, GalleryFolder) else "GALLERY"
-    return f"{what}; dmlkit calibrate {source} finds the probability from which on a label is given"
+    what = "no image is unknown without a threshold" if threshold is None else "this threshold is for pairs of images"
+    if not isinstance(searched, GalleryFolder):
+        return f"{what}; use --threshold, or calibrate a gallery"
+    return f"{what}; run dmlkit calibrate {searched.source} to choose one for this gallery"
 
 
 def _pair_threshold(searched: PointSet) -> float | None:

@@ -1,6 +1,6 @@
 """Rates of open-set identification: trials on images of absent and present labels, their threshold and intervals."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ class Fit(NamedTuple):
 def best_fit(trials: Trials, fpir: float) -> Fit:
     """Fit the probability to margin and score, or to the score alone if that misses fewer images at the same FPIR.
 
-    The margin helps among many labels and misleads among few, see ``benchmarks/identification.py``.
+    Which of them does depends on the gallery, so both are tried.
     """
     fits: list[tuple[float, Fit]] = []
     for by_score in (False, True):
@@ -109,16 +109,16 @@ def held_out_probabilities(trials: Trials, *, by_score: bool = False) -> np.ndar
     for number in range(FOLDS):
         own = fold == number
         others = trials.chosen(~own)
-        fitted = others if not others.absent.all() and len(others.absent) else trials
+        fitted = trials if others.absent.all() else others  # few classes: no other has images in the gallery
         found[own] = fitted.fit(by_score=by_score).of(trials.margins[own], trials.scores[own])
     return found
 
 
-def threshold_for(values: np.ndarray, fpir: float, *, most: float = 1.0) -> float:
-    """Return the least value, at most ``most``, that at most a share of the images of absent labels reaches."""
+def threshold_for(values: np.ndarray, fpir: float) -> float:
+    """Return the lowest threshold that at most a share ``fpir`` of the values (M,) reaches."""
     accepted = int(fpir * len(values) + 1e-9)
     ordered = np.sort(values)[::-1]
-    return min(most, float(np.nextafter(ordered[min(accepted, len(ordered) - 1)], np.inf)))
+    return float(np.nextafter(ordered[min(accepted, len(ordered) - 1)], np.inf))
 
 
 def fpir_at(threshold: float, probabilities: np.ndarray, classes: np.ndarray, fpir: float) -> Rate:
@@ -205,29 +205,44 @@ def reliability_of(probabilities: np.ndarray, trials: Trials) -> Reliability:
     )
 
 
-def rates_by_size(decider: Decider, strangers: Strangers, sigmoid: Sigmoid, threshold: float) -> Iterator[SizedRates]:
-    """Measure the rates with a quarter, half and all of the labels, and extrapolate them to `LARGER` times as many."""
+def rates_by_size(
+    decider: Decider, is_trained: np.ndarray, strangers: Strangers, fit: Fit, everything: SizedRates
+) -> tuple[SizedRates, ...]:
+    """Measure the rates with a quarter and half of the labels, and extrapolate them to `LARGER` times as many.
+
+    Args:
+        decider: labeled points.
+        is_trained: (L,) bool, see `trials_on`.
+        strangers: points of other labels.
+        fit: probability and threshold that all sizes use.
+        everything: rates with all labels.
+
+    Returns:
+        Rates by number of labels, ascending; none for fewer than 8 labels, more than `MOST_SIZED` images, or if a part
+        has no label with two images.
+    """
     labels = len(decider.sizes)
     if labels < 8 or len(decider.codes) > MOST_SIZED:
-        return
+        return ()
     points, generator = all_points(decider.searched), np.random.default_rng(0)
     measured: list[SizedRates] = []
-    for count in (labels // 4, labels // 2, labels):
+    for count in (labels // 4, labels // 2):
         rates: list[tuple[float, float]] = []
-        for _ in range(1 if count == labels else DRAWS):
-            chosen = generator.permutation(labels)[:count]
-            kept = np.isin(decider.codes, chosen)
-            part = _part(decider, points, kept)
-            codes = np.unique(decider.codes[kept], return_inverse=True)[1]
-            smaller = Decider(part, codes, decider.rule, decider.k, decider.groups[kept])
-            rates.append(_rates(smaller, points[torch.from_numpy(~kept)], strangers, sigmoid, threshold))
+        for _ in range(DRAWS):
+            chosen = np.sort(generator.permutation(labels)[:count])
+            trials = trials_on(_part(decider, points, chosen), is_trained[chosen], strangers)[0]
+            accepted = fit.sigmoid.of(trials.margins, trials.scores) >= fit.threshold
+            if trials.absent.all():
+                return ()
+            missed = ~(trials.right & accepted)[~trials.absent]
+            rates.append((float(accepted[trials.absent].mean()), float(missed.mean())))
         fpir, fnir = np.mean(rates, axis=0).tolist()
         measured.append(SizedRates(labels=count, fpir=fpir, fnir=fnir))
-    yield from measured
+    measured.append(everything)
     sizes = [one.labels for one in measured]
     fpir = extrapolated(sizes, [one.fpir for one in measured], LARGER * labels)
     fnir = extrapolated(sizes, [one.fnir for one in measured], LARGER * labels)
-    yield SizedRates(labels=LARGER * labels, fpir=fpir, fnir=fnir)
+    return (*measured, SizedRates(labels=LARGER * labels, fpir=fpir, fnir=fnir))
 
 
 def extrapolated(sizes: Sequence[int], rates: Sequence[float], size: int) -> float:
@@ -244,25 +259,10 @@ def extrapolated(sizes: Sequence[int], rates: Sequence[float], size: int) -> flo
     return float(expit(np.polyval(line, np.log(size))))
 
 
-def _part(decider: Decider, points: torch.Tensor, kept: np.ndarray) -> PointsInMemory:
-    """Return some of the points, without names."""
-    own = points[torch.from_numpy(kept)]
+def _part(decider: Decider, points: torch.Tensor, chosen: np.ndarray) -> Decider:
+    """Return the decider of some of the labels, given by their codes."""
+    kept = np.isin(decider.codes, chosen)
+    own, codes = points[torch.from_numpy(kept)], np.unique(decider.codes[kept], return_inverse=True)[1]
     nothing = [""] * len(own)
-    return PointsInMemory(decider.searched.source, decider.searched.manifold, own, nothing, nothing)
-
-
-def _rates(
-    decider: Decider, others: torch.Tensor, strangers: Strangers, sigmoid: Sigmoid, threshold: float
-) -> tuple[float, float]:
-    """Return FPIR and FNIR of a smaller gallery: images of the labels that were left away are strangers too."""
-    rows = repeated_rows(decider, MOST // 4)
-    present = Trials.of(
-        decider, decider.searched.points_at(torch.from_numpy(rows)), decider.codes[rows], rows, absent=False
-    )
-    own = drawn_rows(np.arange(len(decider.codes)), decider.codes, MOST // 4)
-    absent = Trials.of(decider, decider.searched.points_at(torch.from_numpy(own)), decider.codes[own], own, absent=True)
-    for points in (strangers.points, others[torch.randperm(len(others))[: MOST // 4]]):
-        if len(points):
-            absent = absent.joined(Trials.of(decider, points, np.zeros(len(points), np.int64), absent=True))
-    accepted = [sigmoid.of(one.margins, one.scores) >= threshold for one in (absent, present)]
-    return float(accepted[0].mean()), float((~(accepted[1] & present.right)).mean())
+    searched = PointsInMemory(decider.searched.source, decider.searched.manifold, own, nothing, nothing)
+    return Decider(searched, codes, decider.rule, decider.k, decider.groups[kept])
