@@ -33,6 +33,7 @@ from dmlkit.cli import (
     protocol,
     recipes,
     search,
+    serve,
     start,
     status,
     study,
@@ -107,7 +108,7 @@ app = typer.Typer(
 )
 for group in (  # in the order of the panels of --help
     *(start, data, train, evaluate, compare, calibrate, final),
-    *(embed, search, gallery, identify, verify, duplicates, cluster, export),
+    *(embed, search, gallery, identify, verify, serve, duplicates, cluster, export),
     *(inspect, plot),
     *(study, status, protocol, geometry),
     recipes,

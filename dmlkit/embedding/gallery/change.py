@@ -33,7 +33,7 @@ from dmlkit.embedding.gallery.manifest import (
 from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.points import load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.trained import load_model
+from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
 from dmlkit.files.lock import LOCK, sole_writer
@@ -50,6 +50,7 @@ def add_images(
     *,
     label: str | None = None,
     run: Path | None = None,
+    model: TrainedModel | None = None,
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Incoming:
@@ -62,6 +63,7 @@ def add_images(
         images: see `images_of`.
         label: label of all images.
         run: folder of the gallery's run, if it has moved.
+        model: the gallery's model, if it is loaded already, on ``device``.
         device: see `start_fabric`.
         bar: shows each step.
 
@@ -76,7 +78,7 @@ def add_images(
         with reading(path):
             incoming.drop(present(gallery.table, list(incoming.new)))
         fabric = start_fabric(device)
-        trained = load_same_model(gallery, run, fabric)
+        trained = model or load_same_model(gallery, run, fabric)
         with incoming.embedded(gallery.manifest, trained, fabric, place, bar) as rows, changing(path) as table:
             if table.version != gallery.version:  # another process may have added some meanwhile
                 incoming.drop(present(table, list(incoming.new)))

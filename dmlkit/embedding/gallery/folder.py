@@ -130,6 +130,11 @@ class GalleryFolder:
         """Paths of all images, in their order."""
         return [path for batch in self._batches(["path"]) for path in batch.column("path").to_pylist()]
 
+    @property
+    def ids(self) -> list[str]:
+        """Ids of all images, in their order."""
+        return [name for batch in self._batches(["id"]) for name in batch.column("id").to_pylist()]
+
     def label_counts(self) -> Counter[str | None]:
         """Return the number of images of each label."""
         return Counter(self.labels)

@@ -1,6 +1,6 @@
 """Labels of images among labeled images, or none of them: ``dmlkit identify``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
-from dmlkit.embedding.points import PointSet
+from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
 from dmlkit.embedding.questions.calibration import acceptance_of, labeled_decider
@@ -196,32 +196,61 @@ def identify(
     Raises:
         UserError: the source is empty or has an image without a label, or the queries come from another model.
     """
-    if k is not None and (k < 1 or by != "vote"):
-        raise UserError(f"-k {k}: expected at least 1 neighbor, with --by vote")
     check_threshold(threshold)
     kind = kind_of(source)
     searched = open_points(source, device=device if kind == "run" else None, labels=labels, manifold=manifold, bar=bar)
-    names, decider = labeled_decider(searched, by, k)
+    identifier = Identifier(searched, by=by, k=k, threshold=threshold)
     asked = open_queries(images, searched, run=run, device=device, bar=bar)
-    acceptance = None
-    if isinstance(searched, GalleryFolder):
-        acceptance = acceptance_of(searched, names, decider)
-        if threshold is None and searched.manifest.threshold_is_own:
-            threshold = searched.manifest.threshold
-    note, least = acceptance.note if acceptance else None, None
-    if threshold is None and acceptance is not None:
-        least = acceptance.threshold
-    elif threshold is None:
-        threshold = _pair_threshold(searched)
-        note = _advice(searched, threshold)
-    sigmoid = acceptance.sigmoid if acceptance else estimate_probability(decider) if len(asked) else None
-    answers: list[Answer] = []
-    known = iter(_known_labels(images, asked, names))
-    for code, score, margin in (one for block in asked.blocks(QUERY_ROWS) for one in decider.decide(block)):
-        guess, probability = names[code], None if sigmoid is None else sigmoid.at(margin, score)
-        is_unknown = (threshold is not None and score < threshold) or (least is not None and (probability or 0) < least)
-        answers.append(Answer(UNKNOWN if is_unknown else guess, guess, probability, score, margin, next(known)))
-    return Identified(answers, nearest(searched, asked, NEAREST), threshold, least, note)
+    return identifier.answers(asked, _known_labels(images, asked, identifier.names))
+
+
+class Identifier:
+    """Labeled points that decide on the labels of others, see `identify`.
+
+    Args:
+        searched: labeled points.
+        by, k, threshold: see `identify`.
+
+    Raises:
+        UserError: there are no points, or one has no label.
+    """
+
+    def __init__(
+        self, searched: PointSet, *, by: Rule = "nearest", k: int | None = None, threshold: float | None = None
+    ) -> None:
+        if k is not None and (k < 1 or by != "vote"):
+            raise UserError(f"-k {k}: expected at least 1 neighbor, with --by vote")
+        self.searched = searched
+        self.names, self.decider = labeled_decider(searched, by, k)
+        acceptance, gallery = None, searched.stored if isinstance(searched, PointsInMemory) else searched
+        if isinstance(gallery, GalleryFolder):
+            acceptance = acceptance_of(gallery, self.names, self.decider)
+            if threshold is None and gallery.manifest.threshold_is_own:
+                threshold = gallery.manifest.threshold
+        self.note, self.least_probability = acceptance.note if acceptance else None, None
+        if threshold is None and acceptance is not None:
+            self.least_probability = acceptance.threshold
+        elif threshold is None:
+            threshold = _pair_threshold(gallery or searched)
+            self.note = _advice(gallery or searched, threshold)
+        self.threshold = threshold
+        self.sigmoid = acceptance.sigmoid if acceptance else estimate_probability(self.decider)
+
+    def answers(self, asked: PointSet, known: Iterable[str | None]) -> Identified:
+        """Return the answers on points, each with its correct label if that is known."""
+        answers: list[Answer] = []
+        correct = iter(known)
+        for code, score, margin in (one for block in asked.blocks(QUERY_ROWS) for one in self.decider.decide(block)):
+            guess, probability = self.names[code], None if self.sigmoid is None else self.sigmoid.at(margin, score)
+            is_known = self._accepts(score, probability)
+            answers.append(Answer(guess if is_known else UNKNOWN, guess, probability, score, margin, next(correct)))
+        near = nearest(self.searched, asked, NEAREST)
+        return Identified(answers, near, self.threshold, self.least_probability, self.note)
+
+    def _accepts(self, score: float, probability: float | None) -> bool:
+        if self.threshold is not None and score < self.threshold:
+            return False
+        return self.least_probability is None or (probability or 0) >= self.least_probability
 
 
 def _known_labels(images: Path, asked: PointSet, names: Sequence[str]) -> Iterator[str | None]:

@@ -1,0 +1,88 @@
+"""``dmlkit serve``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dmlkit.cli.options import USE, Debug, Device, Plugins, QueryRun, SourcePath, examples
+
+app = typer.Typer()
+
+
+@app.command(
+    rich_help_panel=USE,
+    epilog=examples(
+        "dmlkit serve galleries/birds",
+        "dmlkit serve galleries/birds --allow-writes --port 9000",
+        "DMLKIT_TOKEN=secret dmlkit serve runs/birds --host 0.0.0.0",
+    ),
+)
+def serve(
+    source: SourcePath,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 takes a free one.")] = 8765,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; other than localhost needs --token.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            envvar="DMLKIT_TOKEN",
+            help="Token that requests must have. Better set DMLKIT_TOKEN: other users see options of programs.",
+            show_default=False,
+            show_envvar=False,
+        ),
+    ] = None,
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Let requests add and remove images of a gallery.")
+    ] = False,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            exists=True,
+            file_okay=False,
+            help="Let requests name images in this folder by their paths.",
+            show_default=False,
+        ),
+    ] = None,
+    run: QueryRun = None,
+    device: Device = "auto",
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Answer embed, search, identify and verify over HTTP, with a page for people.
+
+    The page is at /, the documentation of the interface at /docs. It stops on Ctrl-C, after the requests that are
+    running.
+    """
+    from rich.console import Console
+
+    from dmlkit.cli.console import counted, say
+    from dmlkit.errors import UserError
+
+    try:
+        from dmlkit.serve.server import run_server
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("dmlkit"):
+            raise
+        raise UserError(f"this needs {error.name}; install it with: pip install 'dmlkit[serve]'") from None
+
+    console = Console()
+
+    def started(address: str, count: int) -> None:
+        what = counted(count, "image", "images")
+        say(console, f"{source}: {what}, served on {address} until Ctrl-C; the interface: {address}/docs")
+
+    run_server(
+        source,
+        host=host,
+        port=port,
+        token=token,
+        allow_writes=allow_writes,
+        images=images,
+        run=run,
+        device=device,
+        started=started,
+    )

@@ -1,0 +1,86 @@
+"""Client of ``dmlkit serve`` with the standard library alone: it imports no torch."""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+from dmlkit.errors import UserError
+
+Image = str | Path | bytes
+"""Image file: its path or its content."""
+
+
+class Client:
+    """Connection to a server.
+
+    Args:
+        url: address that ``dmlkit serve`` prints.
+        token: token of the server, if it has one.
+        timeout: seconds to wait for an answer.
+
+    Example:
+        >>> Client("http://127.0.0.1:1").info()
+        Traceback (most recent call last):
+        dmlkit.errors.UserError: http://127.0.0.1:1: no server answers: [Errno 111] Connection refused
+    """
+
+    def __init__(self, url: str = "http://127.0.0.1:8765", *, token: str | None = None, timeout: float = 60) -> None:
+        self.url, self.token, self.timeout = url.rstrip("/"), token, timeout
+
+    def info(self) -> dict[str, Any]:
+        """Return what is served."""
+        return self._ask("/v1/info")
+
+    def embed(self, images: Sequence[Image]) -> list[list[float]]:
+        """Return the embeddings of images."""
+        return self._ask("/v1/embed", _body(images))["embeddings"]
+
+    def search(self, images: Sequence[Image], *, k: int = 10) -> list[list[dict[str, Any]]]:
+        """Return ``rank``, ``similarity``, ``id``, ``label`` and ``path`` of the k nearest images of each image."""
+        return [query["nearest"] for query in self._ask(f"/v1/search?k={k}", _body(images))["queries"]]
+
+    def identify(self, images: Sequence[Image]) -> list[dict[str, Any]]:
+        """Return for each image ``label``, ``guess``, ``probability``, ``score``, ``margin`` and ``nearest``."""
+        return self._ask("/v1/identify", _body(images))["answers"]
+
+    def verify(self, a: Image, b: Image) -> dict[str, Any]:
+        """Return ``similarity``, ``threshold`` and ``same`` of two images."""
+        return self._ask("/v1/verify", _body([a, b]))
+
+    def add(self, images: Sequence[Image], label: str) -> dict[str, Any]:
+        """Add images to the gallery, and return how many were ``added``, ``messages`` and ``version``."""
+        return self._ask(f"/v1/gallery/add?{urlencode({'label': label})}", _body(images))
+
+    def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = ()) -> int:
+        """Remove images from the gallery, and return their number."""
+        return self._ask("/v1/gallery/remove", {"labels": list(labels), "ids": list(ids)})["removed"]
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Send a request, and return the answer.
+
+        Raises:
+            UserError: no server answers, or it refuses the request.
+        """
+        headers = {"Content-Type": "application/json"}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with urlopen(Request(self.url + path, data, headers), timeout=self.timeout) as response:
+                return json.load(response)
+        except HTTPError as error:
+            text = error.read().decode(errors="replace")
+            message = json.loads(text).get("error", text) if text.startswith("{") else text
+            raise UserError(f"{self.url}: {message}") from None
+        except URLError as error:
+            raise UserError(f"{self.url}: no server answers: {error.reason}") from None
+
+
+def _body(images: Sequence[Image]) -> dict[str, Any]:
+    contents = [image if isinstance(image, bytes) else Path(image).read_bytes() for image in images]
+    return {"images": [base64.b64encode(content).decode() for content in contents]}

@@ -1,0 +1,276 @@
+"""The HTTP interface: what each address takes and returns."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from torch import Tensor
+
+from dmlkit import __version__
+from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt, printable
+from dmlkit.serve.limits import Guard, RefusedError
+from dmlkit.serve.pictures import BODY, MOST_BYTES, Picture, first_message, read_pictures
+from dmlkit.serve.service import BusyError, Service
+
+MOST_NEIGHBORS = 1000
+PAGE = files("dmlkit.serve") / "page"
+SWAGGER = files("fastapi_offline") / "static"
+
+
+class Named(BaseModel):
+    """Images of the gallery."""
+
+    model_config = ConfigDict(extra="forbid")
+    labels: list[str] = []
+    ids: list[str] = []
+
+
+class Wanted(BaseModel):
+    """A version of the gallery."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: Annotated[int, Field(ge=1, le=2**53)]
+
+
+class Served:
+    """What requests are answered with.
+
+    Args:
+        service: model and points.
+        allow_writes: let requests change the gallery.
+        images: folder whose images requests may name by their paths; None for no paths.
+    """
+
+    def __init__(self, service: Service, *, allow_writes: bool, images: Path | None) -> None:
+        self.service, self.allow_writes, self.images = service, allow_writes, images
+        self.registry = CollectorRegistry()
+        self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=self.registry)
+        self.embedded = Counter("dmlkit_images", "Images that were embedded.", registry=self.registry)
+        size = Gauge("dmlkit_gallery_images", "Images that are searched.", registry=self.registry)
+        size.set_function(lambda: len(service.snapshot.points))
+
+    async def answered(self, pictures: Sequence[Picture], work: Callable[[Tensor], Any]) -> Any:
+        """Wait for the model's thread to embed pictures and work on their points."""
+        with self.seconds.time():
+            found = await asyncio.wrap_future(self.service.submit([one.pixels for one in pictures], work))
+        self.embedded.inc(len(pictures))
+        return found
+
+
+def served(request: Request) -> Served:
+    """Return what a request is answered with."""
+    return request.app.state.served
+
+
+def writer(request: Request) -> Served:
+    """Return what a request changes.
+
+    Raises:
+        RefusedError: the server does not change the gallery.
+    """
+    found = served(request)
+    if not found.allow_writes:
+        raise RefusedError(403, "this server does not change the gallery; start it with --allow-writes")
+    return found
+
+
+async def pictures_of(request: Request) -> list[Picture]:
+    """Return the images of a request."""
+    return await read_pictures(request, served(request).images)
+
+
+Server = Annotated[Served, Depends(served)]
+Writer = Annotated[Served, Depends(writer)]
+Pictures = Annotated[list[Picture], Depends(pictures_of)]
+api = APIRouter(prefix="/v1")
+
+
+@api.get("/info")
+async def info(server: Server) -> dict[str, Any]:
+    """Return what is served."""
+    return {**await server.answered([], lambda _: server.service.info()), "writes": server.allow_writes}
+
+
+@api.post("/embed", openapi_extra=BODY)
+async def embed(server: Server, pictures: Pictures) -> dict[str, Any]:
+    """Return one embedding per image."""
+    points = await server.answered(pictures, Tensor.tolist)
+    return {"embeddings": points, "names": [one.name for one in pictures]}
+
+
+@api.post("/search", openapi_extra=BODY)
+async def search(
+    server: Server, pictures: Pictures, k: Annotated[int, Query(ge=1, le=MOST_NEIGHBORS)] = 10
+) -> dict[str, Any]:
+    """Return the k nearest images of each image."""
+    found = await server.answered(pictures, lambda points: server.service.search(points, k))
+    return {"queries": [{"name": one.name, "nearest": near} for one, near in zip(pictures, found, strict=True)]}
+
+
+@api.post("/identify", openapi_extra=BODY)
+async def identify(server: Server, pictures: Pictures) -> dict[str, Any]:
+    """Return the label of each image, or ``unknown``."""
+    found = await server.answered(pictures, server.service.identify)
+    return {"answers": [{"name": one.name, **answer} for one, answer in zip(pictures, found, strict=True)]}
+
+
+@api.post("/verify", openapi_extra=BODY)
+async def verify(server: Server, pictures: Pictures) -> dict[str, Any]:
+    """Return the similarity of two images, and whether they show the same class."""
+    if len(pictures) != 2:
+        raise RefusedError(422, f"got {len(pictures)} images, expected 2 to compare")
+    return await server.answered(pictures, server.service.verify)
+
+
+@api.get("/gallery/labels")
+async def labels(server: Server) -> dict[str, Any]:
+    """Return the number of images of each label; the empty label counts images without one."""
+    return {"labels": await server.answered([], lambda _: server.service.labels())}
+
+
+@api.get("/gallery/images")
+async def images_of_label(
+    server: Server,
+    label: str,
+    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    count: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> dict[str, Any]:
+    """Return the images of a label."""
+    return {"images": await server.answered([], lambda _: server.service.images(label, offset, count))}
+
+
+@api.get("/images/{id}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
+async def thumbnail(server: Server, id: Annotated[str, InPath(max_length=64)]) -> Response:  # noqa: A002
+    """Return a small picture of an image of the source."""
+    picture = await asyncio.to_thread(server.service.snapshot.thumbnail, id)
+    if picture is None:
+        raise RefusedError(404, f"{excerpt(id)}: there is no picture with this id")
+    return Response(picture, media_type="image/jpeg")
+
+
+@api.post("/gallery/add", openapi_extra=BODY)
+async def add(
+    server: Writer, pictures: Pictures, label: Annotated[str, Query(min_length=1, max_length=200)]
+) -> dict[str, Any]:
+    """Add images to the gallery."""
+    contents = [one.content for one in pictures]
+    suffixes = [one.suffix for one in pictures]
+    return await server.answered([], lambda _: server.service.add(contents, suffixes, label))
+
+
+@api.post("/gallery/remove")
+async def remove(server: Writer, named: Named) -> dict[str, Any]:
+    """Remove images from the gallery, by their labels or ids."""
+    return await server.answered([], lambda _: server.service.remove(named.labels, named.ids))
+
+
+@api.get("/gallery/versions")
+async def versions(server: Server) -> dict[str, Any]:
+    """Return the versions of the gallery, the oldest first."""
+    return {"versions": await server.answered([], lambda _: server.service.versions())}
+
+
+@api.post("/gallery/restore")
+async def restore(server: Writer, wanted: Wanted) -> dict[str, Any]:
+    """Make an old version of the gallery the newest one."""
+    return await server.answered([], lambda _: server.service.restore(wanted.version))
+
+
+def make_app(
+    service: Service,
+    *,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    allow_writes: bool = False,
+    images: Path | None = None,
+) -> FastAPI:
+    """Return the application that answers requests on a service.
+
+    Args:
+        service: model and points; it is closed when the server stops.
+        host: address on which the server listens; on a local one, requests for other hosts are refused.
+        token: token that requests need; None for no token.
+        allow_writes, images: see `Served`.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.state.served = Served(service, allow_writes=allow_writes, images=images)
+    app.include_router(api)
+    _report_errors(app)
+    _add_pages(app)
+    app.add_middleware(Guard, host=host, token=token, most_bytes=MOST_BYTES)
+    return app
+
+
+def _report_errors(app: FastAPI) -> None:
+    """Answer every error with a status and ``{"error": MESSAGE}``, and never with a traceback."""
+
+    def answer(status: int, message: str, **headers: str) -> JSONResponse:
+        return JSONResponse({"error": printable(message)}, status, headers)
+
+    @app.exception_handler(RefusedError)
+    async def refused(_: Request, error: RefusedError) -> JSONResponse:
+        return answer(error.status, str(error))
+
+    @app.exception_handler(UserError)
+    async def user_error(_: Request, error: UserError) -> JSONResponse:
+        return answer(409, str(error))
+
+    @app.exception_handler(BusyError)
+    async def busy(_: Request, __: BusyError) -> JSONResponse:
+        return answer(503, "too many images are waiting; send the request again later", **{"retry-after": "1"})
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return answer(422, first_message(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def known(_: Request, error: HTTPException) -> JSONResponse:
+        return answer(error.status_code, str(error.detail), **(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def defect(_: Request, error: Exception) -> JSONResponse:
+        logging.getLogger("dmlkit").error("a request failed", exc_info=error)
+        return answer(500, "internal error; the server's log has the details")
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Add the page, the documentation of the interface, the health check and the metrics."""
+    app.mount("/page", StaticFiles(directory=str(PAGE)), name="page")
+    app.mount("/swagger", StaticFiles(directory=str(SWAGGER)), name="swagger")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(str(PAGE / "index.html"))
+
+    @app.get("/docs", include_in_schema=False)
+    async def documentation() -> FileResponse:
+        return FileResponse(str(PAGE / "docs.html"))
+
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        """Return whether the server answers."""
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(server: Server) -> PlainTextResponse:
+        """Return counts and times as Prometheus reads them."""
+        return PlainTextResponse(generate_latest(server.registry))

@@ -1,0 +1,64 @@
+"""The process of a server: its socket, and its end."""
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+
+from dmlkit.errors import UserError
+from dmlkit.files.source import kind_of
+from dmlkit.serve.app import make_app
+from dmlkit.serve.limits import is_loopback
+from dmlkit.serve.service import Service
+
+GRACE = 30  # seconds for requests that are running when the server is stopped
+
+
+def run_server(
+    source: Path,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    allow_writes: bool,
+    images: Path | None,
+    run: Path | None,
+    device: str,
+    started: Callable[[str, int], None],
+) -> None:
+    """Serve a source until the process gets SIGINT or SIGTERM; requests that are running are finished.
+
+    Args:
+        source, run, device: see `Service`.
+        host, token, allow_writes, images: see `make_app`.
+        port: port; 0 takes a free one.
+        started: called with the address and the number of images when the server listens.
+
+    Raises:
+        UserError: the host needs a token, the port is taken, or see `Service`.
+    """
+    if not is_loopback(host) and not token:
+        raise UserError(
+            f"--host {host}: other machines could use this server; set a token with DMLKIT_TOKEN or --token"
+        )
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token and token):
+        raise UserError("--token: expected printable ASCII characters without spaces at the ends")
+    if allow_writes and kind_of(source) != "gallery":
+        raise UserError(f"--allow-writes: {source} is not a gallery; serve a gallery to change it")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
+    with listening:
+        service = Service(source, run=run, device=device)
+        app = make_app(service, host=host, token=token, allow_writes=allow_writes, images=images)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, server_header=False
+        )
+        name = f"[{host}]" if ":" in host else host
+        started(f"http://{name}:{listening.getsockname()[1]}", len(service.snapshot.points))
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again, once all requests are answered
+            uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,342 @@
+"""What a server answers, on one thread: images that wait together are embedded together."""
+
+import hashlib
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.embedder import Embedder
+from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
+from dmlkit.embedding.gallery.folder import GalleryFolder, history
+from dmlkit.embedding.points import PointItem, PointSet, PointsInMemory, in_memory, load_same_model
+from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.questions.calibration import FILE
+from dmlkit.embedding.questions.identify import Identifier
+from dmlkit.embedding.questions.search import nearest
+from dmlkit.embedding.sources import open_points
+from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.outputs import GALLERY_MARK, writing
+from dmlkit.files.source import require_source
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.threshold import threshold_of
+
+Pixels = NDArray[np.uint8]
+"""RGB image (H, W, 3)."""
+MOST_WAITING = 256  # images; at 60 images/s the last one waits 4 s, more are refused
+MOST_AT_ONCE = 32  # images in one batch of the model: on 2 cores larger ones are no faster
+UPLOADS = "uploads"
+"""Folder in a gallery for the images that a server adds."""
+
+
+class BusyError(Exception):
+    """Too many images wait for the model."""
+
+
+@dataclass(frozen=True)
+class KnownPoints(PointsInMemory):
+    """Points in memory with the ids of their images.
+
+    Args:
+        ids: N ids.
+    """
+
+    ids: Sequence[str | int] = ()
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        """Return what is known of the images of rows (M,)."""
+        return [PointItem(self.ids[row], self.labels[row], self.paths[row]) for row in map(int, rows)]
+
+
+class Snapshot:
+    """The points that are served, at one version.
+
+    Args:
+        opened: embeddings, a gallery or the images of a run.
+        stamp: what changes with the files of a gallery.
+    """
+
+    def __init__(self, opened: PointSet, stamp: object) -> None:
+        loaded, gallery = in_memory(opened), opened if isinstance(opened, GalleryFolder) else None
+        self.points = KnownPoints(
+            **{one.name: getattr(loaded, one.name) for one in fields(PointsInMemory)},
+            ids=gallery.ids if gallery else range(len(loaded)),
+        )
+        self.version = gallery.version if gallery else None
+        self.stamp = stamp
+        self._lock = threading.Lock()
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Rows of the points by the ids of their images."""
+        return {str(name): row for row, name in enumerate(self.points.ids)}
+
+    @cached_property
+    def identifier(self) -> Identifier:
+        """Rule that labels other images."""
+        return Identifier(self.points)
+
+    def thumbnail(self, name: str) -> bytes | None:
+        """Return a small JPEG of the image with an id; None if there is none or it cannot be read."""
+        row = self.rows.get(name)
+        if row is None:
+            return None
+        with self._lock:
+            return self.points.picture(row)
+
+
+class Task(NamedTuple):
+    """Images to embed, and what to do with their points (n, D)."""
+
+    images: Sequence[Pixels]
+    work: Callable[[Tensor], Any]
+    done: Future[Any]
+
+
+class Service:
+    """Model and points of a server. All work runs on one thread, in the order in which it came.
+
+    Other processes may change a gallery meanwhile: each request sees its newest version.
+
+    Args:
+        source: run, folder of embeddings or gallery.
+        run: run whose model embeds. Default: that of the source.
+        device: see `start_fabric`.
+
+    Raises:
+        UserError: the source is none of these, or its model is not known.
+    """
+
+    def __init__(self, source: Path, *, run: Path | None = None, device: str = "auto") -> None:
+        self.kind, self.source, self.device = require_source(source), source, device
+        if self.kind == "array":
+            raise UserError(f"{source}: the model of an array is not known; expected a run, embeddings or a gallery")
+        stamp, is_gallery = self._stamp(), self.kind == "gallery"
+        opened = open_points(source, device=device if self.kind == "run" else None, may_be_empty=is_gallery)
+        fabric = start_fabric(device)
+        self.run = run or opened.run
+        self.embedder = Embedder(load_same_model(opened, run, fabric), fabric)
+        samples = self.embedder.trained.model.samples
+        if not samples.has_pixels:
+            raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
+        self.snapshot = Snapshot(opened, stamp)
+        self._tasks: queue.Queue[Task | None] = queue.Queue()
+        self._waiting = 0
+        self._count = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
+        self._thread.start()
+
+    def submit(self, images: Sequence[Pixels], work: Callable[[Tensor], Any]) -> Future[Any]:
+        """Return the result of ``work(points)``, called with the points (n, D) of the images when their turn comes.
+
+        Raises:
+            BusyError: too many images wait already.
+        """
+        with self._count:
+            if self._waiting + len(images) > MOST_WAITING:
+                raise BusyError
+            self._waiting += len(images)
+        task = Task(images, work, Future())
+        self._tasks.put(task)
+        return task.done
+
+    def close(self) -> None:
+        """Finish what waits, and end the thread."""
+        self._tasks.put(None)
+        self._thread.join()
+
+    def search(self, points: Tensor, k: int) -> list[list[dict[str, Any]]]:
+        """Return the k nearest images of each point (n, D)."""
+        return _nearest(nearest(self._points(), self._asked(points), k))
+
+    def identify(self, points: Tensor) -> list[dict[str, Any]]:
+        """Return label, guess, probability, score, margin and nearest images of each point (n, D)."""
+        self._points()
+        found = self.snapshot.identifier.answers(self._asked(points), [None] * len(points))
+        near = _nearest(found.neighbors)
+        return [
+            {name: value for name, value in answer._asdict().items() if name != "known"} | {"nearest": own}
+            for answer, own in zip(found.answers, near, strict=True)
+        ]
+
+    def verify(self, points: Tensor) -> dict[str, Any]:
+        """Return the similarity of two points, and whether it reaches the threshold of the calibrated run."""
+        similarity = float(self.embedder.similarity(points[:1].numpy(), points[1:].numpy())[0, 0])
+        manifest = self.snapshot.points.manifest
+        folder = None if self.run is None else RunFolder(self.run)
+        calibrated = None if folder is None or manifest is None else threshold_of(folder, manifest.model.fingerprint)
+        if calibrated is None:
+            return {"similarity": similarity, "threshold": None, "same": None}
+        same = similarity >= calibrated.threshold
+        return {"similarity": similarity, "threshold": calibrated.threshold, "same": same}
+
+    def info(self) -> dict[str, Any]:
+        """Return what is served."""
+        points, manifest = self.snapshot.points, self.snapshot.points.manifest
+        assert manifest is not None
+        labels = {label for label in points.labels if label is not None}
+        return {
+            "kind": self.kind,
+            "source": str(self.source),
+            "images": len(points),
+            "labels": len(labels),
+            "dim": manifest.dim,
+            "similarity": points.manifold.similarity_name,
+            "weights": manifest.model.fingerprint,
+            "version": self.snapshot.version,
+        }
+
+    def labels(self) -> dict[str, int]:
+        """Return the number of images of each label; the label "" counts images without one."""
+        return dict(sorted(Counter(label or "" for label in self.snapshot.points.labels).items()))
+
+    def images(self, label: str, offset: int, count: int) -> list[dict[str, Any]]:
+        """Return some of the images of a label; the label "" is that of images without one."""
+        points = self.snapshot.points
+        rows = [row for row, name in enumerate(points.labels) if (name or "") == label][offset : offset + count]
+        return [{"id": str(points.ids[row]), "path": points.paths[row]} for row in rows]
+
+    def add(self, files: Sequence[bytes], suffixes: Sequence[str], label: str) -> dict[str, Any]:
+        """Add images to the gallery; their files are kept in its folder ``uploads``.
+
+        Raises:
+            UserError: the source is no gallery, the label is not valid, or the disk is full.
+        """
+        self._require_gallery()
+        folder = self.source / UPLOADS
+        added, messages = 0, list[str]()
+        for content, suffix in zip(files, suffixes, strict=True):
+            place = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
+            is_new = not place.exists()
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
+                with atomic_write(place) as partial:
+                    partial.write_bytes(content)
+            model = self.embedder.trained
+            found = add_images(self.source, place, label=label, model=model, device=self.device)
+            added += found.added
+            messages += [*found.repeated, *found.skipped]
+            if is_new and not found.added:
+                place.unlink()
+        return {"added": added, "messages": messages, "version": self._reopen()}
+
+    def remove(self, labels: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
+        """Remove images from the gallery.
+
+        Raises:
+            UserError: the source is no gallery, or no image has one of the names.
+        """
+        self._require_gallery()
+        count = remove_images(self.source, labels=labels, ids=ids)
+        return {"removed": count, "version": self._reopen()}
+
+    def versions(self) -> list[dict[str, Any]]:
+        """Return the versions of the gallery, the oldest first.
+
+        Raises:
+            UserError: the source is no gallery.
+        """
+        self._require_gallery()
+        found = history(self.source)
+        return [{"version": one.number, "time": one.time.isoformat(), "images": one.images} for one in found]
+
+    def restore(self, version: int) -> dict[str, Any]:
+        """Make an old version of the gallery the newest one.
+
+        Raises:
+            UserError: the source is no gallery, or has no such version.
+        """
+        self._require_gallery()
+        images = restore_version(self.source, version)
+        return {"images": images, "version": self._reopen()}
+
+    def _loop(self) -> None:
+        ends = False
+        while not ends:
+            task = self._tasks.get()
+            if task is None:
+                return
+            tasks = [task]
+            while sum(len(one.images) for one in tasks) < MOST_AT_ONCE:
+                try:
+                    following = self._tasks.get_nowait()
+                except queue.Empty:
+                    break
+                if following is None:
+                    ends = True
+                    break
+                tasks.append(following)
+            self._work(tasks)
+
+    def _work(self, tasks: Sequence[Task]) -> None:
+        """Embed the images of some tasks in one batch, and do their work."""
+        try:
+            images = [image for task in tasks for image in task.images]
+            points = torch.from_numpy(self.embedder.embed(images))
+            self._refresh()
+        except BaseException as error:  # each request reports it
+            for task in tasks:
+                task.done.set_exception(error)
+            return
+        finally:
+            with self._count:
+                self._waiting -= sum(len(task.images) for task in tasks)
+        for task, own in zip(tasks, points.split([len(task.images) for task in tasks]), strict=True):
+            try:
+                task.done.set_result(task.work(own))
+            except BaseException as error:
+                task.done.set_exception(error)
+
+    def _refresh(self) -> None:
+        """Open the gallery again if it has changed since."""
+        if self.kind == "gallery" and self._stamp() != self.snapshot.stamp:
+            self._reopen()
+
+    def _reopen(self) -> int:
+        """Open the newest version of the gallery, and return its number."""
+        stamp, gallery, manifest = self._stamp(), GalleryFolder(self.source), self.snapshot.points.manifest
+        if manifest is None or gallery.manifest.model != manifest.model:
+            raise UserError(f"{self.source}: this gallery was replaced by one of another model; start the server again")
+        self.snapshot = Snapshot(gallery, stamp)
+        return gallery.version
+
+    def _stamp(self) -> object:
+        """Return what changes when a gallery or its calibration does."""
+        return tuple(_stamp(self.source / name) for name in (GALLERY_MARK, FILE))
+
+    def _require_gallery(self) -> None:
+        if self.kind != "gallery":
+            raise UserError(f"{self.source}: is not a gallery; serve a gallery to change it")
+
+    def _points(self) -> KnownPoints:
+        if not len(self.snapshot.points):
+            raise UserError(f"{self.source}: this gallery is empty; add images first")
+        return self.snapshot.points
+
+    def _asked(self, points: Tensor) -> PointsInMemory:
+        names = [""] * len(points)
+        return PointsInMemory("request", self.snapshot.points.manifold, points, names, [None] * len(points))
+
+
+def _nearest(found: Answers) -> list[list[dict[str, Any]]]:
+    return [[neighbor.plain() for neighbor in neighbors] for _, neighbors in found.neighbors()]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
