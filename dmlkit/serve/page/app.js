@@ -214,6 +214,7 @@ async function showLabel(name) {
   state.label = name;
   state.shown = 0;
   $("#shown-label").textContent = `${name || "without a label"}, ${plural(counts[name], "image", "images")}`;
+  $("#shown-label").hidden = false;
   $("#images").replaceChildren();
   await showMore();
   $("#shown-label").focus();
@@ -259,7 +260,7 @@ async function showGallery() {
       button.onclick = () => attempt("Restoring ...", async () => {
         await post("/v1/gallery/restore", { version });
         $("#images").replaceChildren();
-        $("#shown-label").textContent = "";
+        $("#shown-label").hidden = true;
         $("#more").hidden = true;
         await showGallery();
         say(`Restored version ${version}.`);

@@ -1,0 +1,121 @@
+"""The page of ``dmlkit serve`` in a browser: each flow, by mouse and keys, at the width of a phone and of a screen."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY_RECIPE
+from tests.datasets import trees
+
+playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make test-browser")
+pytestmark = pytest.mark.browser
+BAD = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of a server with a token, and a folder with photos."""
+    from dmlkit.embedding.gallery.change import create_gallery
+    from dmlkit.training import train
+
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
+    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    for label, name in enumerate(("crow", "dove", BAD)):
+        for index in range(4):
+            trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
+    create_gallery(folder / "run", folder / "photos", folder / "gallery", device="cpu")
+    command = [sys.executable, "-m", "dmlkit", "serve", str(folder / "gallery"), "--port", "0", "--allow-writes"]
+    environment = {**os.environ, "DMLKIT_TOKEN": "secret", "COLUMNS": "300"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        yield next(word for word in line.split() if word.startswith("http://")), folder
+        process.terminate()
+
+
+@pytest.fixture(params=[1280, 360])
+def page(request: pytest.FixtureRequest, server: tuple[str, Path]) -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        path = shutil.which("chromium") or driver.chromium.executable_path
+        if not Path(path).exists():
+            pytest.skip("chromium is missing: make test-browser")
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        found = browser.new_page(viewport={"width": request.param, "height": 800})
+        faults = list[str]()
+        found.on("pageerror", lambda error: faults.append(str(error)))
+        found.on("dialog", lambda dialog: faults.append(dialog.message))
+        found.on("request", lambda one: one.url.startswith((server[0], "blob:", "data:")) or faults.append(one.url))
+        found.goto(server[0])
+        found.fill("#login input", "secret")
+        found.keyboard.press("Enter")
+        found.locator("#source", has_text="images").wait_for()
+        yield found
+        assert found.evaluate("document.documentElement.scrollWidth") <= request.param
+        assert faults == []
+        browser.close()
+
+
+def test_a_photo_is_identified_added_found_removed_and_restored(page: Any, server: tuple[str, Path], tmp_path: Path):
+    width = page.viewport_size["width"]
+    photo = tmp_path / f"{width}.jpg"
+    trees.photo(photo, 300 + width, (40, 30))
+    page.set_input_files("input[data-use=identify]", photo)
+    page.wait_for_selector(".answer .verdict")
+    page.locator(".answer .shelf img[src^=blob]").nth(2).wait_for()
+    label = f"heron{width}"
+    page.fill(".answer form input", label)
+    page.keyboard.press("Enter")
+    page.locator("#message", has_text=f"Added as {label}").wait_for()
+
+    page.click("nav a[href='#gallery']")
+    page.click(f"text='{label} (1)'")
+    page.wait_for_selector("#images figure")
+    page.click("#images button")
+    page.locator("#message", has_text="Removed").wait_for()
+    assert page.locator(f"text='{label} (1)'").count() == 0
+    page.click("#history summary")
+    page.locator("#versions button").first.click()
+    page.locator("#message", has_text="Restored").wait_for()
+    assert page.locator(f"text='{label} (1)'").count() == 1
+
+
+def test_photos_are_searched_and_compared(page: Any, server: tuple[str, Path]):
+    first, second = (server[1] / "photos" / "crow" / f"{index}.jpg" for index in (0, 1))
+    page.click("nav a[href='#search']")
+    page.fill("#neighbors", "5")
+    page.set_input_files("input[data-use=search]", [first, second])
+    page.wait_for_selector(".answer")
+    assert page.locator(".answer").count() == 2 and page.locator(".answer figure").count() == 10
+    assert page.locator(".answer").first.locator("figcaption strong").first.inner_text() == "crow"
+    page.click("nav a[href='#compare']")
+    page.set_input_files("input[data-use=compare]", [first, first])
+    page.wait_for_selector(".pair")
+    assert "Similarity 1.000" in page.inner_text("section[data-view=compare]")
+    page.set_input_files("input[data-use=compare]", first)
+    page.locator("#message", has_text="Choose two photos").wait_for()
+
+
+def test_names_are_shown_as_text(page: Any):
+    page.click("nav a[href='#gallery']")
+    page.wait_for_selector("#labels button")
+    assert any(BAD in text for text in page.locator("#labels button").all_inner_texts())
+
+
+def test_the_page_can_be_used_with_a_screen_reader(page: Any):
+    axe = os.environ.get("AXE")
+    if not axe:
+        pytest.skip("set AXE to the file axe.min.js of axe-core")
+    for view in ("identify", "search", "compare", "gallery"):
+        page.click(f"nav a[href='#{view}']")
+        page.wait_for_timeout(300)
+        page.evaluate(Path(axe).read_text())
+        found = page.evaluate("axe.run().then((result) => JSON.stringify(result.violations))")
+        assert json.loads(found) == []

@@ -1,0 +1,332 @@
+"""``dmlkit serve`` against the functions that the commands call, and against requests that must be refused."""
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
+from fastapi.testclient import TestClient
+
+from dmlkit.client import Client
+from dmlkit.embedding.embedder import load
+from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
+from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.search import search
+from dmlkit.errors import UserError
+from dmlkit.evaluation.calibration import calibrate_run
+from dmlkit.serve import service as serving
+from dmlkit.serve.app import make_app
+from dmlkit.serve.limits import Guard
+from dmlkit.serve.service import Service
+from tests.conftest import END, TINY_RECIPE
+from tests.datasets import trees
+
+BIRDS = ("crow", "dove", "finch", "gull")
+LOCAL = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibrated run, and photos for a gallery and for questions."""
+    from dmlkit.training import train
+
+    folder = tmp_path_factory.mktemp("serve")
+    recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0")
+    (folder / "recipe.yaml").write_text(recipe)
+    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    for label, name in enumerate(BIRDS):
+        for index in range(4):
+            trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
+    for index in range(5):
+        trees.photo(folder / "asked" / f"{index}.jpg", 200 + index, (40, 30))
+    return folder
+
+
+@pytest.fixture
+def gallery(place: Path, tmp_path: Path) -> Path:
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", device="cpu")
+    return tmp_path / "gallery"
+
+
+@pytest.fixture
+def client(gallery: Path, place: Path) -> Iterator[TestClient]:
+    service = Service(gallery, device="cpu")
+    app = make_app(service, allow_writes=True, images=place / "asked")
+    with TestClient(app, LOCAL, raise_server_exceptions=False) as found:
+        yield found
+
+
+def sent(*paths: Path) -> Any:
+    return [("images", (path.name, path.read_bytes())) for path in paths]
+
+
+def asked(place: Path) -> list[Path]:
+    return sorted((place / "asked").iterdir())
+
+
+def test_answers_are_those_of_the_commands(client: TestClient, gallery: Path, place: Path):
+    paths = asked(place)
+    points = load(place / "run", device="cpu").embed(paths)
+    found = client.post("/v1/embed", files=sent(*paths)).json()
+    np.testing.assert_allclose(found["embeddings"], points, atol=1e-6)
+    assert found["names"] == [path.name for path in paths]
+
+    nearest = dict(search(gallery, place / "asked", k=5, device="cpu").neighbors())
+    for query in client.post("/v1/search?k=5", files=sent(*paths)).json()["queries"]:
+        expected = [one.plain() for one in nearest[str(place / "asked" / query["name"])]]
+        assert [one["id"] for one in query["nearest"]] == [one["id"] for one in expected]
+        np.testing.assert_allclose(
+            [one["similarity"] for one in query["nearest"]], [one["similarity"] for one in expected], atol=1e-6
+        )
+
+    labels = {Path(path).name: answer for path, answer in identify(gallery, place / "asked", device="cpu").labeled()}
+    for answer in client.post("/v1/identify", files=sent(*paths)).json()["answers"]:
+        expected = labels[answer["name"]]
+        assert (answer["label"], answer["guess"]) == (expected.label, expected.guess)
+        assert answer["probability"] == pytest.approx(expected.probability, abs=1e-4)
+        assert answer["score"] == pytest.approx(expected.score, abs=1e-6)
+
+
+def test_two_images_are_compared_with_the_threshold_of_the_run(client: TestClient, place: Path):
+    first, second = asked(place)[:2]
+    model = load(place / "run", device="cpu")
+    similarity = float(model.similarity(*(model.embed([path]) for path in (first, second)))[0, 0])
+    found = client.post("/v1/verify", files=sent(first, second)).json()
+    assert found == {"similarity": pytest.approx(similarity, abs=1e-6), "threshold": None, "same": None}
+    calibrated = calibrate_run(place / "run", far=0.5)
+    try:
+        found = client.post("/v1/verify", files=sent(first, second)).json()
+        assert found["threshold"] == calibrated.threshold and found["same"] == (similarity >= calibrated.threshold)
+        assert client.post("/v1/verify", files=sent(first, first)).json()["same"] is True
+    finally:
+        (place / "run" / "threshold.json").unlink()
+
+
+def test_the_same_images_as_files_as_base64_and_as_paths(client: TestClient, place: Path):
+    paths = asked(place)[:2]
+    body = {"images": [base64.b64encode(path.read_bytes()).decode() for path in paths]}
+    as_files = client.post("/v1/embed", files=sent(*paths)).json()["embeddings"]
+    assert client.post("/v1/embed", json=body).json()["embeddings"] == as_files
+    assert client.post("/v1/embed", json={"paths": [path.name for path in paths]}).json()["embeddings"] == as_files
+
+
+def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(gallery: Path, place: Path, monkeypatch):
+    service, sizes, begun, release = Service(gallery, device="cpu"), list[int](), threading.Event(), threading.Event()
+    embed = service.embedder.embed
+
+    def slow(images: Any) -> Any:
+        sizes.append(len(images))
+        begun.set()
+        release.wait(END)
+        return embed(images)
+
+    monkeypatch.setattr(service.embedder, "embed", slow)
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (20, 20, 3), dtype=np.uint8) for _ in range(6)]
+    first = service.submit(images[:1], torch.Tensor.tolist)
+    assert begun.wait(END)
+    others = [service.submit([image], torch.Tensor.tolist) for image in images[1:]]
+    release.set()
+    found = [future.result(END)[0] for future in (first, *others)]
+    service.close()
+    assert sizes == [1, 5]
+    np.testing.assert_allclose(found, embed(images), atol=1e-6)
+
+
+def test_more_images_than_can_wait_are_refused_and_what_waits_is_answered(gallery: Path, monkeypatch):
+    monkeypatch.setattr(serving, "MOST_WAITING", 2)
+    service, release = Service(gallery, device="cpu"), threading.Event()
+    image = np.zeros((8, 8, 3), np.uint8)
+    waiting = service.submit([image, image], lambda points: release.wait(END) and len(points))
+    with pytest.raises(serving.BusyError):
+        service.submit([image], len)
+    release.set()
+    assert waiting.result(END) == 2
+    assert service.submit([image, image], len).result(END) == 2
+    service.close()
+
+
+def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient, gallery: Path, place: Path):
+    new, *_ = asked(place)
+    before = client.get("/v1/info").json()
+    assert (before["images"], before["labels"], before["writes"]) == (16, 4, True)
+    added = client.post("/v1/gallery/add?label=heron", files=sent(new)).json()
+    assert added["added"] == 1 and client.get("/v1/gallery/labels").json()["labels"]["heron"] == 1
+    assert client.post("/v1/identify", files=sent(new)).json()["answers"][0]["guess"] == "heron"
+    again = client.post("/v1/gallery/add?label=heron", files=sent(new)).json()
+    assert again["added"] == 0 and len(again["messages"]) == 1
+    (image,) = client.get("/v1/gallery/images?label=heron").json()["images"]
+    assert Path(image["path"]).read_bytes() == new.read_bytes()
+    assert client.get(f"/v1/images/{image['id']}").content[:2] == b"\xff\xd8"
+    assert client.post("/v1/gallery/remove", json={"ids": [image["id"]]}).json()["removed"] == 1
+    assert "heron" not in client.get("/v1/gallery/labels").json()["labels"]
+    versions = client.get("/v1/gallery/versions").json()["versions"]
+    assert [one["images"] for one in versions] == [16, 17, 16]
+    assert client.post("/v1/gallery/restore", json={"version": versions[1]["version"]}).json()["images"] == 17
+    assert client.get("/v1/info").json()["images"] == 17
+
+
+def test_changes_of_other_processes_are_seen(client: TestClient, gallery: Path, place: Path):
+    assert client.get("/v1/info").json()["images"] == 16
+    remove_images(gallery, labels=["crow"])
+    assert client.get("/v1/info").json()["images"] == 12
+    add_images(gallery, place / "photos" / "crow", label="raven", device="cpu")
+    answer = client.post("/v1/identify", files=sent(place / "photos" / "crow" / "0.jpg")).json()["answers"][0]
+    assert answer["guess"] == "raven"
+
+
+def test_a_gallery_that_is_removed_is_reported_and_found_again(client: TestClient, gallery: Path, place: Path):
+    gallery.rename(gallery.with_name("away"))
+    response = client.post("/v1/identify", files=sent(*asked(place)[:1]))
+    assert response.status_code == 409 and str(gallery) in response.json()["error"]
+    gallery.with_name("away").rename(gallery)
+    assert client.post("/v1/identify", files=sent(*asked(place)[:1])).status_code == 200
+
+
+def test_a_run_is_served_and_is_not_changed(place: Path):
+    with TestClient(make_app(Service(place / "run", device="cpu")), LOCAL) as client:
+        info = client.get("/v1/info").json()
+        assert (info["kind"], info["version"], info["writes"]) == ("run", None, False)
+        found = client.post("/v1/identify", files=sent(*asked(place)[:1])).json()["answers"]
+        assert found[0]["guess"] in client.get("/v1/gallery/labels").json()["labels"]
+        response = client.post("/v1/gallery/remove", json={"labels": ["a"]})
+        assert response.status_code == 403 and "--allow-writes" in response.json()["error"]
+
+
+PHOTO = ("images", ("a.png", b"\x89PNG\r\n\x1a\n damaged"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "message"),
+    [
+        ({"url": "/v1/embed", "files": [PHOTO]}, 422, "a.png: cannot read this image"),
+        ({"url": "/v1/embed", "files": [("photo", PHOTO[1])]}, 422, "expected files in the field images"),
+        ({"url": "/v1/embed", "files": [PHOTO] * 65}, 400, "cannot read this form"),
+        ({"url": "/v1/embed", "content": b"x"}, 415, "expected multipart/form-data or application/json"),
+        ({"url": "/v1/embed", "json": {}}, 422, "got no image"),
+        ({"url": "/v1/embed", "json": {"images": ["?"]}}, 422, "expected an image file in base64"),
+        ({"url": "/v1/embed", "json": {"image": []}}, 422, "image: Extra inputs are not permitted"),
+        ({"url": "/v1/embed", "json": {"paths": ["../recipe.yaml"]}}, 404, "no such file in the folder"),
+        ({"url": "/v1/embed", "json": {"paths": ["link.jpg"]}}, 404, "no such file in the folder"),
+        ({"url": "/v1/embed", "json": {"paths": ["\x00"]}}, 404, "cannot be read"),
+        ({"url": "/v1/search?k=0", "json": {"paths": ["0.jpg"]}}, 422, "query.k"),
+        ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "expected 2 to compare"),
+        ({"url": "/v1/gallery/add?label=unknown", "json": {"paths": ["0.jpg"]}}, 409, "unknown"),
+        ({"url": "/v1/gallery/remove", "json": {}}, 409, "name what to take out"),
+        ({"url": "/v1/gallery/restore", "json": {"version": 99}}, 409, "has no version 99"),
+        ({"url": "/v1/nothing"}, 404, "Not Found"),
+        ({"url": "/v1/embed", "headers": {"origin": "http://evil.example"}}, 403, "pages of other sites"),
+        ({"url": "/v1/embed", "headers": {"host": "evil.example"}}, 403, "localhost only"),
+        ({"url": "/v1/embed", "headers": {"content-length": "9" * 12}, "content": b""}, 413, "more than 64 MB"),
+    ],
+)
+def test_what_cannot_be_answered_has_a_status_and_a_message(
+    client: TestClient, place: Path, request_: dict[str, Any], status: int, message: str
+):
+    link = place / "asked" / "link.jpg"
+    link.symlink_to(place / "photos" / "crow" / "0.jpg")
+    try:
+        response = client.post(**request_)
+    finally:
+        link.unlink()
+    assert response.status_code == status and message in response.json()["error"], response.text
+
+
+def test_a_token_is_needed_but_for_the_page_and_the_health(gallery: Path):
+    with TestClient(make_app(Service(gallery, device="cpu"), token="secret"), LOCAL) as client:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            expected = 200 if headers.get("authorization") == "secret" else 401
+            assert client.get("/v1/info", headers=headers).status_code == expected
+        assert client.get("/v1/info", headers={"authorization": "Bearer secret"}).status_code == 200
+        assert client.get("/metrics").status_code == 401
+        for path in ("/", "/page/app.js", "/page/style.css", "/docs", "/swagger/swagger-ui.css", "/healthz"):
+            response = client.get(path)
+            assert response.status_code == 200 and "default-src 'self'" in response.headers["content-security-policy"]
+        assert client.get("/page/../service.py").status_code in (401, 404)
+
+
+@pytest.mark.parametrize(("pieces", "status"), [([b"x" * 60, b"x" * 60], 413), ([b"x", None], 408)])
+def test_a_body_without_a_length_is_counted_and_must_come_in_time(pieces: list[bytes | None], status: int):
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    async def receive() -> dict[str, Any]:
+        piece = pieces.pop(0)
+        if piece is None:
+            await asyncio.sleep(END)
+        return {"type": "http.request", "body": piece, "more_body": True}
+
+    answers = list[dict[str, Any]]()
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    guard = Guard(application, host="127.0.0.1", token=None, most_bytes=100, patience=0.05)
+    scope = {"type": "http", "path": "/v1/embed", "headers": [(b"host", b"127.0.0.1")]}
+    asyncio.run(guard(scope, receive, send))
+    assert answers[0]["status"] == status and json.loads(answers[1]["body"])["error"]
+
+
+@pytest.mark.slow
+def test_the_command_serves_its_client_and_ends_when_it_is_told(gallery: Path, place: Path):
+    command = [
+        sys.executable,
+        "-m",
+        "dmlkit",
+        "serve",
+        str(gallery),
+        "--port",
+        "0",
+        "--allow-writes",
+        "--device",
+        "cpu",
+    ]
+    environment = {**os.environ, "DMLKIT_TOKEN": "secret", "COLUMNS": "300"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "16 images" in line
+            url = next(word for word in line.split() if word.startswith("http://"))
+            with pytest.raises(UserError, match="expected the header Authorization"):
+                Client(url).info()
+            client, (first, second, *_) = Client(url, token="secret"), asked(place)
+            assert client.info()["images"] == 16
+            assert client.add([first], "heron")["added"] == 1
+            (answer,) = client.identify([first.read_bytes()])
+            assert answer["guess"] == "heron" and answer["nearest"][0]["id"] == client.search([first], k=1)[0][0]["id"]
+            assert client.verify(first, first)["similarity"] == pytest.approx(1, abs=1e-5)
+            assert np.shape(client.embed([first, second]))[0] == 2
+            assert client.remove(labels=["heron"]) == 1
+            process.send_signal(signal.SIGINT)
+            assert process.wait(END) == 0
+        finally:
+            process.kill()
+
+
+def test_what_cannot_be_served_is_refused(dmlkit: Any, gallery: Path, place: Path, tmp_path: Path):
+    np.save(tmp_path / "points.npy", np.eye(4, dtype=np.float32))
+    for words, message in (
+        ([gallery, "--host", "0.0.0.0"], "set a token with DMLKIT_TOKEN"),
+        ([place / "run", "--allow-writes"], "is not a gallery"),
+        ([gallery, "--host", "nowhere.invalid", "--token", "x"], "cannot listen there"),
+        ([tmp_path / "points.npy", "--port", "0"], "the model of an array is not known"),
+        ([gallery, "--token", " x"], "expected printable ASCII"),
+    ):
+        found = dmlkit("serve", *map(str, words))
+        assert found.code == 2 and message in found.err, found.err
