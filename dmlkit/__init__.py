@@ -14,6 +14,7 @@ The command line (``dmlkit --help``) and the recipes are the front door. What th
     for path, answer in gallery.identify("new/").labeled():
         print(path, answer.label, answer.score)
 
+`Client` sends images to ``dmlkit serve``, and imports no torch.
 `load` also takes the name of a pretrained model, e.g. ``timm:vit_small_patch14_dinov2``. The components are a library
 too::
 
@@ -31,14 +32,16 @@ from dmlkit.errors import UserError
 if TYPE_CHECKING:
     from dmlkit.embedding.embedder import Embedder, load
     from dmlkit.embedding.image_gallery import ImageGallery, gallery
+    from dmlkit.embedding.serve.client import Client
     from dmlkit.evaluation.run import evaluate_run as evaluate
     from dmlkit.training.train import train
 
-__all__ = ["Embedder", "ImageGallery", "UserError", "evaluate", "gallery", "load", "train"]
+__all__ = ["Client", "Embedder", "ImageGallery", "UserError", "evaluate", "gallery", "load", "train"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # each is imported when it is first asked for: torch takes seconds
     _PLACES = {
+        "Client": ("dmlkit.embedding.serve.client", "Client"),
         "Embedder": ("dmlkit.embedding.embedder", "Embedder"),
         "ImageGallery": ("dmlkit.embedding.image_gallery", "ImageGallery"),
         "evaluate": ("dmlkit.evaluation.run", "evaluate_run"),

@@ -32,7 +32,7 @@ LAYERS = {
             "model run_folder loading",
             "embedding",
             "evaluation export geometry testing",
-            "training serve client",
+            "training",
             "study",
             "cli",
         )

@@ -63,7 +63,7 @@ def serve(
     from dmlkit.errors import UserError
 
     try:
-        from dmlkit.serve.server import run_server
+        from dmlkit.embedding.serve.server import run_server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("dmlkit"):
             raise

@@ -12,10 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PATIENCE = 30  # seconds between two pieces of a request's body
 PUBLIC = ("/", "/docs", "/openapi.json", "/healthz")
-"""Paths that need no token, besides files of the page: the page, which asks for it, its documentation, and the health."""
-POLICY = (
-    "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
-)
+"""Paths that need no token, like the files of the page: the page asks for the token."""
+POLICY = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
 
 
 class RefusedError(Exception):

@@ -19,17 +19,17 @@ import torch
 pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
 from fastapi.testclient import TestClient
 
-from dmlkit.client import Client
 from dmlkit.embedding.embedder import load
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.questions.search import search
+from dmlkit.embedding.serve import service as serving
+from dmlkit.embedding.serve.app import make_app
+from dmlkit.embedding.serve.client import Client
+from dmlkit.embedding.serve.limits import Guard
+from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
-from dmlkit.serve import service as serving
-from dmlkit.serve.app import make_app
-from dmlkit.serve.limits import Guard
-from dmlkit.serve.service import Service
 from tests.conftest import END, TINY_RECIPE
 from tests.datasets import trees
 

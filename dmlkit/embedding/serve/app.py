@@ -19,14 +19,14 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from dmlkit import __version__
+from dmlkit.embedding.serve.limits import Guard, RefusedError
+from dmlkit.embedding.serve.pictures import BODY, MOST_BYTES, SentImage, first_message, read_pictures
+from dmlkit.embedding.serve.service import BusyError, Service
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
-from dmlkit.serve.limits import Guard, RefusedError
-from dmlkit.serve.pictures import BODY, MOST_BYTES, Picture, first_message, read_pictures
-from dmlkit.serve.service import BusyError, Service
 
 MOST_NEIGHBORS = 1000
-PAGE = files("dmlkit.serve") / "page"
+PAGE = files("dmlkit.embedding.serve") / "page"
 SWAGGER = files("fastapi_offline") / "static"
 
 
@@ -38,7 +38,7 @@ class Named(BaseModel):
     ids: list[str] = []
 
 
-class Wanted(BaseModel):
+class WantedVersion(BaseModel):
     """A version of the gallery."""
 
     model_config = ConfigDict(extra="forbid")
@@ -62,7 +62,7 @@ class Served:
         size = Gauge("dmlkit_gallery_images", "Images that are searched.", registry=self.registry)
         size.set_function(lambda: len(service.snapshot.points))
 
-    async def answered(self, pictures: Sequence[Picture], work: Callable[[Tensor], Any]) -> Any:
+    async def answered(self, pictures: Sequence[SentImage], work: Callable[[Tensor], Any]) -> Any:
         """Wait for the model's thread to embed pictures and work on their points."""
         with self.seconds.time():
             found = await asyncio.wrap_future(self.service.submit([one.pixels for one in pictures], work))
@@ -87,14 +87,14 @@ def writer(request: Request) -> Served:
     return found
 
 
-async def pictures_of(request: Request) -> list[Picture]:
+async def pictures_of(request: Request) -> list[SentImage]:
     """Return the images of a request."""
     return await read_pictures(request, served(request).images)
 
 
 Server = Annotated[Served, Depends(served)]
 Writer = Annotated[Served, Depends(writer)]
-Pictures = Annotated[list[Picture], Depends(pictures_of)]
+SentImages = Annotated[list[SentImage], Depends(pictures_of)]
 api = APIRouter(prefix="/v1")
 
 
@@ -105,7 +105,7 @@ async def info(server: Server) -> dict[str, Any]:
 
 
 @api.post("/embed", openapi_extra=BODY)
-async def embed(server: Server, pictures: Pictures) -> dict[str, Any]:
+async def embed(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return one embedding per image."""
     points = await server.answered(pictures, Tensor.tolist)
     return {"embeddings": points, "names": [one.name for one in pictures]}
@@ -113,7 +113,7 @@ async def embed(server: Server, pictures: Pictures) -> dict[str, Any]:
 
 @api.post("/search", openapi_extra=BODY)
 async def search(
-    server: Server, pictures: Pictures, k: Annotated[int, Query(ge=1, le=MOST_NEIGHBORS)] = 10
+    server: Server, pictures: SentImages, k: Annotated[int, Query(ge=1, le=MOST_NEIGHBORS)] = 10
 ) -> dict[str, Any]:
     """Return the k nearest images of each image."""
     found = await server.answered(pictures, lambda points: server.service.search(points, k))
@@ -121,14 +121,14 @@ async def search(
 
 
 @api.post("/identify", openapi_extra=BODY)
-async def identify(server: Server, pictures: Pictures) -> dict[str, Any]:
+async def identify(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return the label of each image, or ``unknown``."""
     found = await server.answered(pictures, server.service.identify)
     return {"answers": [{"name": one.name, **answer} for one, answer in zip(pictures, found, strict=True)]}
 
 
 @api.post("/verify", openapi_extra=BODY)
-async def verify(server: Server, pictures: Pictures) -> dict[str, Any]:
+async def verify(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return the similarity of two images, and whether they show the same class."""
     if len(pictures) != 2:
         raise RefusedError(422, f"got {len(pictures)} images, expected 2 to compare")
@@ -163,7 +163,7 @@ async def thumbnail(server: Server, id: Annotated[str, InPath(max_length=64)]) -
 
 @api.post("/gallery/add", openapi_extra=BODY)
 async def add(
-    server: Writer, pictures: Pictures, label: Annotated[str, Query(min_length=1, max_length=200)]
+    server: Writer, pictures: SentImages, label: Annotated[str, Query(min_length=1, max_length=200)]
 ) -> dict[str, Any]:
     """Add images to the gallery."""
     contents = [one.content for one in pictures]
@@ -184,7 +184,7 @@ async def versions(server: Server) -> dict[str, Any]:
 
 
 @api.post("/gallery/restore")
-async def restore(server: Writer, wanted: Wanted) -> dict[str, Any]:
+async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
     """Make an old version of the gallery the newest one."""
     return await server.answered([], lambda _: server.service.restore(wanted.version))
 

@@ -15,9 +15,9 @@ from starlette.exceptions import HTTPException
 
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import EXTENSIONS, decode_image, decoding
+from dmlkit.embedding.serve.limits import RefusedError
+from dmlkit.embedding.serve.service import Pixels
 from dmlkit.files.escape import excerpt, printable
-from dmlkit.serve.limits import RefusedError
-from dmlkit.serve.service import Pixels
 
 MOST_IMAGES = 64  # of one request
 MOST_BYTES = 64_000_000  # of one request's body
@@ -48,7 +48,7 @@ BODY: dict[str, Any] = {
 """The body of a request with images, for ``/docs``."""
 
 
-class Picture(NamedTuple):
+class SentImage(NamedTuple):
     """Image of a request."""
 
     name: str
@@ -72,7 +72,7 @@ class Images(BaseModel):
     ] = []
 
 
-async def read_pictures(request: Request, root: Path | None) -> list[Picture]:
+async def read_pictures(request: Request, root: Path | None) -> list[SentImage]:
     """Return the images of a request: files of a form, or JSON with base64 or paths below a root.
 
     Raises:
@@ -88,7 +88,9 @@ async def read_pictures(request: Request, root: Path | None) -> list[Picture]:
             raise RefusedError(415, f"Content-Type {kind!r}: expected multipart/form-data or application/json")
     if not given:
         raise RefusedError(422, "got no image, expected at least one: form field images, or JSON {images: [BASE64]}")
-    return await asyncio.to_thread(lambda: [Picture(name, content, _decoded(name, content)) for name, content in given])
+    return await asyncio.to_thread(
+        lambda: [SentImage(name, content, _decoded(name, content)) for name, content in given]
+    )
 
 
 async def _of_form(request: Request) -> list[tuple[str, bytes]]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import uvicorn
 
+from dmlkit.embedding.serve.app import make_app
+from dmlkit.embedding.serve.limits import is_loopback
+from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
-from dmlkit.serve.app import make_app
-from dmlkit.serve.limits import is_loopback
-from dmlkit.serve.service import Service
 
 GRACE = 30  # seconds for requests that are running when the server is stopped
 
