@@ -14,5 +14,5 @@ def test_what_is_offered_is_there_and_documented(name: str):
 
 
 def test_another_name_is_told_with_those_there_are():
-    with pytest.raises(AttributeError, match="no attribute 'fit'; it has Embedder, ImageGallery, "):
+    with pytest.raises(AttributeError, match="no attribute 'fit'; it has Client, Embedder, ImageGallery, "):
         getattr(dmlkit, "fit")  # noqa: B009
