@@ -30,6 +30,12 @@ PAGE = files("dmlkit.embedding.serve") / "page"
 SWAGGER = files("fastapi_offline") / "static"
 
 
+class Problem(BaseModel):
+    """What is wrong with a request."""
+
+    error: str
+
+
 class Named(BaseModel):
     """Images of the gallery."""
 
@@ -95,7 +101,11 @@ async def pictures_of(request: Request) -> list[SentImage]:
 Server = Annotated[Served, Depends(served)]
 Writer = Annotated[Served, Depends(writer)]
 SentImages = Annotated[list[SentImage], Depends(pictures_of)]
-api = APIRouter(prefix="/v1")
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem}
+    for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 500, 503)  # each with its usual meaning
+}
+api = APIRouter(prefix="/v1", responses=PROBLEMS)
 
 
 @api.get("/info")
