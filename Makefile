@@ -60,6 +60,7 @@ docs: setup  ## Build the documentation site into site/; fails for broken links 
 
 papers: setup  ## Regenerate the results in docs/papers from docs/studies
 	$(BIN)/python -m dmlkit report docs/studies/*_claims -o docs/papers.md
+	$(BIN)/python -m dmlkit report docs/results/manifolds_clip -o docs/spaces.md
 	for paper in proxy_gml proxy_isa cgml grouplet mpa; do \
 	  $(BIN)/python -m dmlkit report docs/studies/* --paper $$paper -o docs/papers/$$paper.md || exit 1; done
 

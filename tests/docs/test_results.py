@@ -10,7 +10,7 @@ from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.reports.overview import BEGINNING, END, report
 from tests.conftest import ROOT
 
-FIRST = f"{BEGINNING} docs/studies/"  # of a block whose studies lie here
+FIRST = f"{BEGINNING} docs/"  # of a block whose studies lie here
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if f"\n{FIRST}" in f"\n{page.read_text('utf-8')}"]
 PAPERS = sorted((ROOT / "docs" / "papers").glob("*.md"))
 SUMMARY = ROOT / "docs" / "papers.md"
