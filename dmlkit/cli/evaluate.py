@@ -80,6 +80,22 @@ def evaluate(
     per_class: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a CSV file with one row per class, worst first.")
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Print the metrics per value of this column of the run's table, e.g. camera, worst first.",
+            show_default=False,
+        ),
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Table with the columns path and --by. Default: the table that the run was trained on.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         SplitName | None,
         typer.Option(
@@ -111,7 +127,9 @@ def evaluate(
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
     of_runs["--device"] = device
-    kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold)
+    if table is not None and by is None:
+        raise UserError(f"eval: --table {table}: needs --by COLUMN, the column to read")
+    kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold, by=by)
 
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
@@ -121,7 +139,7 @@ def evaluate(
     if per_class is not None:
         read = [path for path in arrays.values() if path]
         check_output(per_class, is_class_table, sources=read, option="--per-class")
-    shown = Shown(json, per_class)
+    shown = Shown(json, per_class, by, table)
     wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
     if embeddings and labels:
         pair = (gallery, gallery_labels) if gallery and gallery_labels else None
@@ -130,7 +148,8 @@ def evaluate(
     elif source and kind in ("embeddings", "gallery"):
         from dmlkit.embedding.sources import open_points
 
-        shown.tell(*evaluate_points(open_points(source), **wanted), title=str(source))
+        points = open_points(source)
+        shown.tell(*evaluate_points(points, **wanted), title=str(source), run=points.run)
     elif source:
         from dmlkit.distributed.launch import start_fabric
 
@@ -202,6 +221,7 @@ def evaluated_kind(
     *,
     untrained: bool,
     manifold: str | None,
+    by: str | None = None,
 ) -> str:
     """Return the kind of source that is evaluated: that of `kind_of`, or untrained.
 
@@ -211,6 +231,7 @@ def evaluated_kind(
         of_runs: values of options that apply only to runs.
         untrained: whether the option is given.
         manifold: how arrays are compared.
+        by: a column, if the metrics per value are asked for.
 
     Raises:
         UserError: there is no source or more than one, or an option does not apply to it.
@@ -225,7 +246,7 @@ def evaluated_kind(
         return "untrained"
     check_arrays(source, arrays, given)
     if source is None:
-        refuse("arrays", of_runs)
+        refuse("arrays", {**of_runs, "--by": by})
         return "array"
     if source.is_file():
         raise UserError(
@@ -233,7 +254,7 @@ def evaluated_kind(
             "it first"
         )
     kind = kind_of(source)
-    check_options(source, kind, {**of_runs, "--manifold": manifold})
+    check_options(source, kind, {**of_runs, "--manifold": manifold, "--by": by})
     if kind == "images":
         raise UserError(f"eval: {source}: expected {EXPECTED}, or --dataset-root {source} with a run")
     return require_source(source)

@@ -10,10 +10,13 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from dmlkit.errors import UserError
+from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
 from dmlkit.evaluation.result import CLASS, Evaluation, confusions
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note
+from dmlkit.recipe.file import plain
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
 
 LISTED = 10  # classes and confusions in a report
@@ -72,6 +75,8 @@ class Report(Document, frozen=True):
     """For a run, the number of finished epochs of the checkpoint."""
     question: Question | None = None
     """For a run, everything that the metrics depend on."""
+    by: ByColumn | None = None
+    """Metrics per value of a column, with ``--by``."""
 
     @classmethod
     def of(
@@ -118,6 +123,29 @@ class Report(Document, frozen=True):
             epoch=epoch,
             question=question,
         )
+
+    def with_column(
+        self, evaluation: Evaluation, column: str, table: Path | None = None, run: Path | None = None
+    ) -> "Report":
+        """Return the report with the metrics per value of a column.
+
+        Args:
+            evaluation: the evaluation that is reported.
+            column: name of the column.
+            table: table that has it. Default: that of the evaluated dataset.
+            run: run of evaluated embeddings, whose dataset it is.
+
+        Raises:
+            UserError: see `table_of`, `read_column` and `figures_by_value`.
+        """
+        if table is not None:
+            file, root = table, table.parent
+        else:
+            trained = None if run is None else plain(RunFolder(run).recipe())["dataset"]
+            file, root = table_of(column, self.question.dataset if self.question else trained)
+        values = read_column(evaluation.images, file, root, column)
+        found = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
+        return self.model_copy(update={"by": found})
 
 
 ROUNDING = 1e-9  # rounding error of the mean of float64 values in [0, 1], for any order of the sum
