@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Report
+    from dmlkit.metrics.ranking.rerank import Rerank
 
 VALUES_SHOWN = 20
 
@@ -21,6 +22,7 @@ class Shown:
     per_class: Path | None
     by: str | None = None
     table: Path | None = None
+    rerank: "Rerank | None" = None
 
     @property
     def console(self) -> "Console":
@@ -42,6 +44,8 @@ class Shown:
 
         if self.by is not None:
             report = report.with_column(evaluation, self.by, self.table, run)
+        if self.rerank is not None:
+            report = report.with_reranked(evaluation, self.rerank)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
         if self.as_json:
@@ -56,18 +60,39 @@ class Shown:
         for pair in report.confusions[:3]:
             share = f"{pair.queries} of its queries ({pair.share:.0%})"
             say(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
-        if report.by is not None:
-            print_values(report.by, console)
+        print_reranked(report, console)
+        print_values(report.by, console)
         for note in report.notes:
             say(console, f"note: {note}")
         if report.skipped:
             say(console, f"{len(report.skipped)} images could not be read and were skipped")
 
 
-def print_values(found: "ByColumn", console: "Console") -> None:
-    """Print the last metric per value of a column, worst first, and its difference from all other queries."""
+def print_reranked(report: "Report", console: "Console") -> None:
+    """Print the metrics after re-ranking, if it was asked for, with their differences from the plain ones."""
     from dmlkit.cli.console import print_table, say
 
+    found, plain = report.reranked, report.metrics
+    if found is None:
+        return
+    rows = [["metric", "plain", "re-ranked", "difference, 95 % interval", "p", "Holm's p"]]
+    for name, change in found.differences.items():
+        low, high = change["low"], change["high"]
+        ends = "no interval" if low is None or high is None else f"{low:+.4f} .. {high:+.4f}"
+        cells = [f"{plain[name]:.4f}", f"{found.metrics[name]:.4f}", f"{change['difference']:+.4f}  {ends}"]
+        rows.append([name, *cells, f"{change['p_value']:.4f}", f"{change['corrected']:.4f}"])
+    options = ", ".join(f"{name} {value:g}" for name, value in found.options.items())
+    print_table(rows, console, f"re-ranked by {found.method}: {options}")
+    others = " and at the other queries" if found.method == "k_reciprocal" else ""
+    say(console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one")
+
+
+def print_values(found: "ByColumn | None", console: "Console") -> None:
+    """Print the last metric per value of a column, if asked for, worst first, with differences from all others."""
+    from dmlkit.cli.console import print_table, say
+
+    if found is None:
+        return
     name = list(found.values[0].metrics)[-1]
     rows = [[found.column, "queries", "classes", name, "95 % interval", "to others", "95 % interval", "Holm's p"]]
     for one in found.values[:VALUES_SHOWN]:

@@ -14,7 +14,8 @@ from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, 
 from dmlkit.evaluation.result import CLASS, Evaluation, confusions
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
-from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note
+from dmlkit.metrics.ranking.rerank import METHODS, Rerank
+from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
@@ -38,6 +39,17 @@ class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
     queries: int
     share: float
     """Share of the queries of the class."""
+
+
+class Reranked(BaseModel, frozen=True, extra="forbid"):
+    """Metrics after re-ranking, which looks at the gallery as a whole, and with k_reciprocal at the other queries."""
+
+    method: str
+    options: dict[str, float]
+    metrics: dict[str, float]
+    differences: dict[str, dict[str, float | None]]
+    """From the plain metric: difference, its 95 % interval ``low`` and ``high`` over classes, ``p_value`` and, after
+    Holm's correction for all metrics, ``corrected``; see `paired_comparison`."""
 
 
 class Report(Document, frozen=True):
@@ -77,6 +89,8 @@ class Report(Document, frozen=True):
     """For a run, everything that the metrics depend on."""
     by: ByColumn | None = None
     """Metrics per value of a column, with ``--by``."""
+    reranked: Reranked | None = None
+    """Metrics after re-ranking, with ``--rerank``."""
 
     @classmethod
     def of(
@@ -146,6 +160,24 @@ class Report(Document, frozen=True):
         values = read_column(evaluation.images, file, root, column)
         found = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
         return self.model_copy(update={"by": found})
+
+    def with_reranked(self, evaluation: Evaluation, rerank: Rerank) -> "Report":
+        """Return the report with the metrics after re-ranking, if the evaluation has them."""
+        scores = evaluation.reranked
+        if scores is None:
+            return self
+        changes = paired_differences(evaluation.scores.per_query, scores.per_query, evaluation.labels)
+        corrected = holm([change.p_value for change in changes.values()])
+        found = Reranked(
+            method=next(name for name, method in METHODS.items() if isinstance(rerank, method)),
+            options=rerank._asdict(),
+            metrics=scores.values,
+            differences={
+                name: {**change.as_dict(), "corrected": p_value}
+                for (name, change), p_value in zip(changes.items(), corrected, strict=True)
+            },
+        )
+        return self.model_copy(update={"reranked": found})
 
 
 ROUNDING = 1e-9  # rounding error of the mean of float64 values in [0, 1], for any order of the sum

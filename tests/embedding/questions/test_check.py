@@ -102,9 +102,9 @@ def test_near_duplicates_count_once():
 
 @pytest.mark.heavy
 @pytest.mark.slow
-@pytest.mark.parametrize(("same_shares", "most"), [(True, 0.06), (False, 0.07)])
+@pytest.mark.parametrize(("same_shares", "most"), [(True, 0.065), (False, 0.07)])
 def test_the_size_of_the_tests_is_5_percent(same_shares: bool, most: float, monkeypatch: pytest.MonkeyPatch):
-    """2 000 galleries and new images of the same labels. Other shares blur the comparison where guesses are wrong."""
+    """2 000 galleries, whose shares have a standard error of 0.5 %. Other shares blur it where guesses are wrong."""
     monkeypatch.setattr(two_samples, "PERMUTATIONS", 199)
     rejected = np.zeros((2000, 2), bool)
     for seed in range(2000):
@@ -112,7 +112,7 @@ def test_the_size_of_the_tests_is_5_percent(same_shares: bool, most: float, monk
         compared = compare_images(decider, queries, np.arange(len(queries)), seed=seed)
         found = measure_difference(compared, decider, seed=seed)
         rejected[seed] = found.scores.p_value <= 0.05, found.embeddings.p_value <= 0.05
-    assert ((rejected.mean(0) >= 0.04) & (rejected.mean(0) <= most)).all(), rejected.mean(0)
+    assert ((rejected.mean(0) >= 0.035) & (rejected.mean(0) <= most)).all(), rejected.mean(0)
 
 
 @pytest.mark.slow
