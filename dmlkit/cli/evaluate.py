@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
     from dmlkit.embedding.progress_bar import Bar
+    from dmlkit.metrics.ranking.rerank import Rerank
     from dmlkit.run_folder.folder import CheckpointName
 
 app = typer.Typer()
@@ -80,6 +81,31 @@ def evaluate(
     per_class: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a CSV file with one row per class, worst first.")
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Print the metrics per value of this column of the run's table, e.g. camera, worst first.",
+            show_default=False,
+        ),
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Table with the columns path and --by. Default: the table that the run was trained on.",
+            show_default=False,
+        ),
+    ] = None,
+    rerank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="Compare with re-ranking: k_reciprocal or expansion; options after a colon, e.g. "
+            "k_reciprocal:k1=20,k2=6,weight=0.3 or expansion:n=5,alpha=3, which are the defaults.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         SplitName | None,
         typer.Option(
@@ -111,7 +137,11 @@ def evaluate(
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
     of_runs["--device"] = device
-    kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold)
+    if table is not None and by is None:
+        raise UserError(f"eval: --table {table}: needs --by COLUMN, the column to read")
+    kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold, by=by)
+    if kind == "untrained":
+        refuse("--untrained; train first, or use embeddings", {"--rerank": rerank})
 
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
@@ -121,16 +151,19 @@ def evaluate(
     if per_class is not None:
         read = [path for path in arrays.values() if path]
         check_output(per_class, is_class_table, sources=read, option="--per-class")
-    shown = Shown(json, per_class)
+    method = None if rerank is None else method_of(rerank)
+    shown = Shown(json, per_class, by, table, method)
     wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
     if embeddings and labels:
         pair = (gallery, gallery_labels) if gallery and gallery_labels else None
-        found = evaluate_arrays(embeddings, labels, gallery=pair, manifold=manifold or "sphere", **wanted)
+        space = manifold or "sphere"
+        found = evaluate_arrays(embeddings, labels, gallery=pair, manifold=space, rerank=method, **wanted)
         shown.tell(*found, title=str(embeddings))
     elif source and kind in ("embeddings", "gallery"):
         from dmlkit.embedding.sources import open_points
 
-        shown.tell(*evaluate_points(open_points(source), **wanted), title=str(source))
+        points = open_points(source)
+        shown.tell(*evaluate_points(points, rerank=method, **wanted), title=str(source), run=points.run)
     elif source:
         from dmlkit.distributed.launch import start_fabric
 
@@ -159,6 +192,20 @@ class Wanted(TypedDict):
     bar: "Bar"
 
 
+def method_of(text: str) -> "Rerank":
+    """Read ``--rerank``.
+
+    Raises:
+        UserError: the method or an option is unknown.
+    """
+    from dmlkit.metrics.ranking.rerank import parse_rerank
+
+    try:
+        return parse_rerank(text)
+    except ValueError as error:
+        raise UserError(f"--rerank {text}: {error}") from None
+
+
 def tell_untrained(source: Path, fabric: "Fabric", shown: Shown, images: Evaluated, wanted: Wanted) -> None:
     """Evaluate the backbone of a recipe or of a run with its initial weights."""
     from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
@@ -183,7 +230,7 @@ def tell_run(
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.run import evaluate_run
 
-    run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, **images, **wanted)
+    run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, rerank=shown.rerank, **images, **wanted)
     if not fabric.is_global_zero:
         return
     title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
@@ -202,6 +249,7 @@ def evaluated_kind(
     *,
     untrained: bool,
     manifold: str | None,
+    by: str | None = None,
 ) -> str:
     """Return the kind of source that is evaluated: that of `kind_of`, or untrained.
 
@@ -211,6 +259,7 @@ def evaluated_kind(
         of_runs: values of options that apply only to runs.
         untrained: whether the option is given.
         manifold: how arrays are compared.
+        by: a column, if the metrics per value are asked for.
 
     Raises:
         UserError: there is no source or more than one, or an option does not apply to it.
@@ -225,7 +274,7 @@ def evaluated_kind(
         return "untrained"
     check_arrays(source, arrays, given)
     if source is None:
-        refuse("arrays", of_runs)
+        refuse("arrays", {**of_runs, "--by": by})
         return "array"
     if source.is_file():
         raise UserError(
@@ -233,7 +282,7 @@ def evaluated_kind(
             "it first"
         )
     kind = kind_of(source)
-    check_options(source, kind, {**of_runs, "--manifold": manifold})
+    check_options(source, kind, {**of_runs, "--manifold": manifold, "--by": by})
     if kind == "images":
         raise UserError(f"eval: {source}: expected {EXPECTED}, or --dataset-root {source} with a run")
     return require_source(source)

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Report
+    from dmlkit.metrics.ranking.rerank import Rerank
+
+VALUES_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,9 @@ class Shown:
 
     as_json: bool
     per_class: Path | None
+    by: str | None = None
+    table: Path | None = None
+    rerank: "Rerank | None" = None
 
     @property
     def console(self) -> "Console":
@@ -24,11 +31,21 @@ class Shown:
 
         return Console(stderr=self.as_json)
 
-    def tell(self, report: "Report", evaluation: Any, *, title: str) -> None:
-        """Print a report, and write the table of classes if requested."""
+    def tell(self, report: "Report", evaluation: Any, *, title: str, run: Path | None = None) -> None:
+        """Print a report, and write the table of classes if requested.
+
+        Args:
+            report, evaluation: the result of an evaluation.
+            title: title of the table.
+            run: run of evaluated embeddings, whose table has the column ``by``.
+        """
         from dmlkit.cli.console import print_table, say, say_json
         from dmlkit.evaluation.tables import metric_rows
 
+        if self.by is not None:
+            report = report.with_column(evaluation, self.by, self.table, run)
+        if self.rerank is not None:
+            report = report.with_reranked(evaluation, self.rerank)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
         if self.as_json:
@@ -43,7 +60,51 @@ class Shown:
         for pair in report.confusions[:3]:
             share = f"{pair.queries} of its queries ({pair.share:.0%})"
             say(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
+        print_reranked(report, console)
+        print_values(report.by, console)
         for note in report.notes:
             say(console, f"note: {note}")
         if report.skipped:
             say(console, f"{len(report.skipped)} images could not be read and were skipped")
+
+
+def print_reranked(report: "Report", console: "Console") -> None:
+    """Print the metrics after re-ranking, if it was asked for, with their differences from the plain ones."""
+    from dmlkit.cli.console import print_table, say
+
+    found, plain = report.reranked, report.metrics
+    if found is None:
+        return
+    rows = [["metric", "plain", "re-ranked", "difference, 95 % interval", "p", "Holm's p"]]
+    for name, change in found.differences.items():
+        low, high = change["low"], change["high"]
+        ends = "no interval" if low is None or high is None else f"{low:+.4f} .. {high:+.4f}"
+        cells = [f"{plain[name]:.4f}", f"{found.metrics[name]:.4f}", f"{change['difference']:+.4f}  {ends}"]
+        rows.append([name, *cells, f"{change['p_value']:.4f}", f"{change['corrected']:.4f}"])
+    options = ", ".join(f"{name} {value:g}" for name, value in found.options.items())
+    print_table(rows, console, f"re-ranked by {found.method}: {options}")
+    others = " and at the other queries" if found.method == "k_reciprocal" else ""
+    say(console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one")
+
+
+def print_values(found: "ByColumn | None", console: "Console") -> None:
+    """Print the last metric per value of a column, if asked for, worst first, with differences from all others."""
+    from dmlkit.cli.console import print_table, say
+
+    if found is None:
+        return
+    name = list(found.values[0].metrics)[-1]
+    rows = [[found.column, "queries", "classes", name, "95 % interval", "to others", "95 % interval", "Holm's p"]]
+    for one in found.values[:VALUES_SHOWN]:
+        figures = one.metrics[name]
+        ends, change = figures.interval, figures.difference_interval
+        cells = [one.value, f"{one.queries:,}", f"{one.classes:,}", f"{figures.mean:.4f}"]
+        cells += ["{:.3f} .. {:.3f}".format(*ends) if ends else "", f"{figures.difference:+.4f}"]
+        rows.append([*cells, "{:+.3f} .. {:+.3f}".format(*change) if change else "", f"{figures.corrected:.4f}"])
+    print_table(rows, console, f"per {found.column}, worst first")
+    if len(found.values) > VALUES_SHOWN:
+        say(console, f"{len(found.values) - VALUES_SHOWN} more values: --json")
+    if found.without:
+        say(console, f"note: {found.without} queries have no {found.column} and count in none of these figures")
+    if any(one.metrics[name].difference_interval is None for one in found.values):
+        say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")

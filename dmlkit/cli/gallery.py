@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, checked, examples
-from dmlkit.files.source import require_addable, require_gallery, require_run
+from dmlkit.files.source import require_addable, require_gallery, require_queries, require_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +30,15 @@ Label = Annotated[
     str | None,
     typer.Option(
         metavar="LABEL", help="Label of all images, instead of the names of their folders.", show_default=False
+    ),
+]
+MovedRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="The gallery's run, if the run has moved.",
+        callback=checked(require_run),
+        show_default=False,
     ),
 ]
 MOST_SHOWN = 5  # images of each kind that were not added
@@ -93,15 +102,7 @@ def add(
     gallery: GalleryPath,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES, callback=checked(require_addable))],
     label: Label = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="The gallery's run, if the run has moved.",
-            callback=checked(require_run),
-            show_default=False,
-        ),
-    ] = None,
+    run: MovedRun = None,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
@@ -202,6 +203,47 @@ def info(
     if verify:
         without = "all rows can be read, but this gallery was created by a version of dmlkit without checksums"
         say(console, "verified: all rows match their checksums" if found.has_checksums else f"not verified: {without}")
+
+
+@app.command(epilog=examples("dmlkit gallery check galleries/birds new/"))
+def check(
+    gallery: GalleryPath,
+    images: Annotated[
+        Path,
+        typer.Argument(metavar="IMAGES", help="New images of the gallery's labels.", callback=checked(require_queries)),
+    ],
+    run: MovedRun = None,
+    json: Json = False,
+    device: Device = "auto",
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Test whether new images are like those that calibrated the gallery."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import print_table, say, say_json
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.questions.check import check_queries
+
+    console = Console(stderr=json)
+    found = check_queries(gallery, images, run=run, device=device, bar=bars(console))
+    if json:
+        say_json(found.stamped())
+        return
+    rows = [["compared", "energy distance", "p", "Holm's p"]]
+    for name, test in (("scores of the nearest picture", found.scores), ("embeddings", found.embeddings)):
+        rows.append([name, f"{test.distance:.4f}", f"{test.p_value:.3f}", f"{test.corrected:.3f}"])
+    print_table(rows, console, f"{found.queries} images of {images} and {found.images} of {gallery}, per label given")
+    before, after = found.median_scores
+    say(console, f"median score: {before:.4f} in the gallery, {after:.4f} in the new images")
+    if found.differs:
+        say(
+            console,
+            "note: the new images differ from those that calibrated the gallery, so its FPIR and FNIR may not hold for "
+            f"them; add some of them with their labels, and run dmlkit calibrate {gallery}",
+        )
+    else:
+        say(console, "no difference is detectable with so many images")
 
 
 @app.command(epilog=examples("dmlkit gallery history galleries/birds"))

@@ -12,17 +12,23 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import points_of_rows, read_features, read_labels
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.result import Evaluation
+from dmlkit.evaluation.result import Evaluation, searching
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, metric_configs, score_retrieval
 
 WantedMetrics = Sequence[MetricConfig | str]
 
 
 def evaluate_points(
-    points: PointSet, *, metrics: WantedMetrics = (), ties: Ties = "expected", bar: Bar = no_bar
+    points: PointSet,
+    *,
+    metrics: WantedMetrics = (),
+    ties: Ties = "expected",
+    bar: Bar = no_bar,
+    rerank: Rerank | None = None,
 ) -> tuple[Report, Evaluation]:
     """Score labeled points on their own manifold; each is searched among all others.
 
@@ -30,6 +36,7 @@ def evaluate_points(
         points: see `dmlkit.embedding.sources.open_points`.
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
+        rerank: method by which the queries are ranked once more.
 
     Raises:
         UserError: an item has no label, or there is nothing to retrieve.
@@ -41,7 +48,7 @@ def evaluate_points(
             "every item"
         )
     queries, names = (found, np.array(labels)), list(points.paths)
-    evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, names, bar)
+    evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, names, bar, rerank)
     return Report.of(evaluation, points.source, "all", ties=ties), evaluation
 
 
@@ -54,6 +61,7 @@ def evaluate_arrays(
     metrics: WantedMetrics = (),
     ties: Ties = "expected",
     bar: Bar = no_bar,
+    rerank: Rerank | None = None,
 ) -> tuple[Report, Evaluation]:
     """Score ``.npy`` files of embeddings, (N, D) numbers, and labels, (N,) integers or strings.
 
@@ -62,6 +70,7 @@ def evaluate_arrays(
         manifold: ``sphere`` (cosine of the normalized rows) or ``euclidean`` (distance).
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
+        rerank: method by which the queries are ranked once more.
 
     Raises:
         UserError: a file cannot be read, gallery and queries are equal, or the arrays cannot be scored.
@@ -80,7 +89,7 @@ def evaluate_arrays(
         items = points_of_rows(others, space, gallery[0]), read_labels(gallery[1])
     queries = points_of_rows(features, space, embeddings), read_labels(labels)
     names = [str(row) for row in range(len(features))]
-    evaluation = _score(str(embeddings), queries, items, space, configs, ties, names, bar)
+    evaluation = _score(str(embeddings), queries, items, space, configs, ties, names, bar, rerank)
     return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
 
 
@@ -100,12 +109,16 @@ def _score(
     ties: Ties,
     names: list[str],
     bar: Bar,
+    rerank: Rerank | None,
 ) -> Evaluation:
     items = gallery or queries
     try:
         with bar("ranking", len(queries[1])) as advance:
             others = gallery or (None, None)
             scores = score_retrieval(*queries, *others, manifold, metrics, ties=ties, advance=advance)
+        reranked = None
+        if rerank is not None:
+            reranked = score_retrieval(*queries, *others, manifold, searching(metrics), ties=ties, rerank=rerank)
     except ValueError as error:
         raise UserError(f"cannot evaluate {source}: {error}") from error
     classes, index = np.unique(np.concatenate([queries[1], items[1]]), return_inverse=True)
@@ -118,4 +131,5 @@ def _score(
         images=[names[int(row)] for row in scores.queries],
         classes=len(labels.unique()),
         faults=[],
+        reranked=reranked,
     )

@@ -1,6 +1,7 @@
 """Evaluation of a model on a split: embed its images, search, and compute metrics."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.errors import UserError
-from dmlkit.evaluation.result import Evaluation
+from dmlkit.evaluation.result import Evaluation, searching
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
@@ -29,6 +31,7 @@ def evaluate(
     bar: Bar = no_bar,
     ties: Ties = "expected",
     embeddings: Embeddings | None = None,
+    rerank: Rerank | None = None,
 ) -> Evaluation:
     """Embed a split and score it with the recipe's metrics.
 
@@ -37,6 +40,7 @@ def evaluate(
         recipe: the recipe, whose transform and metrics are used.
         ties: how items with the same score are counted; see `dmlkit.metrics.retrieval_metrics`.
         embeddings: embeddings of the split. Default: the images are embedded.
+        rerank: method by which the queries are ranked once more.
 
     Raises:
         UserError: an image cannot be read and the recipe has ``on_bad_image: error``, no image can be read, or there
@@ -51,7 +55,9 @@ def evaluate(
     group = torch.distributed.group.WORLD if fabric.world_size > 1 else None
     try:
         with bar("ranking", -(-len(embeddings.labels) // fabric.world_size)) as advance:
-            return score_dataset(embeddings, dataset, model, recipe.metrics, ties=ties, group=group, advance=advance)
+            return score_dataset(
+                embeddings, dataset, model, recipe.metrics, ties=ties, group=group, advance=advance, rerank=rerank
+            )
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
 
@@ -65,6 +71,7 @@ def score_dataset(
     ties: Ties = "expected",
     group: Any = None,
     advance: Advance = lambda _: None,
+    rerank: Rerank | None = None,
 ) -> Evaluation:
     """Score embeddings of a dataset; if the dataset has queries and a gallery, the queries search the gallery.
 
@@ -82,16 +89,8 @@ def score_dataset(
         gallery = {"gallery": points[found], "gallery_labels": labels[found]}
         own = ids if dataset.groups is None else dataset.groups[ids]
         gallery |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
-    scores = score_retrieval(
-        points[query],
-        labels[query],
-        manifold=model.manifold,
-        metrics=metrics,
-        ties=ties,
-        group=group,
-        advance=advance,
-        **gallery,
-    )
+    score = partial(score_retrieval, points[query], labels[query], manifold=model.manifold, ties=ties, group=group)
+    scores = score(metrics=metrics, advance=advance, **gallery)
     return Evaluation(
         scores=scores,
         labels=labels[query][scores.queries],
@@ -100,4 +99,5 @@ def score_dataset(
         images=[dataset.key(index) for index in ids[query][scores.queries].tolist()],
         classes=len(labels[query].unique()),
         faults=embeddings.faults,
+        reranked=None if rerank is None else score(metrics=searching(metrics), rerank=rerank, **gallery),
     )

@@ -10,10 +10,14 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from dmlkit.errors import UserError
+from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
 from dmlkit.evaluation.result import CLASS, Evaluation, confusions
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
-from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note
+from dmlkit.metrics.ranking.rerank import METHODS, Rerank
+from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
+from dmlkit.recipe.file import plain
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.question import Question
 
 LISTED = 10  # classes and confusions in a report
@@ -35,6 +39,17 @@ class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
     queries: int
     share: float
     """Share of the queries of the class."""
+
+
+class Reranked(BaseModel, frozen=True, extra="forbid"):
+    """Metrics after re-ranking, which looks at the gallery as a whole, and with k_reciprocal at the other queries."""
+
+    method: str
+    options: dict[str, float]
+    metrics: dict[str, float]
+    differences: dict[str, dict[str, float | None]]
+    """From the plain metric: difference, its 95 % interval ``low`` and ``high`` over classes, ``p_value`` and, after
+    Holm's correction for all metrics, ``corrected``; see `paired_comparison`."""
 
 
 class Report(Document, frozen=True):
@@ -72,6 +87,10 @@ class Report(Document, frozen=True):
     """For a run, the number of finished epochs of the checkpoint."""
     question: Question | None = None
     """For a run, everything that the metrics depend on."""
+    by: ByColumn | None = None
+    """Metrics per value of a column, with ``--by``."""
+    reranked: Reranked | None = None
+    """Metrics after re-ranking, with ``--rerank``."""
 
     @classmethod
     def of(
@@ -118,6 +137,47 @@ class Report(Document, frozen=True):
             epoch=epoch,
             question=question,
         )
+
+    def with_column(
+        self, evaluation: Evaluation, column: str, table: Path | None = None, run: Path | None = None
+    ) -> "Report":
+        """Return the report with the metrics per value of a column.
+
+        Args:
+            evaluation: the evaluation that is reported.
+            column: name of the column.
+            table: table that has it. Default: that of the evaluated dataset.
+            run: run of evaluated embeddings, whose dataset it is.
+
+        Raises:
+            UserError: see `table_of`, `read_column` and `figures_by_value`.
+        """
+        if table is not None:
+            file, root = table, table.parent
+        else:
+            trained = None if run is None else plain(RunFolder(run).recipe())["dataset"]
+            file, root = table_of(column, self.question.dataset if self.question else trained)
+        values = read_column(evaluation.images, file, root, column)
+        found = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
+        return self.model_copy(update={"by": found})
+
+    def with_reranked(self, evaluation: Evaluation, rerank: Rerank) -> "Report":
+        """Return the report with the metrics after re-ranking, if the evaluation has them."""
+        scores = evaluation.reranked
+        if scores is None:
+            return self
+        changes = paired_differences(evaluation.scores.per_query, scores.per_query, evaluation.labels)
+        corrected = holm([change.p_value for change in changes.values()])
+        found = Reranked(
+            method=next(name for name, method in METHODS.items() if isinstance(rerank, method)),
+            options=rerank._asdict(),
+            metrics=scores.values,
+            differences={
+                name: {**change.as_dict(), "corrected": p_value}
+                for (name, change), p_value in zip(changes.items(), corrected, strict=True)
+            },
+        )
+        return self.model_copy(update={"reranked": found})
 
 
 ROUNDING = 1e-9  # rounding error of the mean of float64 values in [0, 1], for any order of the sum

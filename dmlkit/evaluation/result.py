@@ -13,6 +13,7 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import head_of, write_table
+from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import Scores, metric_configs
 
 
@@ -80,6 +81,18 @@ def confusions(labels: Tensor, nearest_labels: Tensor) -> list[Confusion]:
     return sorted(found, key=lambda pair: (-pair.queries, -pair.share, pair.label, pair.taken_for))
 
 
+def searching(metrics: Sequence[MetricConfig | str]) -> list[MetricConfig]:
+    """Return the metrics that rank a gallery.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [config for config in metric_configs(metrics) if config.searches]
+    if not found:
+        raise ValueError("--rerank: none of the metrics ranks a gallery; add one with --metric, e.g. map@r")
+    return found
+
+
 CLASS = "class"  # name of the array of classes among those of metrics: no metric has that name
 
 
@@ -94,6 +107,7 @@ class Evaluation:
     images: Sequence[str]  # Q unique names of the queries
     classes: int  # number of classes, including those of queries without a positive
     faults: list[str]  # one message per image that could not be read
+    reranked: Scores | None = None  # of the same queries, if re-ranking was asked for
 
     def class_scores(self) -> list[ClassScore]:
         """Compute the metrics of every class, sorted by the last metric, worst first."""

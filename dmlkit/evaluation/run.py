@@ -20,6 +20,7 @@ from dmlkit.evaluation.report import Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
+from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.overrides import parse_override
@@ -58,6 +59,7 @@ def evaluate_run(
     device: str = "auto",
     fabric: Fabric | None = None,
     again: bool = True,
+    rerank: Rerank | None = None,
     bar: Bar = no_bar,
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
@@ -75,6 +77,7 @@ def evaluate_run(
         device: the device, see `start_fabric`.
         fabric: a device and ranks that are already launched.
         again: whether to evaluate even if a stored report answers the same question.
+        rerank: method by which the queries are ranked once more; the stored report is without it.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
@@ -103,7 +106,7 @@ def evaluate_run(
     if dataset_root is None:
         embeddings = split_embeddings(run, replace(trained, recipe=recipe), fabric, dataset, split, bar=bar)
     evaluation = evaluate(
-        fabric, trained.model, dataset, recipe, split=split, bar=bar, ties=ties, embeddings=embeddings
+        fabric, trained.model, dataset, recipe, split=split, bar=bar, ties=ties, embeddings=embeddings, rerank=rerank
     )
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if dataset_root is None and trained.recipe.dataset.split == "all":

@@ -45,6 +45,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--fpir": ("gallery",),
     "--strangers": ("gallery",),
     "--near": ("gallery",),
+    "--by": ("run", "embeddings", "gallery"),
 }
 """Kinds of source to which each option applies."""
 

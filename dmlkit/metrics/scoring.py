@@ -3,7 +3,8 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from dmlkit.metrics.ranking.rankings import (
     require_points,
     search_vectors,
 )
+from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank, expand, k_reciprocal
 from dmlkit.metrics.ranking.search import Search
 
 _NEAREST = "nearest"
@@ -133,11 +135,13 @@ def score_retrieval(
     ties: Ties = "expected",
     group: Any = None,
     advance: Callable[[int], None] = lambda _: None,
+    rerank: Rerank | None = None,
 ) -> Scores:
     """Compute `retrieval_metrics` with the values and nearest neighbor of each query, and notes instead of warnings.
 
     Args:
         advance: receives how many more queries are ranked; the other arguments are those of `retrieval_metrics`.
+        rerank: method of re-ranking, on the CPU; metrics that do not search are those of the points given.
 
     Raises:
         ValueError: see `retrieval_metrics`.
@@ -163,8 +167,16 @@ def score_retrieval(
         require_points(manifold, items, "gallery")
     targets = None if items is None else Targets(items, keys[1], names[1], keys[0], names[0])
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
+    if rerank is not None:
+        manifold, points, items = deepcopy(manifold).cpu(), points.cpu(), None if items is None else items.cpu()
+    among = None if items is None or torch.equal(points, items) else items  # each image is in the pool once
+    if isinstance(rerank, Expansion):
+        points, new = expand(manifold, points, among, rerank)
+        items = points if items is not None and new is None else new
     vectors = search_vectors(manifold, points, items)
     search, positives = build_search(vectors, keys if items is not None else (keys[0], keys[0]), names)
+    if isinstance(rerank, KReciprocal):
+        search = replace(search, rows=k_reciprocal(manifold, points, among, rerank))
     return _score(search, positives, described, configs, ties, group, advance)
 
 

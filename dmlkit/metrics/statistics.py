@@ -243,6 +243,45 @@ def paired_differences(
     return {name: paired_comparison(first[name], second[name], classes) for name in first if name in second}
 
 
+def part_comparison(values: Tensor, part: Tensor, classes: Tensor, *, seed: int = 0) -> Comparison:
+    """Compare the queries of a part, e.g. those of one camera, with all others, by the cluster bootstrap over classes.
+
+    Resamples draw classes with all their queries, of the part and others. The interval is that of
+    `bootstrap_intervals`; the p-value is that of Student's t for the difference divided by its standard error over the
+    resamples (Cameron, Gelbach & Miller 2008), with as many classes as the side with the lower `effective_number`. If
+    a side has fewer than `LEAST_CLASSES` classes, the interval is infinite and p is 1.
+
+    Args:
+        values: (Q,) values of the queries.
+        part: (Q,) bool, neither all true nor all false.
+        classes: (Q,) int64, classes of the queries.
+        seed: seed of the resampling.
+
+    Example:
+        >>> values, part = torch.tensor([1.0, 0.0, 1.0, 1.0] * 30), torch.tensor([True, True, False, False] * 30)
+        >>> found = part_comparison(values, part, torch.arange(60).repeat_interleave(2))
+        >>> round(found.difference, 4), found.p_value < 0.001  # half of the part are hits, and all others
+        (-0.5, True)
+    """
+    from scipy.special import stdtr
+
+    ours, value = part.double(), values.double()
+    sums, _ = _sums(torch.stack([value * ours, value * (1 - ours), ours, 1 - ours], 1), classes)
+    sizes = sums[:, 2], sums[:, 3]
+    difference = float(sums[:, 0].sum() / sizes[0].sum() - sums[:, 1].sum() / sizes[1].sum())
+    if min(int((side > 0).sum()) for side in sizes) < LEAST_CLASSES:
+        return Comparison(difference, -torch.inf, torch.inf, 1.0)
+    totals = torch.cat([counts @ sums for counts in _resamples(len(sums), seed)])
+    totals = totals[(totals[:, 2:] > 0).all(1)]  # both sides were drawn
+    draws = totals[:, 0] / totals[:, 2] - totals[:, 1] / totals[:, 3]
+    count = min(effective_number(side) for side in sizes)
+    tail = tail_of(count)
+    low, high = draws.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    error = float(draws.std()) * (count / (count - 1)) ** 0.5
+    p_value = 2 * float(stdtr(count - 1, -abs(difference) / error)) if error else float(difference == 0)
+    return Comparison(difference, low, high, p_value)
+
+
 def effective_number(weights: Tensor) -> float:
     """Compute the effective number of weights, at least 1 (Kish 1965).
 

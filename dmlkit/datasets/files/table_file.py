@@ -1,5 +1,6 @@
 """Reader of table files, with OML's names of columns."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def read_images_table(file: Path, label: str | None) -> Any:
         raise UserError(f"{file}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
     for name in needed:
         if columns.count(name) != 1:
-            fault = "twice" if name in columns else f"not at all; its columns: {', '.join(columns)}"
+            near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
+            fault = "twice" if name in columns else f"not at all{near}; its columns: {', '.join(columns)}"
             raise UserError(f"{file}: expected the column {name!r} once, got it {fault}")
     labels = table[label] if label else pa.array([""] * len(table))
     kept = [place for place, name in enumerate(columns) if SYNONYMS.get(name, name) in ("path", *BOX)]

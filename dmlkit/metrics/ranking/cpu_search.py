@@ -81,6 +81,8 @@ class _Worker:
     def _products(self, block: Tensor) -> Any:
         import numpy as np
 
+        if self.search.rows is not None:
+            return self.search.rows(block).numpy()
         if not hasattr(self.thread, "products"):
             self.thread.products = np.empty((self.rows, len(self.gallery)), self.gallery.dtype)
         products = self.thread.products[: len(block)]

@@ -1,5 +1,6 @@
 """Input and output of a search: which gallery items are positives or the query itself, and the counts it returns."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ class Search:
     gallery: Tensor  # (N, D')
     positives: Lookup  # items with the label of each query
     excluded: Lookup  # items that are the query itself
+    rows: Callable[[Tensor], Tensor] | None = None  # scores (n, N) of queries (n,), instead of inner products
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.embedding.gallery.change import add_images, create_gallery
+from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery, labeled_decider
@@ -24,6 +24,7 @@ from dmlkit.embedding.questions.rates import (
     threshold_for,
     trials_on,
 )
+from dmlkit.embedding.sources import open_points
 from dmlkit.errors import UserError
 from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
@@ -182,7 +183,7 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
         trees.photo(tmp_path / "asked" / f"{index}.jpg", 40 + index, (40, 30))
     words = ("identify", gallery, tmp_path / "asked", "--device", "cpu", "-o", tmp_path / "answers.json")
     before = dmlkit(*words)
-    assert before.code == 0 and "no image is unknown without a threshold; dmlkit calibrate" in before.out
+    assert before.code == 0 and "no image is unknown without a threshold; run dmlkit calibrate" in before.out
     result = dmlkit("calibrate", gallery, "--fpir", "0.5", "--device", "cpu")
     assert result.code == 0, result.err
     found = Identification.read(gallery / "identification.json")
@@ -193,28 +194,51 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
     document = json.loads((tmp_path / "answers.json").read_text())
     assert document["threshold"] is None and document["least_probability"] == found.threshold
     for answer in document["images"]:
-        said = found.sigmoid.at(answer["margin"], answer["score"])
+        said = found.acceptance.sigmoid.at(answer["margin"], answer["score"])
         assert answer["probability"] == pytest.approx(said)
         assert answer["label"] == (answer["guess"] if said >= found.threshold else "unknown")
     by_score = identify(gallery, tmp_path / "asked", threshold=-1e9, device="cpu")
-    assert by_score.calibration is None and all(answer.label != "unknown" for answer in by_score.answers)
+    assert by_score.least_probability is None and all(answer.label != "unknown" for answer in by_score.answers)
     again = load_gallery(gallery, device="cpu").calibrate(fpir=0.5)
     assert again == found
 
 
 @pytest.mark.slow
-def test_a_changed_gallery_is_calibrated_again(gallery: Path, tmp_path: Path):
-    calibrate_gallery(gallery, fpir=0.5, device="cpu")
-    first = Identification.read(gallery / "identification.json")
+def test_a_changed_gallery_is_calibrated_again_as_before(gallery: Path, tmp_path: Path):
+    opened = open_points(gallery)
+    points = opened.points_at(torch.arange(12))
+    first_of, second_of = torch.combinations(torch.arange(12)).T
+    near = float(opened.manifold.paired_similarity(points[first_of], points[second_of]).median())
+    first = calibrate_gallery(gallery, fpir=0.5, near=near, device="cpu")
     for count in range(2):  # 2 of 12 are less than a fifth, 4 are more
         for index in range(2):
             trees.photo(tmp_path / f"more{count}" / "gull" / f"{index}.jpg", 70 + 2 * count + index, (40, 30))
         add_images(gallery, tmp_path / f"more{count}", device="cpu")
         found = identify(gallery, tmp_path / "more0", device="cpu")
         assert (found.note is None) == (count == 0)
+        assert count or found.least_probability == first.threshold
     again = Identification.read(gallery / "identification.json")
     assert (first.images, again.images) == (12, 16) and again.strangers == first.strangers
-    assert found.note is not None and "4 images have changed" in found.note and found.calibration == again
+    assert found.note is not None and "4 images have changed" in found.note
+    assert found.least_probability == again.threshold
+    assert again == calibrate_gallery(gallery, fpir=0.5, near=near, device="cpu")
+    assert again.reliability != calibrate_gallery(gallery, fpir=0.5, device="cpu").reliability
+
+
+@pytest.mark.slow
+def test_a_gallery_that_can_no_longer_be_calibrated_is_used_as_before(gallery: Path, tmp_path: Path):
+    first = calibrate_gallery(gallery, fpir=0.5, device="cpu")
+    opened = open_points(gallery)
+    keep = dict(zip(opened.labels, opened.paths, strict=True))
+    remove_images(gallery, paths=[path for path in opened.paths if path not in keep.values()])
+    trees.photo(tmp_path / "asked.jpg", 40, (40, 30))
+    found = identify(gallery, tmp_path / "asked.jpg", device="cpu")
+    assert found.note is not None and "the gallery has changed, and" in found.note
+    assert "each label has a single image" in found.note and "calibrate again" in found.note
+    assert found.least_probability == first.threshold
+    answer = found.answers[0]
+    assert answer.probability == first.acceptance.sigmoid.at(answer.margin, answer.score)
+    assert Identification.read(gallery / "identification.json") == first
 
 
 @pytest.mark.slow
@@ -227,7 +251,7 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
         ((gallery, "--fpir", "1.5"), "--fpir 1.5: expected a share between 0 and 1"),
         (
             (gallery, "--fpir", "0.0001"),
-            "of absent labels are too few, at least 50,000 are needed; the least possible is",
+            "needs at least 50,000 images of absent labels, got 30; the lowest possible is 0.17",
         ),
         ((gallery, "--far", "0.1"), "--far 0.1: applies to a run"),
         ((place / "run", "--fpir", "0.1"), "--fpir 0.1: applies to a gallery"),
@@ -242,5 +266,5 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
     for index in range(3):
         trees.photo(tmp_path / "more" / "dove" / f"{index}.jpg", 91 + index, (40, 30))
     add_images(gallery, tmp_path / "more", device="cpu")
-    with pytest.raises(UserError, match=r"strangers\.npy: is damaged; calibrate again"):
+    with pytest.raises(UserError, match=r"strangers\.npy: this file is damaged: .*; calibrate again"):
         identify(gallery, tmp_path / "more", device="cpu")

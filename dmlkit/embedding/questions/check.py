@@ -1,0 +1,166 @@
+"""Check whether new images are like those that calibrated a gallery: ``dmlkit gallery check``."""
+
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
+from torch import Tensor
+
+from dmlkit.embedding.points import PointsInMemory, all_points
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.questions.calibration import FILE, Identification, labeled_decider
+from dmlkit.embedding.questions.decisions import Decider
+from dmlkit.embedding.sources import open_points, open_queries
+from dmlkit.errors import UserError
+from dmlkit.files.document import Document
+from dmlkit.metrics.statistics import holm
+from dmlkit.metrics.two_samples import energy_test
+
+MOST = 2000  # images of each side: 1.6e10 products at most, where all get the same label
+MOST_SEARCHED = 2**17  # pictures among which both sides are identified
+LEAST = 10  # images of each side; fewer say nothing
+ALPHA = 0.05
+
+
+class Difference(BaseModel, frozen=True, extra="forbid"):
+    """Two-sample test of one aspect."""
+
+    distance: NonNegativeFloat
+    """Energy distance, see `energy_test`."""
+    p_value: float
+    corrected: float
+    """The p-value after Holm's correction for both tests."""
+
+
+class QueriesCheck(Document, frozen=True):
+    """Comparison of new images with those of a gallery."""
+
+    kind: ClassVar[str] = "check of a gallery"
+
+    images: NonNegativeInt
+    """Compared images of the gallery: those that get a label that a new image gets too."""
+    queries: NonNegativeInt
+    """Compared new images."""
+    median_scores: tuple[float, float]
+    """Median similarity to the nearest picture, of the gallery's images and of the new ones."""
+    scores: Difference
+    embeddings: Difference
+    differs: bool
+    """Whether a corrected p-value is below 0.05: the rates of the calibration may not hold for such images."""
+
+
+class Compared(NamedTuple):
+    """Two sets of points, identified among the same others."""
+
+    points: tuple[Tensor, Tensor]  # (N, D) and (M, D)
+    scores: tuple[Tensor, Tensor]  # (N,) and (M,), similarity to the nearest
+    guesses: tuple[Tensor, Tensor]  # (N,) and (M,) int64
+
+
+def check_queries(
+    path: Path, images: Path, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
+) -> QueriesCheck:
+    """Test whether new images are like those of a calibrated gallery, by their scores and by their embeddings.
+
+    The images must be of labels in the gallery. Both tests compare the images that get the same label, so that the
+    shares of the labels may differ. If the gallery was calibrated with ``--near``, one of each group of near-duplicates
+    is compared.
+
+    Args:
+        path: the gallery.
+        images: the new images, see `open_queries`.
+        run: run of the gallery, if it was moved.
+        device: see `start_fabric`.
+        bar: shows each step.
+
+    Raises:
+        UserError: the gallery is not calibrated, or there are too few images to compare.
+    """
+    gallery = open_points(path)
+    if not (path / FILE).exists():
+        raise UserError(f"{path}: this gallery is not calibrated; run dmlkit calibrate {path} first")
+    near = Identification.read(path / FILE).near
+    decider = labeled_decider(gallery, near=near)[1]
+    asked = open_queries(images, gallery, run=run, device=device, bar=bar)
+    queries = all_points(asked)
+    groups = np.arange(len(queries))
+    if near is not None and len(queries):
+        same = PointsInMemory(asked.source, gallery.manifold, queries, asked.paths, [""] * len(queries))
+        groups = labeled_decider(same, near=near)[1].groups
+    found = compare_images(decider, queries, groups)
+    counts = [len(side) for side in found.scores]
+    if min(counts) < LEAST:
+        raise UserError(
+            f"{images}: {counts[1]} of {len(queries)} images can be compared, with {counts[0]} of the gallery that get "
+            f"the same labels; at least {LEAST} of each are needed, so name more images"
+        )
+    return measure_difference(found, decider)
+
+
+def compare_images(decider: Decider, queries: Tensor, groups: np.ndarray, *, seed: int = 0) -> Compared:
+    """Identify new images and some of a gallery among its other images; keep those whose label is found on both sides.
+
+    At most half of the gallery's images are drawn, at random. If the new images have the distribution of the gallery,
+    then scores and guesses of both sides have the same distribution, which would not be so if an image of the gallery
+    were searched among all others and a new one among all.
+
+    Args:
+        decider: labeled points; one image of each group is drawn.
+        queries: (M, D) the new points.
+        groups: (M,) their groups.
+        seed: seed of the draws.
+    """
+    generator = np.random.default_rng(seed)
+    searched, order = decider.searched, _one_of_each(decider.groups, generator)
+    own = _every_second(order, decider.codes)[:MOST]
+    others = generator.permutation(np.flatnonzero(~np.isin(decider.groups, decider.groups[own])))[:MOST_SEARCHED]
+    codes, nothing = np.unique(decider.codes[others], return_inverse=True)[1], [""] * len(others)
+    points = searched.points_at(torch.from_numpy(others))
+    reference = Decider(PointsInMemory(searched.source, searched.manifold, points, nothing, nothing), codes, "nearest")
+    rows = torch.from_numpy(_one_of_each(groups, generator)[:MOST])
+    sides = searched.points_at(torch.from_numpy(own)), queries[rows]
+    decisions = [reference.decide(side) for side in sides]
+    guesses = [np.array([one.code for one in side], np.int64) for side in decisions]
+    scores = [torch.tensor([one.score for one in side], dtype=torch.float64) for side in decisions]
+    kept = [np.isin(guesses[side], guesses[1 - side]) for side in (0, 1)]
+    masks = torch.from_numpy(kept[0]), torch.from_numpy(kept[1])
+    return Compared(
+        (sides[0][masks[0]], sides[1][masks[1]]),
+        (scores[0][masks[0]], scores[1][masks[1]]),
+        (torch.from_numpy(guesses[0][kept[0]]), torch.from_numpy(guesses[1][kept[1]])),
+    )
+
+
+def measure_difference(compared: Compared, decider: Decider, *, seed: int = 0) -> QueriesCheck:
+    """Test scores and embeddings of both sides, at least one of each, for the same distribution per guessed label."""
+    one, other = compared.scores
+    scores = energy_test(one[:, None], other[:, None], compared.guesses, torch.cdist, seed=seed)
+    first, second = (points.double() for points in compared.points)
+    embeddings = energy_test(first, second, compared.guesses, decider.searched.manifold.distance, seed=seed)
+    assert scores is not None and embeddings is not None
+    corrected = holm([scores.p_value, embeddings.p_value])
+    return QueriesCheck(
+        images=len(one),
+        queries=len(other),
+        median_scores=(float(one.median()), float(other.median())),
+        scores=Difference(**scores._asdict(), corrected=corrected[0]),
+        embeddings=Difference(**embeddings._asdict(), corrected=corrected[1]),
+        differs=min(corrected) < ALPHA,
+    )
+
+
+def _one_of_each(groups: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return one row of each group, in random order."""
+    order = generator.permutation(len(groups))
+    return order[np.sort(np.unique(groups[order], return_index=True)[1])]
+
+
+def _every_second(rows: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return every second row of each label, in the given order: the other half has as many images of it."""
+    by_label = np.argsort(codes[rows], kind="stable")
+    starts = np.unique(codes[rows][by_label], return_index=True)[1]
+    rank = np.empty(len(rows), np.int64)
+    rank[by_label] = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
+    return rows[rank % 2 == 1]

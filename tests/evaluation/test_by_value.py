@@ -1,0 +1,125 @@
+"""Metrics per value of a column: NumPy loops, planted differences, tables, and mistakes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.errors import UserError
+from dmlkit.evaluation.by_value import figures_by_value, read_column, table_of
+from dmlkit.metrics.statistics import effective_number, holm, part_comparison, tail_of
+from tests.conftest import Result
+
+
+def test_the_difference_against_numpy():
+    """Draws of classes as `_resamples` does; Student's t by SciPy."""
+    from scipy.stats import t
+
+    generator = torch.Generator().manual_seed(1)
+    values, classes = torch.rand(90, generator=generator), torch.randint(0, 12, (90,), generator=generator)
+    part = torch.rand(90, generator=generator) < 0.4
+    found = part_comparison(values, part, classes)
+    order = list(dict.fromkeys(classes.tolist()))
+    x, y, is_part = values.double().numpy(), classes.numpy(), part.numpy()
+    draws = torch.randint(12, (2000, 12), generator=torch.Generator().manual_seed(0)).numpy()
+    differences = []
+    for draw in draws:
+        rows = np.concatenate([np.flatnonzero(y == order[unit]) for unit in draw])
+        differences.append(x[rows][is_part[rows]].mean() - x[rows][~is_part[rows]].mean())
+    sizes = [[int((is_part == side)[y == code].sum()) for code in order] for side in (True, False)]
+    count = min(effective_number(torch.tensor(side).double()) for side in sizes)
+    low, high = np.quantile(differences, [tail_of(count), 1 - tail_of(count)])
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert found.difference == pytest.approx(x[is_part].mean() - x[~is_part].mean())
+    error = np.std(differences, ddof=1) * (count / (count - 1)) ** 0.5
+    assert found.p_value == pytest.approx(2 * t.sf(abs(found.difference) / error, count - 1))
+
+
+def test_the_p_value_is_uniform_without_a_difference():
+    """Cameras of 30 classes that share what makes them easy: p <= 0.05 in 5 % of 400 draws."""
+    generator, rejected = torch.Generator().manual_seed(0), 0
+    classes = torch.arange(30).repeat_interleave(8)
+    for _ in range(400):
+        ease = torch.rand(30, generator=generator)[classes]
+        hits = (torch.rand(240, generator=generator) < ease).double()
+        rejected += part_comparison(hits, torch.rand(240, generator=generator) < 0.5, classes).p_value <= 0.05
+    assert 8 <= rejected <= 32  # outside with probability 0.003
+
+
+def test_a_planted_value_is_worst_and_differs():
+    generator = torch.Generator().manual_seed(2)
+    classes, camera = torch.arange(20).repeat_interleave(15), torch.arange(300) % 3
+    hits = (torch.rand(300, generator=generator) < torch.tensor([0.9, 0.9, 0.5])[camera]).double()
+    names = [None if row == 7 else f"camera {one}" for row, one in enumerate(camera.tolist())]
+    found = figures_by_value({"mrr": hits, "recall@1": hits}, classes, names, "camera")
+    assert found.values[0].value == "camera 2" and found.without == 1
+    worst = found.values[0].metrics["recall@1"]
+    kept = [row for row in range(300) if row != 7 and camera[row] == 2]
+    assert worst.mean == pytest.approx(float(hits[kept].mean())) and found.values[0].queries == len(kept)
+    assert worst.interval is not None and worst.interval[0] < worst.mean < worst.interval[1]
+    assert worst.difference < -0.2 and worst.corrected < 0.01
+    order = sorted(found.values, key=lambda one: one.value)
+    p_values = [figures.p_value for one in order for figures in one.metrics.values()]
+    assert [figures.corrected for one in order for figures in one.metrics.values()] == holm(p_values)
+
+
+def test_few_classes_have_no_interval():
+    found = figures_by_value({"mrr": torch.rand(12)}, torch.arange(12) % 6, ["a", "b"] * 6, "species")
+    assert all(one.metrics["mrr"].interval is None and one.metrics["mrr"].p_value == 1 for one in found.values)
+
+
+def test_images_are_found_in_a_table(tmp_path: Path):
+    table = tmp_path / "boxes.csv"
+    table.write_text(
+        "path,camera,x1,y1,x2,y2\na.jpg,front,0,0,5,5\na.jpg,back,5,0,9,5\nb.jpg,front,,,,\n./c/../c.jpg,,,,,\n"
+    )
+    images = [f"{tmp_path}/a.jpg (5.0, 0.0, 9.0, 5.0)", f"{tmp_path}/b.jpg", f"{tmp_path}/c.jpg", "other.jpg"]
+    assert read_column(images, table, tmp_path, "camera") == ["back", "front", None, None]
+    for wrong, column, message in (
+        ([f"{tmp_path}/a.jpg"], "camera", "boxes of .*a.jpg have different values of camera"),
+        (images, "camra", "did you mean 'camera'"),
+        (["d.jpg"], "camera", "has none of the 1 evaluated images"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_column(wrong, table, tmp_path, column)
+
+
+def test_mistakes():
+    hits, classes = {"mrr": torch.ones(3)}, torch.arange(3)
+    with pytest.raises(UserError, match="--by camera: the only value is 'a'"):
+        figures_by_value(hits, classes, ["a", "a", None], "camera")
+    with pytest.raises(UserError, match="none of the metrics has a value per query"):
+        figures_by_value({}, classes, ["a", "b", "a"], "camera")
+    with pytest.raises(UserError, match="the dataset is glyphs, which has no columns; name a table"):
+        table_of("camera", {"name": "glyphs"})
+
+
+@pytest.mark.slow
+def test_a_folder_of_embeddings_by_column(tmp_path: Path, dmlkit: Callable[..., Result], tiny_recipe: Path):
+    run, folder = tmp_path / "run", tmp_path / "embeddings"
+    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
+    assert dmlkit("embed", run, "--split", "test", "-o", folder, "--device", "cpu").code == 0
+    from dmlkit.embedding.folder import EmbeddingFolder
+
+    paths = EmbeddingFolder(folder).paths
+    cells = [f"{path},{('left', 'right')[row % 2]}" for row, path in enumerate(paths)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["path,side", *cells]))
+    plain = json.loads(dmlkit("eval", folder, "--json").out)
+    result = dmlkit("eval", folder, "--by", "side", "--table", table, "--json")
+    found = json.loads(result.out)
+    assert found.pop("by")["column"] == "side" and plain.pop("by") is None and found == plain
+    by = json.loads(result.out)["by"]["values"]
+    total = sum(one["queries"] * one["metrics"]["map@r"]["mean"] for one in by) / sum(one["queries"] for one in by)
+    assert total == pytest.approx(plain["metrics"]["map@r"])
+    shown = dmlkit("eval", folder, "--by", "side", "--table", table)
+    assert "per side, worst first" in shown.out
+    for words, message in (
+        (("--table", table), "needs --by COLUMN"),
+        (("--by", "side"), "the dataset is glyphs, which has no columns"),
+    ):
+        wrong = dmlkit("eval", folder, *words)
+        assert wrong.code == 2 and message in wrong.err

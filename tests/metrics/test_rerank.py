@@ -1,0 +1,154 @@
+"""Re-ranking against NumPy loops written from the papers' equations."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.manifolds import Euclidean, Poincare, Sphere
+from dmlkit.metrics.ranking import rerank
+from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, check_rerank, expand, k_reciprocal, parse_rerank
+from dmlkit.metrics.scoring import metrics_from_hits, score_retrieval
+from tests.conftest import Result
+
+
+def points_on(name: str, count: int, seed: int) -> tuple:
+    manifold = {"sphere": Sphere, "euclidean": Euclidean, "poincare": Poincare}[name](4)
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    features = centers[torch.arange(count) % 5] + 0.5 * torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    return manifold, manifold.from_features(0.5 * features)
+
+
+def naive_k_reciprocal(similarity: np.ndarray, k1: int, k2: int, weight: float) -> np.ndarray:
+    """Final distances of all pairs, with sets of Python."""
+    size = len(similarity)
+    low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
+    d = (high - similarity) / (high - low)
+    order = [sorted(range(size), key=lambda j, i=i: (j != i, -similarity[i, j])) for i in range(size)]
+
+    def reciprocal(i: int, k: int) -> set[int]:
+        return {j for j in order[i][: k + 1] if i in order[j][: k + 1]}
+
+    weights = np.zeros((size, size))
+    for i in range(size):
+        expanded = own = reciprocal(i, k1)
+        for j in own:
+            half = reciprocal(j, (k1 + 1) // 2)
+            if len(own & half) >= 2 / 3 * len(half):
+                expanded = expanded | half
+        for j in expanded:
+            weights[i, j] = np.exp(-d[i, j])
+    weights = np.array([np.mean([weights[j] for j in order[i][:k2]], axis=0) for i in range(size)])
+    final = np.empty((size, size))
+    for i in range(size):
+        for j in range(size):
+            jaccard = 1 - np.minimum(weights[i], weights[j]).sum() / np.maximum(weights[i], weights[j]).sum()
+            final[i, j] = (1 - weight) * jaccard + weight * d[i, j]
+    return final
+
+
+@pytest.mark.parametrize("name", ["sphere", "euclidean", "poincare"])
+@pytest.mark.parametrize(("k1", "k2"), [(7, 3), (6, 1)])
+def test_k_reciprocal(name: str, k1: int, k2: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rerank, "BLOCK_ENTRIES", 40 * 7)  # blocks of 7 images
+    manifold, points = points_on(name, 40, 1)
+    expected = naive_k_reciprocal(manifold.similarity(points, points).numpy(), k1, k2, 0.3)
+    options = KReciprocal(k1, k2, 0.3)
+    among = k_reciprocal(manifold, points, None, options)(torch.arange(40))
+    assert np.abs(among.numpy() + expected).max() < 1e-6
+    apart = k_reciprocal(manifold, points[:10], points[10:], options)(torch.tensor([3, 7]))
+    assert np.abs(apart.numpy() + expected[[3, 7], 10:]).max() < 1e-6
+
+
+def test_expansion_on_the_sphere():
+    manifold, points = points_on("sphere", 40, 2)
+    x = points.numpy()
+
+    def naive(one: np.ndarray, others: np.ndarray) -> np.ndarray:
+        cosines = others @ one
+        nearest = np.argsort(-cosines)[:5]
+        total = one + sum(max(cosines[j], 0) ** 3 * others[j] for j in nearest)
+        return total / np.linalg.norm(total)
+
+    among, nothing = expand(manifold, points, None, Expansion(5, 3))
+    assert nothing is None
+    expected = np.array([naive(x[i], np.delete(x, i, 0)) for i in range(40)])
+    assert np.abs(among.numpy() - expected).max() < 1e-6
+    queries, gallery = expand(manifold, points[:10], points[10:], Expansion(5, 3))
+    assert np.abs(queries.numpy() - [naive(one, x[10:]) for one in x[:10]]).max() < 1e-6
+    assert gallery is not None
+    expected = np.array([naive(x[i], np.delete(x[10:], i - 10, 0)) for i in range(10, 40)])
+    assert np.abs(gallery.numpy() - expected).max() < 1e-6
+
+
+def test_expansion_stays_on_the_ball():
+    manifold, points = points_on("poincare", 40, 3)
+    assert float(manifold.distance_off(expand(manifold, points, None, Expansion())[0]).max()) < 1e-9
+
+
+@pytest.mark.parametrize("method", [KReciprocal(6, 3, 0.3), Expansion(3, 3)])
+def test_metrics_after_re_ranking(method: rerank.Rerank):
+    """Metrics of the re-ranked similarities, with each query among all others, a gallery, and itself as gallery."""
+    manifold, points = points_on("sphere", 40, 4)
+    labels = torch.arange(40) % 5
+    scores = score_retrieval(points, labels, manifold=manifold, metrics=["map@r"], rerank=method)
+    if isinstance(method, KReciprocal):
+        similarity = -naive_k_reciprocal(manifold.similarity(points, points).numpy(), *method)
+    else:
+        expanded = expand(manifold, points, None, method)[0]
+        similarity = manifold.similarity(expanded, expanded).numpy()
+    np.fill_diagonal(similarity, -np.inf)
+    hits = (labels[:, None] == labels)[torch.arange(40)[:, None], torch.from_numpy(-similarity).argsort(1)][:, :39]
+    expected = metrics_from_hits(hits, torch.full((40,), 7), ["map@r"])
+    assert scores.values == pytest.approx(expected)
+    assert scores.values != score_retrieval(points, labels, manifold=manifold, metrics=["map@r"]).values
+    rows = torch.arange(40)
+    gallery = {"gallery": points, "gallery_labels": labels, "ids": rows, "gallery_ids": rows}
+    again = score_retrieval(points, labels, manifold=manifold, metrics=["map@r"], rerank=method, **gallery)
+    assert again.values == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("k_recip", "unknown method 'k_recip'; expected k_reciprocal or expansion"),
+        ("expansion:k1=3", "expansion has no option 'k1'"),
+        ("k_reciprocal:wieght=0.3", "did you mean 'weight'"),
+        ("k_reciprocal:k1=2.5", "k1: expected a whole number, got '2.5'"),
+        ("k_reciprocal:k1=40", "k1: expected 1 to 39, since there are 40 images to search in; got 40"),
+        ("k_reciprocal:k2=30", "k2: expected 1 to 21"),
+        ("k_reciprocal:weight=0", "weight: expected more than 0"),
+        ("expansion:alpha=-1", "alpha: expected at least 0"),
+    ],
+)
+def test_mistakes(text: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        check_rerank(parse_rerank(text), 40)
+
+
+def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Callable[..., Result]):
+    points = points_on("sphere", 40, 5)[1].numpy()
+    np.save(tmp_path / "x.npy", points)
+    np.save(tmp_path / "y.npy", np.arange(40) % 5)
+    words = ("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--metric", "map@r", "--metric", "nmi")
+    found = json.loads(dmlkit(*words, "--rerank", "k_reciprocal:k1=6,k2=3", "--json").out)
+    plain = json.loads(dmlkit(*words, "--json").out)
+    reranked = found["reranked"]
+    assert found["metrics"] == plain["metrics"] and plain["reranked"] is None
+    assert reranked["options"] == {"k1": 6, "k2": 3, "weight": 0.3} and list(reranked["metrics"]) == ["map@r"]
+    change = reranked["differences"]["map@r"]
+    assert change["difference"] == pytest.approx(reranked["metrics"]["map@r"] - found["metrics"]["map@r"])
+    assert change["low"] <= change["difference"] <= change["high"]
+    shown = dmlkit(*words, "--rerank", "expansion").out
+    assert "re-ranked by expansion: n 5, alpha 3" in shown and "the gallery as a whole;" in shown
+    for more, message in (
+        (("--rerank", "k_reciprocal:k1=40"), "k1: expected 1 to 39"),
+        (("--rerank", "k_recip"), "--rerank k_recip: unknown method"),
+        (("--by", "camera"), "--by does not apply to arrays"),
+    ):
+        wrong = dmlkit(*words, *more)
+        assert wrong.code == 2 and message in wrong.err, wrong.err
