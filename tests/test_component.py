@@ -108,6 +108,7 @@ def test_a_misspelt_class_gets_a_suggestion():
 
 
 LACKING = {
+    "augmentations": "build",
     "backbones": "create",
     "datasets": "load",
     "heads": "build",

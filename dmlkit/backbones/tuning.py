@@ -89,6 +89,7 @@ class NoTuningConfig(TuningConfig, frozen=True):
         frozen = "no weight of the backbone trains"
         yield Requirement("backbone.freeze_epochs", (0,), frozen)
         yield Requirement("training.gradient_checkpointing", (False,), frozen)
+        yield Requirement("training.gradient_cache", (None,), frozen)
         if self.features == "cached":
             yield Requirement("dataset.on_bad_image", ("error",), "features are cached for all images (or use live)")
             yield Requirement(

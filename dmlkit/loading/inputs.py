@@ -79,7 +79,8 @@ class TransformedImages(Inputs):
         super().__init__(dataset)
         self.resizing = transform.resizing
         self.transform = transform.training() if training else transform.evaluation()
-        self.augments = training and transform.augments
+        self.augmentations = [augmentation.build() for augmentation in transform.augment] if training else []
+        self.augments = bool(self.augmentations) or (training and transform.augments)
         # transform whose windows the device applies
         self.windows = self.transform if on_device and isinstance(self.transform, WindowTransform) else None
 
@@ -93,7 +94,11 @@ class TransformedImages(Inputs):
         if not self.augments:
             return Item(self.transform(image), label, index)
         with seeded(seed):
-            shown = self.transform(image) if self.windows is None else draw_cut(self.windows, image)
+            if self.windows is not None:
+                return Item(draw_cut(self.windows, image), label, index)
+            shown = self.transform(image)
+            for augmentation in self.augmentations:
+                shown = augmentation(shown)
             return Item(shown, label, index)
 
     def on_device(self, batch: Batch, device: torch.device) -> Tensor:

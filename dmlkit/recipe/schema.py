@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from dmlkit.backbones import BackboneConfig, SmallCNNConfig
-from dmlkit.backbones.tuning import TuningConfig
+from dmlkit.backbones.tuning import NoTuningConfig, TuningConfig
 from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
 from dmlkit.datasets.files.samples import samples_named
@@ -38,6 +38,7 @@ from dmlkit.regularizers import RegularizerConfig
 from dmlkit.samplers import Random, SamplerConfig
 from dmlkit.schedules import ConstantConfig, ScheduleConfig
 from dmlkit.transforms import PlainConfig, TransformConfig
+from dmlkit.transforms.augmentations import AugmentationConfig
 from dmlkit.transport import TransportConfig
 
 LoggerName = Literal["tensorboard", "mlflow", "wandb"]
@@ -73,6 +74,9 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     gradient_checkpointing: bool = False
     """Store only the inputs of the backbone's blocks for the backward pass, which recomputes the rest: the same weights
     with less memory and more time."""
+    gradient_cache: PositiveInt | None = None
+    """Maximum number of images that each rank embeds at a time; the backward pass embeds each chunk again. The loss
+    compares the whole batch, with the memory of one chunk and a third more time; null embeds the batch in one pass."""
     shard_proxies: bool = False
     """Under torchrun, each rank keeps only the proxies of its share of the classes, for very many classes."""
     augment_on: Literal["loader", "device"] = "loader"
@@ -181,6 +185,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             *self._figures_given_twice(),
             *self._proxies_that_cannot_be_shared_out(),
             *self._stop_after_the_end(),
+            *self._augmentation_without_views(),
         ]
         if faults:
             message = "; ".join(f"{'.'.join(map(str, key))}: {text}" for key, text in faults)
@@ -252,6 +257,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         if stop_after is not None and stop_after > epochs:
             yield ("training", "stop_after"), f"got {stop_after}, expected at most training.epochs, {epochs}"
 
+    def _augmentation_without_views(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        tuning = self.backbone.tuning
+        if not isinstance(tuning, NoTuningConfig) or tuning.features == "live" or tuning.feature_views:
+            return
+        if self.transform and self.transform.augment:
+            text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
+            yield ("transform", "augment"), text
+
     def _proxies_that_cannot_be_shared_out(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         if not self.training.shard_proxies:
             return
@@ -266,6 +279,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
 FAMILIES: dict[str, type[ComponentConfig]] = {
     "datasets": DatasetConfig,
     "transforms": TransformConfig,
+    "augmentations": AugmentationConfig,
     "samplers": SamplerConfig,
     "backbones": BackboneConfig,
     "tuning": TuningConfig,

@@ -20,10 +20,11 @@ from dmlkit.testing.optimizers import check_optimizer, check_schedule
 from dmlkit.testing.pooling import check_pooling
 from dmlkit.testing.regularizers import check_regularizer
 from dmlkit.testing.samplers import check_sampler
-from dmlkit.testing.transforms import check_transform
+from dmlkit.testing.transforms import check_augmentation, check_transform
 from dmlkit.testing.transport import check_transport
 
 __all__ = [
+    "check_augmentation",
     "check_backbone",
     "check_dataset",
     "check_head",

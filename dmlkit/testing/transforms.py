@@ -1,4 +1,4 @@
-"""The contract of transforms."""
+"""The contracts of transforms and of augmentations."""
 
 import pickle
 
@@ -7,7 +7,8 @@ from torch import Tensor
 
 from dmlkit.datasets.glyphs import Glyphs
 from dmlkit.loading.inputs import TransformedImages
-from dmlkit.testing.promise import Promise, expect, hold
+from dmlkit.testing.promise import Promise, a_line_of_help_says_what_it_is, expect, hold
+from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform
 from dmlkit.transforms.base import TransformConfig
 
 
@@ -22,6 +23,19 @@ def check_transform(config: TransformConfig) -> None:
         >>> check_transform(PlainConfig(size=32))
     """
     hold(TRANSFORM, config.name, config)
+
+
+def check_augmentation(config: AugmentationConfig) -> None:
+    """Check an augmentation against its contract: uint8 images keep their shape, random only by torch's generator.
+
+    Raises:
+        AssertionError: the contract is broken; the message says how.
+
+    Example:
+        >>> from dmlkit.transforms.augmentations import RandomErasingConfig
+        >>> check_augmentation(RandomErasingConfig(p=1.0))
+    """
+    hold(AUGMENTATION, config.name, config)
 
 
 def images_become_squares(config: TransformConfig) -> None:
@@ -56,15 +70,50 @@ def other_processes_can_have_it(config: TransformConfig) -> None:
     """Check that a copy sent to a worker process, as macOS and Windows start them, gives the same pixels."""
     image = torch.arange(3 * 40 * 60).view(3, 40, 60).remainder(256).to(torch.uint8)
     for transform in (config.training(), config.evaluation()):
-        try:
-            sent = pickle.loads(pickle.dumps(transform))
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise AssertionError(f"cannot be sent to another process: {error}") from error
-        pixels: list[Tensor] = []
-        for one in (transform, sent):
-            torch.manual_seed(0)
-            pixels.append(one(image))
-        expect(torch.equal(*pixels), "another process gives different pixels")
+        _a_copy_gives_the_same_pixels(transform, image)
+
+
+def _a_copy_gives_the_same_pixels(transform: ImageTransform, image: Tensor) -> None:
+    try:
+        sent = pickle.loads(pickle.dumps(transform))
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise AssertionError(f"cannot be sent to another process: {error}") from error
+    pixels: list[Tensor] = []
+    for one in (transform, sent):
+        torch.manual_seed(0)
+        pixels.append(one(image))
+    expect(torch.equal(*pixels), "another process gives different pixels")
+
+
+def images_keep_shape_and_type(config: AugmentationConfig) -> None:
+    """Check that an image (3, S, S) uint8 becomes such an image, in memory of its own, and that its input stays."""
+    change = config.build()
+    for side in (17, 32):
+        image = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)
+        before = image.clone()
+        for _ in range(4):
+            result = change(image)
+            expect(
+                result.shape == image.shape and result.dtype == torch.uint8, f"got {tuple(result.shape)} {result.dtype}"
+            )
+            expect(torch.equal(image, before), "it changes its input")
+
+
+def random_numbers_come_from_torch(config: AugmentationConfig) -> None:
+    """Check that torch's generator determines the result, and that it changes images."""
+    image = torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8)
+    change, found = config.build(), list[Tensor]()
+    for seed in range(20):
+        for _ in range(2):
+            torch.manual_seed(seed)
+            found.append(change(image))
+        expect(torch.equal(*found[-2:]), "the same seed gives different pixels")
+    expect(not all(torch.equal(one, image) for one in found), "20 seeds leave the image unchanged")
+
+
+def other_processes_can_have_the_augmentation(config: AugmentationConfig) -> None:
+    """Check that a copy sent to a worker process, as macOS and Windows start them, gives the same pixels."""
+    _a_copy_gives_the_same_pixels(config.build(), torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8))
 
 
 def _pixels(images: TransformedImages, draw: tuple[int, int]) -> Tensor:
@@ -80,3 +129,11 @@ TRANSFORM: tuple[Promise, ...] = (
     augmentation_follows_the_draw_alone,
     other_processes_can_have_it,
 )
+
+AUGMENTATION: tuple[Promise, ...] = (
+    images_keep_shape_and_type,
+    random_numbers_come_from_torch,
+    other_processes_can_have_the_augmentation,
+    a_line_of_help_says_what_it_is,
+)
+"""Each takes an augmentation configuration."""

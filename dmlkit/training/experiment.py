@@ -1,5 +1,6 @@
 """Assembly of an experiment: all components of a recipe, built and checked together."""
 
+import warnings
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -22,7 +23,7 @@ from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers import Regularizer
 from dmlkit.samplers.base import Sampler
-from dmlkit.training.gradient_checkpointing import recompute_blocks
+from dmlkit.training.gradient_checkpointing import chunks_of, recompute_blocks, recompute_chunks
 from dmlkit.training.loggers import check_loggers
 
 
@@ -177,9 +178,11 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
         blank = blank_input(recipe, train)  # a side that is too large needs more memory than there is
         try_model(model, blank)
-    if sampler.batch_size == ranks:  # one image on each rank
-        with recipe.errors_at("sampler"):
-            try_single_image(model, blank)
+    _try_single_images(recipe, model, blank, sampler.batch_size // ranks)
+    if recipe.training.gradient_cache:
+        if rank == 0:
+            _warn_of_batchnorms(recipe, model)
+        recompute_chunks(model, recipe.training.gradient_cache)
     with recipe.errors_at("loss"):
         loss = recipe.loss.build(model.manifold, len(train.class_names))
     with recipe.errors_at("regularizers"):
@@ -199,6 +202,27 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation, average)
+
+
+def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, share: int) -> None:
+    """Try one image in training mode, if a rank's share of a batch is one, or is split into chunks with one."""
+    chunk = recipe.training.gradient_cache or share
+    if share == 1:
+        with recipe.errors_at("sampler"):
+            try_single_image(model, blank, "a batch of 1 image per rank", "use at least 2 images per rank")
+    elif share and share // chunks_of(share, chunk) == 1:
+        with recipe.errors_at("training", "gradient_cache"):
+            try_single_image(model, blank, "a chunk of 1 image", "use larger chunks")
+
+
+def _warn_of_batchnorms(recipe: Recipe, model: EmbeddingModel) -> None:
+    kind = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage] - the one base of all batch norms
+    if any(isinstance(module, kind) and module.training for module in model.modules()):
+        text = (
+            "batch norms compute their statistics per chunk instead of per batch, so weights differ from those of a "
+            "training without chunks; backbone.freeze_batchnorm_statistics=true removes this difference"
+        )
+        warnings.warn(recipe.fault(("training", "gradient_cache"), text), stacklevel=3)
 
 
 def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, list[nn.Parameter]]:
@@ -250,8 +274,14 @@ def try_model(model: EmbeddingModel, blank: Tensor) -> None:
 
 
 @torch.no_grad()
-def try_single_image(model: EmbeddingModel, blank: Tensor) -> None:
+def try_single_image(model: EmbeddingModel, blank: Tensor, what: str, advice: str) -> None:
     """Run a copy of the model in training mode on one image: batch norms of a 1 x 1 map then have no variance.
+
+    Args:
+        model: the model.
+        blank: one sample.
+        what: name of such a batch, for the error.
+        advice: what to do instead, for the error.
 
     Raises:
         ValueError: a batch norm has no variance.
@@ -260,6 +290,4 @@ def try_single_image(model: EmbeddingModel, blank: Tensor) -> None:
         try:
             deepcopy(model).train()(blank)
         except ValueError as error:
-            raise ValueError(
-                f"a batch of 1 image per rank is too small for batch norms; use at least 2 images per rank: {error}"
-            ) from error
+            raise ValueError(f"{what} is too small for batch norms; {advice}: {error}") from error

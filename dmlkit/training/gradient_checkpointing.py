@@ -1,11 +1,12 @@
-"""Gradient checkpointing: the activations of each block are recomputed in the backward pass instead of stored."""
+"""Activations that the backward pass recomputes instead of storing them: of blocks, or of chunks of the batch."""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import ceil
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dmlkit.backbones.base import Backbone
@@ -40,6 +41,30 @@ def recompute_blocks(backbone: Backbone) -> None:
         block.forward = RecomputedForward(block)
 
 
+def recompute_chunks(model: nn.Module, chunk: int) -> None:
+    """Embed at most ``chunk`` samples at a time, and each chunk again in the backward pass.
+
+    This is the gradient cache of Gao et al. 2021 (arXiv:2101.06983): memory is needed for the activations of one chunk
+    and for the embeddings (B, D) of the batch, and the loss still compares all of them. Gradients equal those of one
+    pass to rounding, unless batch norms compute statistics, which are then those of a chunk. A chunk is computed again
+    with the same random numbers, and does not update the statistics of batch norms twice.
+
+    Args:
+        model: maps samples (B, ...) to embeddings (B, D).
+        chunk: maximum size of a chunk, at least 1. A larger batch is split evenly, into chunks that differ by at most
+            one sample; any other is computed in one pass.
+
+    Example:
+        >>> model, samples = nn.Linear(4, 2), torch.rand(7, 4)
+        >>> (plain,) = torch.autograd.grad(model(samples).square().sum(), model.weight)
+        >>> recompute_chunks(model, 3)
+        >>> (cached,) = torch.autograd.grad(model(samples).square().sum(), model.weight)
+        >>> torch.allclose(cached, plain)
+        True
+    """
+    model.forward = ChunkedForward(model, chunk)
+
+
 class RecomputedForward:
     """Forward pass of a block that runs again in the backward pass."""
 
@@ -68,3 +93,31 @@ class RecomputedForward:
             with torch.no_grad():
                 for buffer, value in zip(buffers, before, strict=True):
                     buffer.copy_(value)
+
+
+class ChunkedForward(RecomputedForward):
+    """Forward pass of a model, chunk by chunk; each chunk runs again in the backward pass."""
+
+    def __init__(self, model: nn.Module, chunk: int) -> None:
+        super().__init__(model)
+        self.chunk = chunk
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() or len(inputs) <= self.chunk:
+            return self.forward(inputs)
+        points: list[Tensor] = []
+        for part in inputs.tensor_split(chunks_of(len(inputs), self.chunk)):
+            # otherwise chunks share the half-precision copies of weights, and their gradients are summed in 8 bits
+            torch.clear_autocast_cache()
+            points.append(super().__call__(part))
+        return torch.cat(points)
+
+
+def chunks_of(batch: int, chunk: int) -> int:
+    """Return the number of chunks of a batch.
+
+    Example:
+        >>> chunks_of(8, 3), chunks_of(8, 100)
+        (3, 1)
+    """
+    return ceil(batch / chunk)

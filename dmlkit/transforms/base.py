@@ -1,19 +1,18 @@
 """Interface of the transforms: uint8 images of any size to uint8 images of one size, and their normalization."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
-from torch import Tensor
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from dmlkit.component import ComponentConfig
+from dmlkit.component import ComponentConfig, Requirement, one_of
+from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform
 from dmlkit.transforms.cropping import Interpolation
 
 Channels = tuple[float, float, float]
 PositiveChannels = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
 Pixels = Annotated[int, Field(ge=8)]  # pixels
-ImageTransform = Callable[[Tensor], Tensor]
 
 
 class Resizing(NamedTuple):
@@ -77,6 +76,20 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
     """Order of the color channels in the model's input."""
     pixel_max: Literal[1, 255] = 1
     """Value of white before ``mean`` and ``std`` are applied."""
+    augment: tuple[Annotated[AugmentationConfig, one_of], ...] = ()
+    """Further random changes of training images, after the crop and before normalization, in this order."""
+
+    @model_serializer(mode="wrap")
+    def without_empty_augment(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit an empty ``augment``: stored features, embeddings and evaluations of earlier versions have none."""
+        found: dict[str, Any] = serialize(self)
+        if not self.augment:
+            found.pop("augment", None)
+        return found
+
+    def requirements(self) -> Iterable[Requirement]:
+        if self.augment:
+            yield Requirement("training.augment_on", ("loader",), "only the loader applies augment")
 
     @model_validator(mode="after")
     def check_sizes(self) -> "TransformConfig":
@@ -95,7 +108,7 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
 
     @abstractmethod
     def training(self) -> ImageTransform:
-        """Return a function (3, H, W) uint8 -> (3, size, size) uint8 with random augmentation.
+        """Return a function (3, H, W) uint8 -> (3, size, size) uint8 with random augmentation, except ``augment``.
 
         Its random numbers come from torch's global generator.
         """
@@ -108,5 +121,5 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
 
     @property
     def augments(self) -> bool:
-        """Whether `training` draws random numbers."""
+        """Whether `training` or ``augment`` draws random numbers."""
         return True

@@ -7,12 +7,13 @@ from pydantic import Field
 from torch import Tensor
 
 from dmlkit.component import from_weights
-from dmlkit.transforms.base import Channels, ImageTransform, Pixels, PositiveChannels, Resizing, TransformConfig
+from dmlkit.transforms.augmentations import ImageTransform
+from dmlkit.transforms.base import Channels, Pixels, PositiveChannels, Resizing, TransformConfig
 from dmlkit.transforms.cropping import Interpolation, RandomResizedCrop, SquareCrop
 
 
 class PlainConfig(TransformConfig, frozen=True):
-    """Resize to a square without augmentation; for small images that vary enough themselves."""
+    """Resize to a square, with no augmentation but ``augment``; for small images that vary enough themselves."""
 
     name: Literal["plain"] = "plain"
     size: Pixels = 32
@@ -31,7 +32,7 @@ class PlainConfig(TransformConfig, frozen=True):
 
     @property
     def augments(self) -> bool:
-        return False
+        return bool(self.augment)
 
 
 @dataclass(frozen=True)

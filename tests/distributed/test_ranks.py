@@ -52,6 +52,10 @@ def test_two_ranks_that_step_after_several_batches_equal_one(runs: Path):
     assert_same_weights(runs / "two" / "accumulated", runs / "one" / "accumulated")
 
 
+def test_two_ranks_that_embed_in_chunks_equal_one_that_does_not(runs: Path):
+    assert_same_weights(runs / "two" / "chunked", runs / "one" / "multi_similarity")
+
+
 @pytest.mark.parametrize(
     "loss", sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
 )

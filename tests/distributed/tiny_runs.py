@@ -34,6 +34,7 @@ metrics: [{{name: map_at_r}}]
 OPTIONS = {"proxy_gml": "proxy_gml, ratio: 0.5, scale: 20.0"}  # its own keep few of 9 classes, and little gradient
 SHARDED = ("training.shard_proxies=true",)
 ACCUMULATED = ("training.accumulate=4",)
+CHUNKED = ("training.gradient_cache=3",)
 # Everything that a number of ranks could spoil: momentum of shared-out proxies, a norm over all of them, a schedule,
 # steps of several batches.
 RESUMED = (
@@ -79,6 +80,7 @@ def train_all(output: Path, *continued: Path) -> None:
     for name, override in TUNED.items():
         train(recipe_of("proxy_anchor", (override,)), output / name, fabric=fabric)
     train(recipe_of("proxy_isa", (*ACCUMULATED, "loss.delay=0.5")), output / "accumulated", fabric=fabric)
+    train(recipe_of("multi_similarity", CHUNKED), output / "chunked", fabric=fabric)
     train(recipe_of("mpa", RESUMED), output / "unbroken", fabric=fabric)
     with suppress(TrainingStoppedError):
         train(recipe_of("mpa", RESUMED), output / "stopped", fabric=fabric, progress=Stopper())

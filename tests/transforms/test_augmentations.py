@@ -1,0 +1,210 @@
+"""Augmentations: torchvision's pixels of the same crop, by torchvision's names and defaults, the same after a stop."""
+
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
+
+from dmlkit.distributed.stopping import TrainingStoppedError
+from dmlkit.errors import UserError
+from dmlkit.loading.batches import TrainingBatches, make_loader
+from dmlkit.loading.inputs import TransformedImages
+from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.testing.promise import Promise, hold
+from dmlkit.testing.transforms import AUGMENTATION
+from dmlkit.transforms.augmentations import AugmentationConfig
+from tests.conftest import TINY_RECIPE
+from tests.training.test_train import assert_equal_weights, weights
+from tests.training.test_tuning import Stopper, trained
+from tests.transforms.test_windows import Pictures
+
+BILINEAR = InterpolationMode.BILINEAR
+EXAMPLES: dict[str, tuple[str, v2.Transform]] = {
+    "auto_augment": ("policy: svhn, p: 0.9", v2.RandomApply([v2.AutoAugment(AutoAugmentPolicy.SVHN)], 0.9)),
+    "color_jitter": (
+        "brightness: 0.4, contrast: [0.5, 1.5], saturation: 0.2, hue: 0.1, p: 0.8",
+        v2.RandomApply([v2.ColorJitter(0.4, (0.5, 1.5), 0.2, 0.1)], 0.8),
+    ),
+    "gaussian_blur": ("kernel_size: 5", v2.GaussianBlur(5)),
+    "rand_augment": (
+        "num_ops: 3, magnitude: 12, interpolation: bilinear, fill: [9, 20, 30]",
+        v2.RandAugment(3, 12, interpolation=BILINEAR, fill=[9, 20, 30]),
+    ),
+    "random_affine": (
+        "degrees: 20, translate: [0.2, 0.1], scale: [0.8, 1.2], shear: 10, fill: 7",
+        v2.RandomAffine(20, (0.2, 0.1), (0.8, 1.2), 10, fill=7),
+    ),
+    "random_erasing": ("p: 0.9, value: [120, 110, 100]", v2.RandomErasing(0.9, value=[120, 110, 100])),
+    "random_grayscale": ("p: 0.5", v2.RandomGrayscale(0.5)),
+    "random_horizontal_flip": ("p: 0.4", v2.RandomHorizontalFlip(0.4)),
+    "random_perspective": ("distortion_scale: 0.3, fill: 50", v2.RandomPerspective(0.3, fill=50)),
+    "random_rotation": ("degrees: [-20, 70], interpolation: bilinear", v2.RandomRotation((-20, 70), BILINEAR)),
+    "random_solarize": ("threshold: 128", v2.RandomSolarize(128)),
+    "random_vertical_flip": ("p: 0.4", v2.RandomVerticalFlip(0.4)),
+    "trivial_augment": ("", v2.TrivialAugmentWide()),
+}
+REQUIRED = {
+    "gaussian_blur": "kernel_size: 5",
+    "random_affine": "degrees: 9",
+    "random_rotation": "degrees: 9",
+    "random_solarize": "threshold: 9",
+}
+
+
+def entry(name: str, keys: str) -> str:
+    return f"{{name: {name}{', ' if keys else ''}{keys}}}"
+
+
+def recipe_with(*entries: str, transform: str = "name: imagenet, size: 24, resize: 24") -> Recipe:
+    text = TINY_RECIPE.replace("{name: plain, size: 16}", f"{{{transform}, augment: [{', '.join(entries)}]}}")
+    return parse_recipe(text, "r.yaml")
+
+
+def config_of(name: str, keys: str) -> AugmentationConfig:
+    transform = recipe_with(entry(name, keys)).transform
+    assert transform is not None
+    return transform.augment[0]
+
+
+def test_every_augmentation_has_an_example():
+    assert EXAMPLES.keys() == {name for name, one in AugmentationConfig.variants.items() if "dmlkit." in one.__module__}
+
+
+@pytest.mark.parametrize("promise", AUGMENTATION, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_contract(promise: Promise, name: str):
+    hold([promise], name, config_of(name, EXAMPLES[name][0]))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_pixels_are_those_of_torchvision_for_the_same_crop(name: str):
+    keys, theirs = EXAMPLES[name]
+    transform = recipe_with(entry(name, keys)).transform
+    assert transform is not None
+    pictures, changed = Pictures(), 0
+    images, crop = TransformedImages(pictures, transform, training=True), transform.training()
+    for index in (0, 1):
+        for seed in range(6):
+            torch.manual_seed(seed)
+            square = crop(pictures.sample(index))
+            expected = theirs(square)
+            found = images[index, seed].input
+            assert isinstance(found, Tensor) and torch.equal(found, expected)
+            changed += not torch.equal(expected, square)
+    assert changed
+    evaluated = TransformedImages(pictures, transform, training=False)[0, 0].input
+    assert isinstance(evaluated, Tensor) and torch.equal(evaluated, transform.evaluation()(pictures.sample(0)))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_keys_and_defaults_are_those_of_torchvision(name: str):
+    config: Any = AugmentationConfig.variants[name]
+    theirs = signature(getattr(v2, config.transform)).parameters
+    none = {"brightness", "contrast", "saturation", "hue"}  # 0 is None to torchvision
+    for key, field in config.model_fields.items():
+        if key in ("name", "p") and key not in theirs:
+            continue
+        default = theirs[key].default
+        if default is Parameter.empty:
+            assert field.is_required(), key
+        else:
+            plain = default.value if isinstance(default, InterpolationMode | AutoAugmentPolicy) else default
+            assert field.default == (0 if key in none else plain), key
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_epoch_that_starts_in_its_middle_has_the_same_pixels(name: str):
+    recipe = recipe_with(entry(name, EXAMPLES[name][0]), transform="name: plain, size: 16")
+    dataset = recipe.dataset.build("train")
+    assert recipe.transform is not None
+    batches = TrainingBatches(recipe.sampler.build(dataset.labels, 0), seed=recipe.seed)
+    images = TransformedImages(dataset, recipe.transform, training=True)
+    epochs: list[list[Tensor]] = []
+    for epoch, start in ((0, 0), (1, 0), (1, 1)):
+        batches.epoch, batches.start = epoch, start
+        torch.rand(epoch + start)  # the state of the model's random numbers does not matter
+        epochs.append([batch.inputs for batch in make_loader(images, batches, workers=0, pin_memory=False)])
+    assert len(epochs[2]) == len(epochs[1]) - 1 > 0
+    assert all(torch.equal(one, other) for one, other in zip(epochs[1][1:], epochs[2], strict=True))
+    assert not torch.equal(epochs[0][0], epochs[1][0])
+
+
+def test_a_run_with_every_augmentation_that_is_stopped_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dmlkit.training.summary.plot_curves", lambda *_, **__: None)
+    augment = ", ".join(entry(name, keys) for name, (keys, _) in EXAMPLES.items())
+    text = TINY_RECIPE.replace("{name: plain, size: 16}", f"{{name: plain, size: 16, augment: [{augment}]}}")
+    text = text.replace("epochs: 3", "epochs: 2")
+    whole = weights(trained(tmp_path / "whole", text=text))
+    with pytest.raises(TrainingStoppedError):
+        trained(tmp_path / "stopped", text=text, progress=Stopper(1, last=False))
+    stopped = RunFolder(tmp_path / "stopped").load_checkpoint("last")
+    assert (stopped["epoch"], stopped["step"]) == (1, 1)
+    assert_equal_weights(weights(trained(tmp_path / "stopped", text=text, resume=True)), whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("color_jitter", "brightness: -1", "brightness: got -1, expected greater than or equal to 0"),
+        ("color_jitter", "hue: 0.6", "hue: got 0.6, expected less than or equal to 0.5"),
+        ("color_jitter", "contrast: [1.5, 0.5]", "contrast: got [1.5, 0.5], expected the lower number first"),
+        ("color_jitter", "brigtness: 1", "brigtness: unknown key; did you mean 'brightness'?"),
+        ("color_jiter", "", "name: unknown augmentation 'color_jiter'; did you mean 'color_jitter'? or load"),
+        ("gaussian_blur", "", "kernel_size: this key is missing and has no default; add it"),
+        ("gaussian_blur", "kernel_size: 4", "kernel_size: got 4, expected an odd number"),
+        ("gaussian_blur", "kernel_size: 3, sigma: 0", "sigma: got 0, expected greater than 0"),
+        ("random_erasing", "value: [1, 2, 300]", "value.2: got 300, expected less than or equal to 255"),
+        ("random_erasing", "p: 1.5", "p: got 1.5, expected less than or equal to 1"),
+        ("random_rotation", "degrees: wide", "degrees: got 'wide', expected a valid number"),
+        ("rand_augment", "magnitude: 31", "magnitude: got 31, expected less than 31"),
+    ],
+)
+def test_a_wrong_key_is_one_line_when_the_recipe_is_read(name: str, keys: str, message: str):
+    with pytest.raises(UserError) as caught:
+        recipe_with(entry(name, keys))
+    place, _, told = str(caught.value).partition(": transform.augment.0")
+    assert place == "r.yaml:3" and told.lstrip(".: ").startswith(message) and "\n" not in told
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_recipe_with_defaults_can_be_written_and_read(name: str):
+    recipe = recipe_with(entry(name, REQUIRED.get(name, "")))
+    assert parse_recipe(dump_recipe(recipe), "r.yaml") == recipe
+    assert recipe.transform is not None
+    assert TypeAdapter(Any).dump_python(recipe.transform)["augment"][0]["name"] == name
+
+
+def test_without_augmentation_documents_are_those_of_earlier_versions():
+    assert "augment:" not in dump_recipe(recipe_with())
+    assert "augment:" in dump_recipe(recipe_with(entry("trivial_augment", "")))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.augment_on=device", "needs training.augment_on loader, got device, because only the loader applies"),
+        (
+            "backbone={name: resnet18, tuning: {name: none}}",
+            "transform.augment: features are cached without augmentation; set backbone.tuning.feature_views, or remove",
+        ),
+        ("backbone={name: resnet18, tuning: {name: none, feature_views: 2}}", ""),
+        ("backbone={name: resnet18, tuning: {name: none, features: live}}", ""),
+    ],
+    ids=["device", "cached", "views", "live"],
+)
+def test_what_would_ignore_an_augmentation_is_rejected(override: str, message: str):
+    text = TINY_RECIPE.replace("size: 16}\nbackbone", "size: 16, augment: [{name: random_erasing}]}\nbackbone")
+    if message:
+        with pytest.raises(UserError, match=message):
+            parse_recipe(text, "r.yaml", (override,))
+    else:
+        assert parse_recipe(text, "r.yaml", (override,)).transform is not None
