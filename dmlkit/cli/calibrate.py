@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dmlkit.embedding.questions.calibration import Identification
+    from dmlkit.metrics.reliability import Reliability
     from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold
 
@@ -78,17 +79,21 @@ def calibrate(
         return
     from rich.console import Console
 
-    from dmlkit.cli.console import say_json
+    from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.questions.calibration import calibrate_gallery
+    from dmlkit.evaluation.plots.reliability import plot_reliability
 
     console = Console(stderr=json)
     rate = 0.01 if fpir is None else fpir
     found = calibrate_gallery(source, fpir=rate, strangers=strangers, near=near, device=device, bar=bars(console))
+    title, share = "Guesses of identify", "share of the guesses that is right"
+    plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
     if json:
         say_json(found.stamped())
     else:
         print_identification(found, source, console)
+        say(console, f"written to {source / 'identification.json'} and {plot}")
 
 
 def print_identification(found: "Identification", gallery: Path, console: "Console") -> None:
@@ -103,14 +108,7 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
     say(console, "FPIR: gets a label; FNIR: does not get its own; intervals: as many other labels")
     say(console, f"threshold: a label is given from a probability of {found.threshold:.3f} on")
     say(console, f"without it {found.guessed:.3f} of the guesses are right")
-    reliability = found.reliability
-    for name, value, ends in (
-        ("expected calibration error", reliability.error, reliability.error_interval),
-        ("Brier score", reliability.brier, reliability.brier_interval),
-    ):
-        say(
-            console, f"{name} of the probabilities: {value:.3f}" + (" ({:.3f} to {:.3f})".format(*ends) if ends else "")
-        )
+    say_reliability(found.reliability, console)
     if found.sizes:
         *measured, larger = found.sizes
         sizes = [["labels", "FPIR", "FNIR"]]
@@ -123,7 +121,18 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
             "note: these rates are optimistic: they are of labels that the model was trained on, which separate "
             "better than others; add other labels to the gallery, or name strangers with --strangers FOLDER",
         )
-    say(console, f"written to {gallery / 'identification.json'}")
+
+
+def say_reliability(found: "Reliability", console: "Console") -> None:
+    """Print how far probabilities are from the shares that are right."""
+    from dmlkit.cli.console import say
+
+    for name, value, ends in (
+        ("expected calibration error", found.error, found.error_interval),
+        ("Brier score", found.brier, found.brier_interval),
+    ):
+        interval = " ({:.3f} to {:.3f})".format(*ends) if ends else ""
+        say(console, f"{name} of the probabilities: {value:.3f}{interval}")
 
 
 def _calibrate_run(
@@ -136,13 +145,21 @@ def _calibrate_run(
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.evaluation.calibration import calibrate_run
+    from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.metrics.statistics import LEAST_CLASSES
+    from dmlkit.run_folder.folder import RunFolder
 
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
     found = calibrate_run(run, far=far, checkpoint=checkpoint, overrides=overrides, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:
         return
+    assert found.probability is not None  # only in files of older versions
+    reliability, written = found.probability.reliability, str(run / "threshold.json")
+    if reliability is not None:
+        place = RunFolder(run).plots / "reliability.png"
+        title, share = "Pairs of validation images", "share of the pairs that is of the same class"
+        written += f" and {plot_reliability(reliability, place, title=title, share=share)}"
     if json:
         say_json(found.stamped())
         return
@@ -163,7 +180,9 @@ def _calibrate_run(
         )
         if found.test and not low <= found.test.far <= high:
             say(console, f"note: the FAR on the test classes is {found.test.far:.2g}, outside this interval")
-    say(console, f"written to {run / 'threshold.json'}")
+    if reliability is not None:
+        say_reliability(reliability, console)
+    say(console, f"written to {written}")
 
 
 def rate_rows(found: "Threshold") -> list[list[str]]:

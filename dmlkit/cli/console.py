@@ -65,6 +65,16 @@ def counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
+def percent(probability: float) -> str:
+    """Return a probability in percent, never as certain.
+
+    Example:
+        >>> percent(0.374), percent(0.9996), percent(0.001)
+        ('37%', '>99%', '<1%')
+    """
+    return "<1%" if probability < 0.01 else ">99%" if probability > 0.99 else f"{probability:.0%}"
+
+
 def say_json(data: Any) -> None:
     """Print JSON for programs, as UTF-8 if the stream supports it."""
     typer.echo(json_text(json.dumps(data, indent=2, ensure_ascii=False)))

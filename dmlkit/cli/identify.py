@@ -122,7 +122,7 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
     """Print the most doubtful answers, and counts and notes on all."""
     from itertools import islice
 
-    from dmlkit.cli.console import counted, print_table, say
+    from dmlkit.cli.console import counted, percent, print_table, say
     from dmlkit.embedding.gallery.images import UNKNOWN
 
     doubtful = found.most_doubtful_first()
@@ -158,19 +158,11 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
 
 def floor_of(found: "Identified") -> str:
     """Return below which probability or score images are unknown, in parentheses."""
+    from dmlkit.cli.console import percent
+
     if found.least_probability is not None:
         return f" (probability below {percent(found.least_probability)})"
     return "" if found.threshold is None else f" (score below {found.threshold:g})"
-
-
-def percent(probability: float) -> str:
-    """Return a probability in percent, never as certain.
-
-    Example:
-        >>> percent(0.374), percent(0.9996), percent(0.001)
-        ('37%', '>99%', '<1%')
-    """
-    return "<1%" if probability < 0.01 else ">99%" if probability > 0.99 else f"{probability:.0%}"
 
 
 def within(path: str, folder: Path) -> str:
@@ -205,6 +197,8 @@ def write_answers_page(found: "Identified", path: Path, title: str, console: "Co
 
 def lines_of(answer: "Answer") -> list[str]:
     """Return the lines below the picture of a query."""
+    from dmlkit.cli.console import percent
+
     lines = [answer.label, *([f"best guess {answer.guess}"] if answer.label != answer.guess else [])]
     lines += [] if answer.known in (None, answer.label) else [f"known {answer.known}"]
     lines += [] if answer.probability is None else [f"probability {percent(answer.probability)}"]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 SHOWN = 20  # pairs in the terminal
+UNFITTED = "note: no probability, because an older version of dmlkit calibrated this run; run dmlkit calibrate again"
 
 
 @app.command(
@@ -42,6 +43,14 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    prior: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the pairs that you expect to show the same class; the probabilities hold for it. The "
+            "verdicts do not depend on it.",
+        ),
+    ] = 0.5,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write all pairs to this CSV file.", show_default=False)
     ] = None,
@@ -77,7 +86,7 @@ def verify(
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]
     fabric = start_fabric(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
-    found = verify_pairs(run, wanted, checkpoint=checkpoint, fabric=fabric, bar=bars(console))
+    found = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:
         return
     if csv is not None:
@@ -95,29 +104,39 @@ def verify(
 
 def print_verdict(found: "Verification", console: "Console") -> None:
     """Print the verdict on a single pair, and below it the figures."""
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import percent, say
     from dmlkit.evaluation.verification import answer
 
     (pair,) = found.pairs
     assert pair.same is not None and pair.score is not None  # images that cannot be read are an error
     say(console, f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
     say(console, f"{found.similarity} {pair.score:.6g}, threshold {found.threshold:.6g}")
+    if pair.probability is None:
+        say(console, UNFITTED)
+    else:
+        say(console, f"probability of the same class: {percent(pair.probability)}, at a prior of {found.prior:g}")
 
 
 def print_verdicts(found: "Verification", console: "Console") -> None:
     """Print the first pairs, and the error rates if the answers are known."""
-    from dmlkit.cli.console import counted, print_table, say
+    from dmlkit.cli.console import counted, percent, print_table, say
     from dmlkit.evaluation.verification import answer
 
     is_known = found.correctness is not None
-    rows = [["verdict", *(["known"] if is_known else []), "score", "a", "b"]]
+    is_fitted = any(pair.probability is not None for pair in found.pairs)
+    probability = ["probability"] if is_fitted else []
+    rows = [["verdict", *(["known"] if is_known else []), *probability, "score", "a", "b"]]
     for pair in found.pairs[:SHOWN]:
         score = "" if pair.score is None else f"{pair.score:.6g}"
         known = "" if pair.known is None else answer(pair.known)
-        rows.append([pair.verdict, *([known] if is_known else []), score, pair.a, pair.b])
+        chance = "" if pair.probability is None else percent(pair.probability)
+        rows.append(
+            [pair.verdict, *([known] if is_known else []), *([chance] if is_fitted else []), score, pair.a, pair.b]
+        )
     print_table(rows, console, f"{found.similarity} >= {found.threshold:.6g}: same class")
     if len(found.pairs) > SHOWN:
         say(console, f"and {len(found.pairs) - SHOWN:,} more; --csv FILE or --json writes all")
+    say(console, f"probability: of the same class, at a prior of {found.prior:g}" if is_fitted else UNFITTED)
     if found.correctness is not None:
         right = found.correctness
         rates = [f"accuracy {right.accuracy:.4f}"]

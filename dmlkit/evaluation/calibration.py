@@ -19,6 +19,7 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
+from dmlkit.evaluation.pair_probability import fit_pair_probability
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.faults import refuse_faults
 from dmlkit.metrics.base import Points
@@ -45,10 +46,10 @@ def calibrate_run(
     fabric: Fabric | None = None,
     bar: Bar = no_bar,
 ) -> Threshold:
-    """Choose the similarity threshold of a run, and write it to ``threshold.json`` in the run.
+    """Choose the similarity threshold of a run, and fit the probability of pairs; write both into the run.
 
-    It is chosen on all pairs of the validation images, on which the model was not trained, and its rates are also
-    measured on the test images.
+    Both use pairs of validation images, on which the model was not trained; see `calibrate_points` and
+    `fit_pair_probability`. The rates of the threshold are also measured on the test images.
 
     Args:
         path: folder of the run.
@@ -81,6 +82,7 @@ def calibrate_run(
         far_interval=found.interval,
         validation=found.rates,
         test=rates_at(test, found.threshold),
+        probability=fit_pair_probability(validation),
     )
     if fabric.is_global_zero:
         threshold.write(run.threshold_path)

@@ -18,14 +18,16 @@ from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
+from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import write_table
 from dmlkit.files.regular import require_regular_file
 from dmlkit.loading.faults import refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
+from dmlkit.metrics.reliability import Share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.run_folder.threshold import Share, threshold_of
+from dmlkit.run_folder.threshold import Threshold, threshold_of
 
 ANSWERS = {"1": True, "true": True, "same": True, "0": False, "false": False, "different": False}
 """Values of the column ``same``, in any case."""
@@ -116,7 +118,7 @@ def _image(folder: Path, name: str, number: str) -> str:
     return str(folder / name / f"{name}_{int(number):04d}.jpg")
 
 
-COLUMNS = ("a", "b", "score", "threshold", "verdict", "known")
+COLUMNS = ("a", "b", "score", "threshold", "verdict", "known", "probability")
 
 
 class JudgedPair(BaseModel, frozen=True, extra="forbid"):
@@ -130,6 +132,9 @@ class JudgedPair(BaseModel, frozen=True, extra="forbid"):
     """Whether the similarity reaches the threshold; null if one of the images could not be read."""
     known: bool | None
     """Whether the images are of the same class according to the file of pairs; null if it does not say so."""
+    probability: Share | None
+    """Probability that the images are of the same class; null if one of them could not be read, or if the run was
+    calibrated by a version of dmlkit that did not fit it."""
 
     @property
     def verdict(self) -> str:
@@ -160,6 +165,8 @@ class Verification(Document, frozen=True):
     """Fingerprint of the model."""
     similarity: str
     threshold: float
+    prior: Share
+    """Share of the pairs that are expected to be of the same class, for which the probabilities hold."""
     pairs: tuple[JudgedPair, ...]
     correctness: Correctness | None
     """Error rates; null if no answers are known."""
@@ -175,8 +182,8 @@ class Verification(Document, frozen=True):
         rows: list[tuple[object, ...]] = []
         for pair in self.pairs:
             known = "" if pair.known is None else answer(pair.known)
-            score = "" if pair.score is None else pair.score
-            rows.append((pair.a, pair.b, score, self.threshold, pair.verdict, known))
+            score, probability = ("" if value is None else value for value in (pair.score, pair.probability))
+            rows.append((pair.a, pair.b, score, self.threshold, pair.verdict, known, probability))
         write_table(path, COLUMNS, rows)
 
 
@@ -190,6 +197,7 @@ def verify(
     path: Path,
     pairs: Sequence[ImagePair],
     *,
+    prior: float = 0.5,
     checkpoint: CheckpointName | None = None,
     fabric: Fabric | None = None,
     bar: Bar = no_bar,
@@ -200,11 +208,14 @@ def verify(
 
     Args:
         path: folder of a calibrated run.
+        prior: share of the pairs that are of the same class, for which the probabilities hold; verdicts do not depend
+            on it.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
 
     Raises:
         UserError: the run has no threshold for these weights, or no pair has two images that can be read.
     """
+    check_prior(prior)
     run, fabric = RunFolder(path), fabric or start_fabric("auto")
     trained = load_model(run, fabric, checkpoint)
     weights = trained.model.fingerprint()
@@ -221,13 +232,14 @@ def verify(
     with bar(EMBEDDING, len(images)) as advance:
         found = embed_dataset(fabric, trained.model, listed, transform, workers=workers, advance=advance)
     refuse_nothing_read(len(found.labels), found.faults, "pairs")
-    judged = judge(pairs, images, found, trained.model.manifold.cpu(), threshold.threshold)
+    judged = judge(pairs, images, found, trained.model.manifold.cpu(), threshold, prior)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")
     return Verification(
         weights=weights,
         similarity=threshold.similarity,
         threshold=threshold.threshold,
+        prior=prior,
         pairs=tuple(judged),
         correctness=correctness(judged),
         skipped=tuple(found.faults),
@@ -235,9 +247,14 @@ def verify(
 
 
 def judge(
-    pairs: Sequence[ImagePair], images: Sequence[str], found: Embeddings, manifold: Manifold, threshold: float
+    pairs: Sequence[ImagePair],
+    images: Sequence[str],
+    found: Embeddings,
+    manifold: Manifold,
+    threshold: Threshold,
+    prior: float,
 ) -> list[JudgedPair]:
-    """Compute the verdict of each pair from the points of the images that could be read."""
+    """Compute the verdict and probability of each pair from the points of the images that could be read."""
     rows = {images[index]: row for row, index in enumerate(found.indices.tolist())}
     read = [pair for pair in pairs if pair.a in rows and pair.b in rows]
     first, second = (found.points[[rows[name] for name in side]] for side in ([p.a for p in read], [p.b for p in read]))
@@ -246,8 +263,10 @@ def judge(
     judged: list[JudgedPair] = []
     for pair in pairs:
         score = next(known) if pair.a in rows and pair.b in rows else None
-        same = None if score is None else score >= threshold
-        judged.append(JudgedPair(a=pair.a, b=pair.b, score=score, same=same, known=pair.same))
+        same, probability = None if score is None else score >= threshold.threshold, None
+        if score is not None and threshold.probability is not None:
+            probability = probability_at(score, threshold.probability, prior)
+        judged.append(JudgedPair(a=pair.a, b=pair.b, score=score, same=same, known=pair.same, probability=probability))
     return judged
 
 
@@ -255,7 +274,8 @@ def correctness(pairs: Sequence[JudgedPair]) -> Correctness | None:
     """Compute the error rates of verdicts; return None if no answer is known.
 
     Example:
-        >>> pairs = [JudgedPair(a="a", b="b", score=0.9, same=True, known=known) for known in (True, False)]
+        >>> pair = JudgedPair(a="a", b="b", score=0.9, same=True, known=True, probability=0.8)
+        >>> pairs = [pair, pair.model_copy(update={"known": False})]
         >>> correctness(pairs).accuracy, correctness(pairs).far
         (0.5, 1.0)
     """

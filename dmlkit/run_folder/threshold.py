@@ -1,13 +1,12 @@
 """``threshold.json``: the similarity from which on two images are considered the same class."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt
 
 from dmlkit.files.document import Document
+from dmlkit.metrics.reliability import Reliability, Share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PairRates(BaseModel, frozen=True, extra="forbid"):
@@ -25,10 +24,24 @@ class PairRates(BaseModel, frozen=True, extra="forbid"):
     """False reject rate: the share of pairs of the same class that do not reach the threshold."""
 
 
+class PairProbability(BaseModel, frozen=True, extra="forbid"):
+    """Probability 1 / (1 + exp(-z)) that two images are of the same class, with z = slope * similarity + offset.
+
+    It holds if every second pair is of the same class. If a share p of the pairs is, add log(p / (1 - p)) to z.
+    """
+
+    slope: FiniteFloat
+    offset: FiniteFloat
+    reliability: Reliability | None
+    """Reliability on validation classes that did not fit the probability; null for fewer than 5 classes."""
+
+
 class Threshold(Document, frozen=True):
     """Threshold that ``dmlkit calibrate`` chose for a run's model."""
 
     kind: ClassVar[str] = "calibrated threshold"
+    version: ClassVar[int] = 2  # 1 had no probability
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     weights: str
     """Fingerprint of the model that the threshold belongs to."""
@@ -47,6 +60,8 @@ class Threshold(Document, frozen=True):
     """Rates on the validation classes, on which the threshold was chosen."""
     test: PairRates | None
     """Rates on test classes, which are not used for the choice; null if there are none."""
+    probability: PairProbability | None = None
+    """Probability that two images are of the same class, fitted to validation pairs; null in format 1."""
 
 
 def threshold_of(run: RunFolder, weights: str) -> Threshold | None:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dmlkit.cli.console import percent
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.evaluation.verification import JudgedPair, correctness
+from dmlkit.run_folder.threshold import Threshold
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +49,17 @@ def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path
     for pair, score in zip(found["pairs"], expected, strict=True):
         assert pair["score"] == (None if score is None else pytest.approx(score, abs=1e-6))
         assert pair["same"] == (None if score is None else bool(pair["score"] >= threshold))
-    verdicts = [pair["same"] for pair in found["pairs"]]
+    verdicts, stored = [pair["same"] for pair in found["pairs"]], Threshold.read(photos / "run" / "threshold.json")
+    assert stored.probability is not None and found["prior"] == 0.5
+    for pair in found["pairs"]:
+        logit = stored.probability.slope * (pair["score"] or 0.0) + stored.probability.offset
+        assert pair["probability"] == (None if pair["score"] is None else pytest.approx(1 / (1 + np.exp(-logit))))
     assert found["correctness"]["frr"] == pytest.approx(1 - np.mean([verdicts[0], verdicts[3], verdicts[4]]))
     assert found["correctness"]["far"] == float(verdicts[1])
     assert len(found["skipped"]) == 1 and "broken.png" in found["skipped"][0]
     rows = list(csv.DictReader((tmp_path / "o.csv").open()))
     assert [row["verdict"] for row in rows][2] == "not read" and rows[0]["known"] == "same"
+    assert rows[2]["probability"] == "" and float(rows[0]["probability"]) == found["pairs"][0]["probability"]
     again = dmlkit("verify", photos / "run", "--pairs", photos / "pairs.csv", "--csv", tmp_path / "o.csv")
     assert again.code == 0 and "1 image could not be read; 1 pair without a verdict" in again.out
     assert "over 3 same-class and 1 different-class pairs" in again.out
@@ -63,13 +70,28 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path):
     for other in ("a1", "a2", "b1", "b2"):
         pair = photos / "a1.png", photos / f"{other}.png"
         result = dmlkit("verify", photos / "run", *pair)
-        score = json.loads(dmlkit("verify", photos / "run", *pair, "--json").out)["pairs"][0]["score"]
+        (found,) = json.loads(dmlkit("verify", photos / "run", *pair, "--json", "--prior", "0.2").out)["pairs"]
+        score, odds = found["score"], found["probability"] / (1 - found["probability"]) * 4  # from 1 : 4 to 1 : 1
         verdict = "same class" if score >= threshold else "different classes"
-        assert result.code == 0 and result.out == f"{verdict}\ncosine {score:.6g}, threshold {threshold:.6g}\n"
+        said = f"probability of the same class: {percent(odds / (1 + odds))}, at a prior of 0.5"
+        assert result.code == 0
+        assert result.out == f"{verdict}\ncosine {score:.6g}, threshold {threshold:.6g}\n{said}\n"
         seen.add(verdict)
     assert seen == {"same class", "different classes"}
     table = dmlkit("verify", photos / "run", "--pairs", photos / "pairs.csv").out
-    assert [word.strip() for word in table.splitlines()[2].split("┃")[1:-1]] == ["verdict", "known", "score", "a", "b"]
+    columns = [word.strip() for word in table.splitlines()[2].split("┃")[1:-1]]
+    assert columns == ["verdict", "known", "probability", "score", "a", "b"]
+
+
+def test_a_threshold_of_an_older_version_gives_no_probability(dmlkit, photos: Path, tmp_path: Path):
+    run = Path(shutil.copytree(photos / "run", tmp_path / "run"))
+    old = json.loads((run / "threshold.json").read_text())
+    del old["probability"]
+    (run / "threshold.json").write_text(json.dumps({**old, "format": 1}))
+    result = dmlkit("verify", run, photos / "a1.png", photos / "a2.png")
+    assert result.code == 0 and "no probability, because an older version of dmlkit calibrated this run" in result.out
+    table = dmlkit("verify", run, "--pairs", photos / "pairs.csv")
+    assert table.code == 0 and "probability ┃" not in table.out and "run dmlkit calibrate again" in table.out
 
 
 @pytest.mark.parametrize(
@@ -79,6 +101,7 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path):
         (["a1.png"], "expected either two images or --pairs FILE, got 1 image and no --pairs"),
         (["a1.png", "a2.png", "--pairs", "pairs.csv"], "got 2 images and --pairs"),
         (["a1.png", "a2.png", "--root", "."], "--root applies only to --pairs"),
+        (["a1.png", "a2.png", "--prior", "1"], "--prior 1: expected a share between 0 and 1"),
         (["a1.png", "broken.png"], "broken.png"),
         (["a1.png", "missing.png"], "missing.png"),
         (["--pairs", "pairs.csv", "--csv", "pairs.csv"], "this command reads this file"),
@@ -97,7 +120,9 @@ def test_what_cannot_be_verified(dmlkit, photos: Path, monkeypatch: pytest.Monke
 
 
 def test_rates_without_one_kind_of_pair():
-    pairs = [JudgedPair(a="a", b="b", score=s, same=s >= 0.5, known=True) for s in (0.4, 0.5, 0.6, 0.7)]
+    pairs = [
+        JudgedPair(a="a", b="b", score=s, same=s >= 0.5, known=True, probability=None) for s in (0.4, 0.5, 0.6, 0.7)
+    ]
     found = correctness(pairs)
     assert found is not None and (found.accuracy, found.frr, found.far) == (0.75, 0.25, None)
     assert correctness([pairs[0].model_copy(update={"known": None})]) is None

@@ -24,8 +24,6 @@ from dmlkit.embedding.questions.probability import Sigmoid, Trials, drawn_rows
 from dmlkit.embedding.questions.rates import (
     MOST,
     Rate,
-    Reliability,
-    Share,
     SizedRates,
     Strangers,
     best_fit,
@@ -42,6 +40,7 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.outputs import writing
 from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.metrics.reliability import Reliability, Share
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 

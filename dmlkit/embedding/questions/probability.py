@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.questions.decisions import Decider
+from dmlkit.metrics.reliability import balanced
 
 SAMPLE = 500  # labeled images on which the probability is estimated
 LEAST = 10  # of them; fewer give no probability
@@ -82,12 +83,7 @@ class Trials(NamedTuple):
     @property
     def weights(self) -> np.ndarray:
         """Weights (M,) with mean 1, with which both kinds have the same sum; all 1 if there is one kind."""
-        count = int(self.absent.sum())
-        if count in (0, len(self.absent)):
-            return np.ones(len(self.absent))
-        return np.where(
-            self.absent, len(self.absent) / (2 * count), len(self.absent) / (2 * (len(self.absent) - count))
-        )
+        return balanced(np.ones(len(self.absent)), self.absent)
 
     def fit(self, *, by_score: bool = False) -> Sigmoid:
         """Fit the probability, or one that ignores the margin."""

@@ -1,22 +1,22 @@
 """Rates of open-set identification: trials on images of absent and present labels, their threshold and intervals."""
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, NonNegativeInt
+from pydantic import BaseModel, NonNegativeInt
 
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import Sigmoid, Trials, drawn_rows, repeated_rows
+from dmlkit.metrics.reliability import Reliability, Share, measure_reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES, bootstrap_intervals, effective_number, tail_of
 
 MOST = 4000  # images of each kind that are decided on: 0.5 s in a gallery of 10 000
 MOST_SIZED = 2**18  # images in memory while smaller galleries are tried
-FOLDS, BINS, RESAMPLES, DRAWS = 5, 10, 1000, 3
+FOLDS, RESAMPLES, DRAWS = 5, 1000, 3
 LARGER = 10  # times as many labels, to which the rates are extrapolated
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Rate(BaseModel, frozen=True, extra="forbid"):
@@ -26,22 +26,6 @@ class Rate(BaseModel, frozen=True, extra="forbid"):
     interval: tuple[Share, Share] | None
     labels: NonNegativeInt
     images: NonNegativeInt
-
-
-class Reliability(BaseModel, frozen=True, extra="forbid"):
-    """How far the probabilities of labels that did not fit them are from the shares that are right.
-
-    If every second image has none of the labels.
-    """
-
-    error: Share
-    """Expected calibration error: mean distance between probability and share over bins of equal weight."""
-    error_interval: tuple[Share, Share] | None
-    brier: Share
-    """Mean squared distance between the probability and 1 or 0 for right or wrong."""
-    brier_interval: tuple[Share, Share] | None
-    bins: tuple[tuple[Share, Share], ...]
-    """Mean probability and share that is right, per bin."""
 
 
 class SizedRates(BaseModel, frozen=True, extra="forbid"):
@@ -169,40 +153,8 @@ def _fpir_interval(probabilities: np.ndarray, classes: np.ndarray, fpir: float) 
 
 
 def reliability_of(probabilities: np.ndarray, trials: Trials) -> Reliability:
-    """Compare probabilities with what was right, with bootstrap intervals over classes."""
-    codes = np.unique(trials.classes, return_inverse=True)[1]
-    weights, right = trials.weights, trials.right.astype(float)
-    order = np.argsort(probabilities, kind="stable")
-    bins = np.empty(len(order), np.int64)
-    bins[order] = np.minimum((weights[order].cumsum() / weights.sum() * BINS).astype(int), BINS - 1)
-    squares = weights * (probabilities - right) ** 2
-    cells, count = codes * BINS + bins, codes.max() + 1
-
-    def per_class(values: np.ndarray) -> np.ndarray:
-        return np.bincount(cells, values, minlength=count * BINS).reshape(count, BINS)
-
-    sums = np.stack([per_class(one) for one in (weights, weights * probabilities, weights * right, squares)])
-
-    def figures(times: np.ndarray) -> tuple[float, float]:
-        total, said, true, squared = np.einsum("c,fcb->fb", times, sums)
-        return float(np.abs(said - true).sum() / total.sum()), float(squared.sum() / total.sum())
-
-    error, brier = figures(np.ones(count))
-    generator = np.random.default_rng(0)
-    drawn = np.array(
-        [figures(np.bincount(generator.integers(count, size=count), minlength=count)) for _ in range(RESAMPLES)]
-    )
-    tail = tail_of(float(count)) if count >= LEAST_CLASSES else 0.5
-    low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
-    total, said, true, _ = sums.sum(1)
-    kept = total > 0
-    return Reliability(
-        error=error,
-        error_interval=(low[0], high[0]) if count >= LEAST_CLASSES else None,
-        brier=brier,
-        brier_interval=(low[1], high[1]) if count >= LEAST_CLASSES else None,
-        bins=tuple(zip((said[kept] / total[kept]).tolist(), (true[kept] / total[kept]).tolist(), strict=True)),
-    )
+    """Compare probabilities (M,) with what was right, if every second image has none of the labels."""
+    return measure_reliability(probabilities, trials.right, trials.absent, trials.classes)
 
 
 def rates_by_size(

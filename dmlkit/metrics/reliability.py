@@ -1,0 +1,145 @@
+"""Reliability of probabilities: expected calibration error, Brier score, and shares per bin, with their intervals."""
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, tail_of
+
+BINS, RESAMPLES = 10, 1000
+Share = Annotated[float, Field(ge=0, le=1)]
+Ends = tuple[Share, Share]
+Values = NDArray[np.float64]
+
+
+class ReliabilityBin(BaseModel, frozen=True, extra="forbid"):
+    """Answers of similar probability."""
+
+    probability: Share
+    """Their mean probability."""
+    share: Share
+    """The share of them that is right."""
+    interval: Ends | None
+    """95 % interval of that share over as many other classes; null for fewer than 5 classes."""
+
+
+class Reliability(BaseModel, frozen=True, extra="forbid"):
+    """How far probabilities are from the shares of answers that are right, on classes that did not fit them.
+
+    If answers of both kinds are equally frequent.
+    """
+
+    error: Share
+    """Expected calibration error: mean distance between probability and share over bins of equal weight."""
+    error_interval: Ends | None
+    """95 % interval over as many other classes; null for fewer than 5 classes."""
+    brier: Share
+    """Mean squared distance between the probability and 1 or 0 for right or wrong."""
+    brier_interval: Ends | None
+    bins: tuple[ReliabilityBin, ...]
+    """Up to 10 bins of equal weight, ascending in probability."""
+
+
+def balanced(counts: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """Scale counts (M,) so that both kinds (M,) bool have the same sum; a kind without counts is ignored.
+
+    Example:
+        >>> balanced(np.ones(4), np.array([True, False, False, False]))
+        array([2.        , 0.66666667, 0.66666667, 0.66666667])
+    """
+    first, total = float(counts[kinds].sum()), float(counts.sum())
+    if first in (0.0, total):
+        return counts
+    return counts * np.where(kinds, total / (2 * first), total / (2 * (total - first)))
+
+
+def measure_reliability(
+    probabilities: np.ndarray, right: np.ndarray, kinds: np.ndarray, classes: np.ndarray
+) -> Reliability:
+    """Compare probabilities with what was right, with bootstrap intervals over classes.
+
+    The interval of a bin's share is Wilson's, for the number of independent answers that would have the variance of the
+    bootstrap (Korn and Graubard 1998): the percentiles of a bin whose answers are all right would have no width. With
+    few classes all intervals are wider, see `dmlkit.metrics.statistics.tail_of`.
+
+    Args:
+        probabilities: (M,) probabilities, each by a fit to other classes.
+        right: (M,) bool.
+        kinds: (M,) bool, two kinds of answers that have the same weight.
+        classes: (M,) int64, the class of each answer, or (M, 2), the classes of a pair. A class that is drawn twice
+            counts twice; its copies make no pairs with each other.
+
+    Example:
+        >>> generator = np.random.default_rng(0)
+        >>> said = generator.random(4000)
+        >>> right = generator.random(4000) < said
+        >>> found = measure_reliability(said, right, right, np.arange(4000) % 50)  # kinds as frequent as here
+        >>> found.error < 0.05, round(found.brier, 1)  # the integral of p (1 - p)
+        (True, 0.2)
+    """
+    codes = np.unique(classes, return_inverse=True)[1].reshape(len(classes), -1)
+    count = int(codes.max()) + 1
+    order = np.argsort(probabilities, kind="stable")
+    said, true, kinds, codes = probabilities[order], right[order].astype(float), kinds[order], codes[order]
+    weights = balanced(np.ones(len(said)), kinds)
+    bins = np.minimum((weights.cumsum() / weights.sum() * BINS).astype(int), BINS - 1)
+    starts = np.unique(bins, return_index=True)[1]
+    values = np.stack([np.ones(len(said)), said, true, (said - true) ** 2])
+
+    def sums(times: np.ndarray) -> Values:
+        """Return sums (4, bins) of the values, if each class is there so many times."""
+        counts = times[codes[:, 0]]
+        if codes.shape[1] == 2:
+            counts = counts * np.where(codes[:, 0] == codes[:, 1], 1.0, times[codes[:, 1]])
+        return np.add.reduceat(values * balanced(counts, kinds), starts, axis=1)
+
+    measured = sums(np.ones(count))
+    error, brier = _figures(measured)
+    generator = np.random.default_rng(0)
+    draws = (np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(RESAMPLES))
+    drawn = np.stack([sums(times.astype(float)) for times in draws])
+    drawn = drawn[drawn[:, 0].sum(1) > 0]  # a draw of one class has no pairs of two
+    ends: list[Ends | None] = [None, None]
+    if count >= LEAST_CLASSES:
+        tail = tail_of(float(count))
+        figures = np.array([_figures(one) for one in drawn])
+        ends = [(float(low), float(high)) for low, high in np.quantile(figures, [tail, 1 - tail], axis=0).T]
+    total, sum_said, sum_true, _ = measured
+    found: list[ReliabilityBin] = []
+    for number, start in enumerate(starts):
+        share = float(sum_true[number] / total[number])
+        own = slice(start, starts[number + 1] if number + 1 < len(starts) else len(said))
+        interval = None
+        if count >= LEAST_CLASSES:
+            shares = drawn[drawn[:, 0, number] > 0, 2, number] / drawn[drawn[:, 0, number] > 0, 0, number]
+            spread = np.bincount(codes[own].ravel(), minlength=count)
+            clusters = max(2.0, effective_number(torch.from_numpy(spread).double()))
+            interval = _wilson(share, float(np.var(shares)), clusters, own.stop - own.start)
+        found.append(
+            ReliabilityBin(probability=float(sum_said[number] / total[number]), share=share, interval=interval)
+        )
+    return Reliability(error=error, error_interval=ends[0], brier=brier, brier_interval=ends[1], bins=tuple(found))
+
+
+def _figures(sums: Values) -> tuple[float, float]:
+    """Return the calibration error and the Brier score of sums (4, bins)."""
+    total, said, true, squared = sums
+    return float(np.abs(said - true).sum() / total.sum()), float(squared.sum() / total.sum())
+
+
+def _wilson(share: float, variance: float, clusters: float, answers: int) -> Ends:
+    """Return Wilson's interval for as many independent answers as have this variance.
+
+    If all answers are right, or all are wrong, their variance says nothing, and each cluster counts as one answer.
+    """
+    from scipy.stats import norm
+
+    size = share * (1 - share) / variance if 0 < share < 1 and variance > 0 else clusters
+    size = min(max(size, 1.0), float(answers))
+    squared = float(norm.ppf(tail_of(clusters))) ** 2 / size
+    middle = (share + squared / 2) / (1 + squared)
+    half = np.sqrt(squared * (share * (1 - share) + squared / 4)) / (1 + squared)
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
