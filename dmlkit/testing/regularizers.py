@@ -32,13 +32,15 @@ def _value(term: Regularizer, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def value_is_a_finite_scalar(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
-    """Check that the value is a finite scalar with a finite gradient by the embeddings."""
+    """Check that the value is a finite scalar with a finite gradient by the embeddings and the parameters."""
     features, labels = draw()
-    value = _value(config.build(manifold.build(DIM)), features, labels)
+    term = config.build(manifold.build(DIM))
+    value = _value(term, features, labels)
     expect(value.ndim == 0 and bool(value.isfinite()), f"got {value.tolist()}")
     expect(value.requires_grad, "the value has no gradient")
-    (gradient,) = torch.autograd.grad(value, features)
-    expect(gradient.isfinite().all(), "the gradient has nan or inf")
+    learnable = [features, *(parameter for parameter in term.parameters() if parameter.requires_grad)]
+    gradients = torch.autograd.grad(value, learnable, allow_unused=True, materialize_grads=True)
+    expect(all(gradient.isfinite().all() for gradient in gradients), "the gradient has nan or inf")
 
 
 def degenerate_batches_stay_finite(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
