@@ -1,14 +1,15 @@
-"""ArcFace loss: a softmax over cosines, with a margin added to the angle of the row's own class."""
+"""ArcFace loss: a softmax over cosines, with a margin added to the angle of the row's own class, or sub-center."""
 
 from collections.abc import Iterable
 from math import cos, pi, sin
 from typing import Annotated
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
+from dmlkit.losses.proxies.centers import pool_centers
 from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
 
@@ -22,6 +23,11 @@ class ArcFace(SoftmaxLoss, name="arcface"):
         \frac{e^{s \cos(\theta_{y_i} + m)}}{e^{s \cos(\theta_{y_i} + m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
 
     Where theta + m exceeds pi, cos(theta + m) would rise again; cos(theta) - m sin(m) replaces it there.
+
+    With K > 1 it is sub-center ArcFace (Deng et al., ECCV 2020, section 3.2): theta_c is the angle to the nearest of
+    the K centers of class c, so that an image that is mislabeled or unlike its class does not pull the main center.
+
+    .. math:: \cos\theta_{ic} = \max_{k = 1..K} \langle x_i, w_{ck} \rangle
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
@@ -38,12 +44,17 @@ class ArcFace(SoftmaxLoss, name="arcface"):
     """m, in radians."""
     scale: PositiveFloat = 64.0
     """s, inverse temperature."""
+    centers_per_class: PositiveInt = 1
+    """K, centers per class, of which the nearest one counts; 3 in the paper of sub-center ArcFace."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is an angle"),)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        per_class = (
+            self.centers_per_class if self.centers_per_class > 1 else None
+        )  # (C, d), as in checkpoints without K
+        super().__post_init__(per_class, pool_centers("max", gamma=1.0))
         self.logit_scale = self.scale
 
     def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dmlkit.component import Component, ComponentConfig, Requirement, option
 from dmlkit.distributed.class_shard import ShardedParameter
-from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold
+from dmlkit.manifolds.base import NEEDS_BOUNDED, UNRELATED_RADIUS, Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.numerics.hyperbolic import strongest_curvature
 
@@ -116,13 +116,6 @@ def _check_values(name: str, embeddings: Tensor, labels: Tensor, num_classes: in
     if not finite.all():
         row = int((~finite).nonzero()[0])
         raise ValueError(f"{name}: expected finite embeddings, got nan or inf in row {row}")
-
-
-NEEDS_BOUNDED = Requirement(
-    "manifold.similarity",
-    ("cosine", "origin_cosine", "negative_distance", "negative_squared_distance"),
-    "its margin or threshold is in units of a similarity that is at most 1, and 0 between unrelated points",
-)
 
 
 def _check_similarity(name: str, manifold: Manifold, requirement: Requirement) -> None:

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_mean
+from dmlkit.manifolds.base import NEEDS_BOUNDED
 
 
 class BinomialDeviance(PairLoss, name="binomial_deviance"):

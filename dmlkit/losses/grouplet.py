@@ -8,11 +8,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement, option
-from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.proxies.classes import Block, Classes, ClosedForm, Terms, sum_over_classes
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, Grouplets, TransportWeights, gain, pairs
 from dmlkit.losses.proxy_anchor import AnchorLoss
+from dmlkit.manifolds.base import NEEDS_BOUNDED
 from dmlkit.transport.base import TransportSolver
 from dmlkit.transport.exact import Exact
 

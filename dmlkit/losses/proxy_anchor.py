@@ -6,11 +6,11 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement, option
-from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, anchor_terms
 from dmlkit.losses.proxies.proxy_loss import ClassSumLoss
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights
+from dmlkit.manifolds.base import NEEDS_BOUNDED
 
 
 class AnchorLoss(ClassSumLoss):

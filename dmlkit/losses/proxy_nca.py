@@ -7,11 +7,11 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.informative import InformativeOptions, InformativeWeights
 from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
+from dmlkit.manifolds.base import NEEDS_BOUNDED
 
 
 class ProxyNCA(SoftmaxLoss, name="proxy_nca"):

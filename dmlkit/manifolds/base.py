@@ -8,13 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vecdot
 
-from dmlkit.component import Component, ComponentConfig, option
+from dmlkit.component import Component, ComponentConfig, Requirement, option
 from dmlkit.manifolds.products import inner_products
 
 Side = Literal["query", "gallery"]
 # Distance from the origin. Glyphs, 5 epochs, Proxy-Anchor's defaults on the hyperboloid, mean of 3 seeds on validation:
 # map@r 0.867 at radius 1, 0.877 at 1.5, 0.896 at 2, 0.669 at 3.
 UNRELATED_RADIUS = 2.0
+NEEDS_BOUNDED = Requirement(
+    "manifold.similarity",
+    ("cosine", "origin_cosine", "negative_distance", "negative_squared_distance"),
+    "its margin or threshold is in units of a similarity that is at most 1, and 0 between unrelated points",
+)
 
 
 class ManifoldConfig(ComponentConfig, frozen=True):

@@ -25,8 +25,9 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.errors import OptionError, UserError
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
-from dmlkit.losses.base import NEEDS_BOUNDED, too_curved
+from dmlkit.losses.base import too_curved
 from dmlkit.manifolds import Lorentz, ManifoldConfig, Poincare, Sphere
+from dmlkit.manifolds.base import NEEDS_BOUNDED
 from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
 from dmlkit.miners import MinerConfig
 from dmlkit.optimizers import AdamWConfig, OptimizerConfig
@@ -223,8 +224,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 yield key, f"{component.name} needs {needed} {allowed}, got {value}, because {requirement.reason}"
 
     def _unrelated_points_out_of_reach(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        manifold, losses = self.manifold, [component for _, component in components_below(("loss",), self.loss)]
-        bounded = [loss.name for loss in losses if NEEDS_BOUNDED in loss.requirements()]
+        manifold, terms = self.manifold, components_below((), (self.loss, self.regularizers))
+        bounded = [term.name for _, term in terms if NEEDS_BOUNDED in term.requirements()]
         if bounded and isinstance(manifold, (Poincare.Config, Lorentz.Config)):
             options: Any = manifold
             fault = too_curved(bounded[0], options.curvature, options.similarity)

@@ -1,5 +1,7 @@
 """The contract of regularizers."""
 
+from unittest.mock import patch
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ def check_regularizer(config: RegularizerConfig) -> None:
     """Check a regularizer against its contract, on every manifold that its requirements allow.
 
     Its value is a finite scalar with finite gradients, also for degenerate batches; half precision is computed in
-    float32; inputs are not changed, and its state_dict is complete.
+    float32; inputs are not changed, no step waits for a GPU, and its state_dict is complete.
 
     Raises:
         AssertionError: the contract is broken; the message says how.
@@ -32,13 +34,15 @@ def _value(term: Regularizer, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def value_is_a_finite_scalar(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
-    """Check that the value is a finite scalar with a finite gradient by the embeddings."""
+    """Check that the value is a finite scalar with a finite gradient by the embeddings and the parameters."""
     features, labels = draw()
-    value = _value(config.build(manifold.build(DIM)), features, labels)
+    term = config.build(manifold.build(DIM))
+    value = _value(term, features, labels)
     expect(value.ndim == 0 and bool(value.isfinite()), f"got {value.tolist()}")
     expect(value.requires_grad, "the value has no gradient")
-    (gradient,) = torch.autograd.grad(value, features)
-    expect(gradient.isfinite().all(), "the gradient has nan or inf")
+    learnable = [features, *(parameter for parameter in term.parameters() if parameter.requires_grad)]
+    gradients = torch.autograd.grad(value, learnable, allow_unused=True, materialize_grads=True)
+    expect(all(gradient.isfinite().all() for gradient in gradients), "the gradient has nan or inf")
 
 
 def degenerate_batches_stay_finite(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
@@ -77,6 +81,16 @@ def inputs_are_left_alone(config: RegularizerConfig, manifold: ManifoldConfig) -
     expect(torch.equal(labels, copies[1]), "labels have changed")
 
 
+def a_step_never_waits_for_the_device(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
+    """Check that no step reads a value from a GPU: tensors of the meta device have none, so reading fails here."""
+    term = config.build(manifold.build(DIM)).to("meta")
+    features, labels = (part.detach().to("meta") for part in draw())
+    features.requires_grad_()
+    with patch.object(torch, "is_autocast_enabled", return_value=False):  # it does not support this device
+        term(term.manifold.from_features(features), labels).backward()
+    expect(features.grad is not None and features.grad.shape == features.shape, "the embeddings have no gradient")
+
+
 def the_state_dict_is_complete(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that a regularizer restored from its state_dict gives an identical value."""
     features, labels = draw()
@@ -92,6 +106,7 @@ REGULARIZER: tuple[Promise, ...] = (
     degenerate_batches_stay_finite,
     half_precision_is_computed_in_full,
     inputs_are_left_alone,
+    a_step_never_waits_for_the_device,
     the_state_dict_is_complete,
     a_line_of_help_says_what_it_is,
 )

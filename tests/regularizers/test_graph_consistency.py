@@ -4,7 +4,8 @@ import torch
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds import Euclidean, Sphere
-from dmlkit.regularizers import GraphConsistency, GraphConsistencyConfig, aligned_draws
+from dmlkit.regularizers import GraphConsistency, GraphConsistencyConfig
+from dmlkit.regularizers.graph_consistency import aligned_draws
 
 LABELS = torch.tensor([5, 5, 0, 0, 2, 2] * 2)  # two draws, class-aligned
 

@@ -1,53 +1,16 @@
-"""Regularizers: terms that are added to any loss."""
+"""Graph consistency (CGML): two draws of the same classes should propagate to the same features."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from pydantic import PositiveFloat
-from torch import Tensor, nn
+from torch import Tensor
 
-from dmlkit.component import ComponentConfig, Requirement, suggest_members
+from dmlkit.component import Requirement
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.products import safe_sqrt
-
-__all__ = [
-    "GraphConsistency",
-    "GraphConsistencyConfig",
-    "Regularizer",
-    "RegularizerConfig",
-]
-
-
-class RegularizerConfig(ComponentConfig, frozen=True):
-    """Root of the regularizer family."""
-
-    weight: PositiveFloat = 1.0
-    """lambda, weight of the term relative to the loss."""
-
-    @abstractmethod
-    def build(self, manifold: Manifold) -> "Regularizer":
-        """Return the term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""
-
-
-class Regularizer(nn.Module, ABC):
-    """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses."""
-
-    def __init__(self, manifold: Manifold) -> None:
-        super().__init__()
-        self.manifold = manifold
-
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the unweighted term of a batch: embeddings (B, D), labels (B,) int64 -> scalar."""
-        with without_autocast(embeddings):
-            return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
-
-    @abstractmethod
-    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the unweighted term in at least float32."""
-
+from dmlkit.regularizers.base import Regularizer, RegularizerConfig
 
 GraphForm = Literal["propagated", "graphs", "bound"]
 
@@ -181,6 +144,3 @@ def aligned_draws(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     is_first = occurrence < half
     is_used = torch.arange(len(labels) // 2, device=labels.device) < is_first.sum()
     return in_front(is_first), in_front((occurrence >= half) & (occurrence < 2 * half)), is_used
-
-
-suggest_members(__name__)
