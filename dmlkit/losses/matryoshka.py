@@ -63,20 +63,23 @@ class Matryoshka(Loss, name="matryoshka"):
     dims: Annotated[tuple[PositiveInt, ...], Field(min_length=1), AfterValidator(fall)] | None = None
     """M, the lengths of the prefixes, from the full width down; null halves the width as long as 8 remain."""
     weights: tuple[NonNegativeFloat, ...] | None = None
-    """c, the weight of each prefix; null is 1 for all."""
+    """c, the weight of each of ``dims``; null is 1 for all."""
 
     def requirements(self) -> Iterable[Requirement]:
         if self.dims is not None:
             reason = "the first of loss.dims is the full width, since coordinates after it would not be trained"
             yield Requirement("embedding_dim", self.dims[:1], reason)
+        if self.weights is not None and len(self.weights) != len(self.dims or ()):
+            reason = f"loss.weights has one number for each of loss.dims, which has {len(self.dims or ())}"
+            yield Requirement("loss.weights", (None,), reason)
 
     def __post_init__(self) -> None:
         width = self.manifold.dim
         dims = self.dims or tuple(_halved(width))
         if dims[0] != width:
             raise ValueError(f"Matryoshka: dims: expected the first to be the embeddings' width {width}, got {dims[0]}")
-        if self.weights is not None and len(self.weights) != len(dims):
-            raise ValueError(f"Matryoshka: weights: expected {len(dims)}, one for each of {dims}, got {self.weights}")
+        if self.weights is not None and len(self.weights) != len(self.dims or ()):
+            raise ValueError(f"Matryoshka: weights: expected one for each of dims {self.dims}, got {self.weights}")
         self.dims, self.weights = dims, self.weights or (1.0,) * len(dims)
         classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
         build: Any = self.loss.build

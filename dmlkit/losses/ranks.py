@@ -38,7 +38,7 @@ class Ranking:
     def __init__(self, similarity: Tensor, positive: Tensor, negative: Tensor) -> None:
         self.similarity, self.positive, self.negative = similarity, positive, negative
         columns = similarity.shape[1]
-        if positive.is_cpu or positive.numel() * columns > DENSE:
+        if may_list(positive):
             self.row, self.column = positive.nonzero(as_tuple=True)
         else:
             cells = torch.arange(positive.numel(), device=positive.device)
@@ -64,6 +64,11 @@ class Ranking:
     def mean(self, values: Tensor) -> Tensor:
         """Average values (B,) over the queries that have a positive and a negative; 0 if there is none."""
         return (values * self.counted).sum() / self.counted.sum().clamp(min=1)
+
+
+def may_list(positive: Tensor) -> bool:
+    """Return whether to list the positives of (B, M) pairs, rather than compute all pairs without waiting."""
+    return positive.is_cpu or positive.numel() * positive.shape[1] > DENSE
 
 
 class _Count(torch.autograd.Function):
