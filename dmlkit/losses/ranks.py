@@ -78,25 +78,28 @@ class _Count(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, own: Tensor, row: Tensor, step: Step) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.save_for_backward(scores, own, row)
         ctx.step = step
-        return torch.cat([step(excess).sum(1) for excess, _ in _chunks(scores, own, row)])
+        counts = torch.empty_like(own)
+        for excess, pairs in _chunks(scores, own, row):
+            counts[pairs] = step(excess).sum(1)
+        return counts
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         scores, own, row = ctx.saved_tensors
-        of_scores, of_own = torch.zeros_like(scores), list[Tensor]()
+        of_scores, of_own = torch.zeros_like(scores), torch.empty_like(own)
         for excess, pairs in _chunks(scores, own, row):
             with torch.enable_grad():
                 value = ctx.step(excess.requires_grad_())
             (slope,) = torch.autograd.grad(value, excess, grad_outputs[0][pairs, None].expand_as(value))
             of_scores.index_add_(0, row[pairs], slope)
-            of_own.append(-slope.sum(1))
-        return of_scores, torch.cat(of_own), None, None
+            of_own[pairs] = -slope.sum(1)
+        return of_scores, of_own, None, None
 
 
 def _chunks(scores: Tensor, own: Tensor, row: Tensor) -> Iterator[tuple[Tensor, slice]]:
     """Yield the excess of all columns over the positives (n, M) of a slice of the pairs, which it yields too."""
     size = max(1, CHUNK // scores.shape[1])
-    for start in range(0, max(len(row), 1), size):
+    for start in range(0, len(row), size):
         pairs = slice(start, start + size)
         yield scores.index_select(0, row[pairs]).sub_(own[pairs, None]), pairs
