@@ -52,6 +52,11 @@ CASES: dict[str, tuple[dict[str, object], str | None, dict[str, object]]] = {
     "margin": ({}, "MarginLoss", {}),
     "multi_similarity": ({}, "MultiSimilarityLoss", {}),
     "circle": ({}, "CircleLoss", {}),
+    "sup_con": ({}, "SupConLoss", {}),
+    "smooth_ap": ({}, "SmoothAPLoss", {}),
+    "recall_surrogate": ({}, None, {}),
+    "roadmap": ({}, None, {}),
+    "sigmoid_pairs": ({}, None, {}),
 }
 
 
@@ -118,7 +123,8 @@ def take_turns(steps: Sequence[Callable[[], object]], device: str, repeats: int,
 def time_row(name: str, classes: int, device: str) -> str:
     loss, other = ours(name, classes, device), peer(name, classes, device)
     points, labels = draw(classes, device)
-    columns = max([parameter.numel() // DIM for parameter in loss.parameters()], default=BATCH)
+    proxies = [parameter for parameter in loss.parameters() if parameter.ndim > 1]
+    columns = max([one.numel() // DIM for one in proxies], default=BATCH)
     steps = [step(loss, points, labels), products(BATCH, columns, device)]
     if other is not None:
         steps.append(step(other, points, labels))
@@ -166,6 +172,15 @@ def memory_table(device: str) -> list[str]:
         "| loss | ours MiB | PML MiB | ratio |",
         "|---|---|---|---|",
         f"| proxy_anchor | {mine:.0f} | {theirs:.0f} | {mine / theirs:.3f} |",
+        "",
+        "Memory of a step beyond embeddings, B=4 096 with four images of a class; B x B x B numbers need 262 144 MiB:",
+        "",
+        "| loss | ours MiB |",
+        "|---|---|",
+        *(
+            f"| {name} | {peak_in_new_process('ours', name, 1024, 4096, device):.0f} |"
+            for name in ("smooth_ap", "recall_surrogate", "roadmap")
+        ),
     ]
 
 

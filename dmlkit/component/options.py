@@ -88,7 +88,7 @@ class Component:
             setattr(self, one.attribute, arguments[key])
         for key, one in cls.options_by_key.items():
             value = _checked(cls, one, given[key]) if key in given else one.default
-            if isinstance(value, OptionsConfig):
+            if isinstance(value, OptionsConfig) and not isinstance(value, tuple(_parts_in(one.annotation))):
                 value = _build(value, arguments)
             setattr(self, one.attribute, value)
         self.__post_init__()
@@ -143,9 +143,9 @@ def _checked(cls: type[Component], one: Option, value: Any) -> Any:
     Raises:
         ValueError: the value is wrong; the message says what was expected.
     """
-    parts = [part for part in _classes_in(one.annotation) if issubclass(part, Component)]
+    parts = _parts_in(one.annotation)
     if parts:
-        fits = any(isinstance(value, part | part.Config) for part in parts)
+        fits = any(isinstance(value, (part, getattr(part, "Config", part))) for part in parts)
         if not fits and not (value is None and type(None) in get_args(one.annotation)):
             expected = " or ".join(part.__name__ for part in parts)
             raise ValueError(f"{cls.__name__}: {one.key}: got {type(value).__name__}, expected {expected}")
@@ -155,6 +155,11 @@ def _checked(cls: type[Component], one: Option, value: Any) -> Any:
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         raise ValueError(f"{cls.__name__}: {one.key}: got {value!r}, expected {expected}") from None
+
+
+def _parts_in(annotation: Any) -> list[type]:
+    """Return the components that an option takes, or the configurations, which it keeps without building them."""
+    return [part for part in _classes_in(annotation) if issubclass(part, Component | OptionsConfig)]
 
 
 def _classes_in(annotation: Any) -> Iterable[type]:

@@ -11,6 +11,7 @@ from dmlkit.losses.cross_batch_memory import CrossBatchMemory
 from dmlkit.losses.grouplet import Grouplet
 from dmlkit.losses.lifted_structure import LiftedStructure
 from dmlkit.losses.margin import Margin
+from dmlkit.losses.matryoshka import Matryoshka
 from dmlkit.losses.mpa import MPA
 from dmlkit.losses.multi_similarity import MultiSimilarity
 from dmlkit.losses.n_pair import NPair
@@ -20,11 +21,17 @@ from dmlkit.losses.proxy_anchor import ProxyAnchor
 from dmlkit.losses.proxy_gml import ProxyGML
 from dmlkit.losses.proxy_isa import ProxyISA
 from dmlkit.losses.proxy_nca import ProxyNCA
+from dmlkit.losses.recall_surrogate import RecallSurrogate
+from dmlkit.losses.roadmap import ROADMAP
+from dmlkit.losses.sigmoid_pairs import SigmoidPairs
+from dmlkit.losses.smooth_ap import SmoothAP
 from dmlkit.losses.soft_triple import SoftTriple
+from dmlkit.losses.sup_con import SupCon
 from dmlkit.losses.triplet import Triplet
 
 __all__ = [
     "MPA",
+    "ROADMAP",
     "ArcFace",
     "BinomialDeviance",
     "Circle",
@@ -36,6 +43,7 @@ __all__ = [
     "Loss",
     "LossConfig",
     "Margin",
+    "Matryoshka",
     "MultiSimilarity",
     "NPair",
     "NormSoftmax",
@@ -44,7 +52,11 @@ __all__ = [
     "ProxyGML",
     "ProxyISA",
     "ProxyNCA",
+    "RecallSurrogate",
+    "SigmoidPairs",
+    "SmoothAP",
     "SoftTriple",
+    "SupCon",
     "Triplet",
 ]
 
