@@ -106,15 +106,18 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
         rows.append([name, whose, f"{rate.labels:,}", f"{rate.images:,}", f"{rate.rate:.3f}", interval])
     print_table(rows, console, str(gallery))
     say(console, "FPIR: gets a label; FNIR: does not get its own; intervals: as many other labels")
-    say(console, f"threshold: a label is given from a probability of {found.threshold:.3f} on")
+    say(console, f"threshold: a label is given if its probability is at least {found.threshold:.3f}")
     say(console, f"without it {found.guessed:.3f} of the guesses are right")
     say_reliability(found.reliability, console)
     if found.sizes:
-        *measured, larger = found.sizes
         sizes = [["labels", "FPIR", "FNIR"]]
-        sizes += [[f"{one.labels:,}", f"{one.fpir:.3f}", f"{one.fnir:.3f}"] for one in measured]
-        sizes.append([f"{larger.labels:,} (extrapolated)", f"{larger.fpir:.3f}", f"{larger.fnir:.3f}"])
+        for one in found.sizes:
+            rates = ["none" if rate is None else f"{rate:.3f}" for rate in (one.fpir, one.fnir)]
+            sizes.append([f"{one.labels:,}", *rates])
+        sizes[-1][0] += " (extrapolated)"
         print_table(sizes, console, "other sizes, same threshold")
+        if None in (found.sizes[-1].fpir, found.sizes[-1].fnir):
+            say(console, "a rate is not extrapolated if a measured one is 0 or 1")
     if found.is_optimistic:
         say(
             console,

@@ -32,8 +32,9 @@ class SizedRates(BaseModel, frozen=True, extra="forbid"):
     """Rates at the same threshold with fewer labels in the gallery, or extrapolated to more."""
 
     labels: NonNegativeInt
-    fpir: Share
-    fnir: Share
+    fpir: Share | None
+    """Null for an extrapolation from a rate that is 0 or 1."""
+    fnir: Share | None
 
 
 class Strangers(NamedTuple):
@@ -192,22 +193,28 @@ def rates_by_size(
         measured.append(SizedRates(labels=count, fpir=fpir, fnir=fnir))
     measured.append(everything)
     sizes = [one.labels for one in measured]
-    fpir = extrapolated(sizes, [one.fpir for one in measured], LARGER * labels)
-    fnir = extrapolated(sizes, [one.fnir for one in measured], LARGER * labels)
+    fpir, fnir = (
+        extrapolated(sizes, [getattr(one, name) for one in measured], LARGER * labels) for name in ("fpir", "fnir")
+    )
     return (*measured, SizedRates(labels=LARGER * labels, fpir=fpir, fnir=fnir))
 
 
-def extrapolated(sizes: Sequence[int], rates: Sequence[float], size: int) -> float:
+def extrapolated(sizes: Sequence[int], rates: Sequence[float], size: int) -> float | None:
     """Extrapolate a rate, whose log odds are taken as a line over the logarithm of the size.
+
+    Return None if a rate is 0 or 1, whose log odds are infinite.
 
     Example:
         >>> odds = [0.1, 0.2, 0.4]  # double with the size
-        >>> round(extrapolated([10, 20, 40], [one / (1 + one) for one in odds], 400), 3)
+        >>> round(extrapolated([10, 20, 40], [one / (1 + one) for one in odds], 400) or 0, 3)
         0.8
+        >>> extrapolated([10, 20, 40], [0, 0, 0.02], 400)
     """
     from scipy.special import expit, logit
 
-    line = np.polyfit(np.log(sizes), logit(np.clip(rates, 1e-4, 1 - 1e-4)), 1)
+    if not all(0 < rate < 1 for rate in rates):
+        return None
+    line = np.polyfit(np.log(sizes), logit(rates), 1)
     return float(expit(np.polyval(line, np.log(size))))
 
 
