@@ -29,7 +29,7 @@ from dmlkit.run_folder.question import Question
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
 """Recipe keys that an evaluation reads, with the keys below them; all other keys are fixed by the weights."""
-TRAINED_ON = "every class was trained on; these are no figures of unseen classes"
+TRAINED_ON = "every class was trained on; these metrics do not measure unseen classes"
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
-from dmlkit.datasets.files.paths import readable_name
-from dmlkit.datasets.folder import FolderConfig
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import default_workers
 from dmlkit.loading.survey import strays_of
@@ -44,11 +42,6 @@ class Findings:
     notes: list[str] = field(default_factory=list[str])
 
     @property
-    def sound(self) -> bool:
-        """Whether no problem was found."""
-        return self.errors == 0
-
-    @property
     def errors(self) -> int:
         """Number of problems: the lines, and the rows that differ from published values, which have no line."""
         return len(self.faults) + sum(row.verdict == "fault" and row.expected != "0" for row in self.rows)
@@ -73,31 +66,24 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     overlaps = listing.overlaps()
     findings.faults += [*listing.faults, *overlaps]
     findings.notes += listing.notes
-    others, outside = strays_of(config, listing)
-    findings.notes += [f"{listing.root / name}: not an image; not used" for name in others]
-    findings.notes += [f"{listing.root / name}: not in the folder of a class; not used" for name in outside]
+    findings.notes += stray_file_notes(config, listing)
     findings.rows += count_rows(listing, config.published)
     findings.rows.append(Finding("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
     findings.rows += class_size_rows(listing)
-    if isinstance(config, FolderConfig):
-        findings.notes += stray_file_notes(listing)
     if not findings.faults:
         findings.faults += split_faults(config, listing)
     return listing, findings
 
 
-def stray_file_notes(listing: Listing) -> list[str]:
-    """Return a note that names the files below the root that are not read, such as tables, and images of no class."""
-    used = set(map(str, listing.everything().paths))
-    files = sorted(path for path in listing.root.rglob("*") if path.is_file())
-    stray = [path.relative_to(listing.root) for path in files if str(path) not in used]
-    visible = [str(path) for path in stray if not any(part.startswith(".") for part in path.parts)]
-    visible = [path for path in visible if readable_name(path)]  # others have an error already
-    if not visible:
-        return []
-    more = f" and {len(visible) - MOST_NAMED} more" if len(visible) > MOST_NAMED else ""
-    count = "1 file is" if len(visible) == 1 else f"{len(visible)} files are"
-    return [f"{count} not read, being no image in a class folder: {', '.join(visible[:MOST_NAMED])}{more}"]
+def stray_file_notes(config: DatasetConfig, listing: Listing) -> Iterator[str]:
+    """Yield a note on the files below the root that are not images, and one on the images in no class folder."""
+    others, outside = strays_of(config, listing)
+    for names, reason in ((others, "not an image"), (outside, "not in the folder of a class")):
+        if names:
+            names = sorted(names)
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            files = "1 file is" if len(names) == 1 else f"{len(names)} files are"
+            yield f"{listing.root}: {files} not used ({reason}): {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def split_faults(config: DatasetConfig, listing: Listing) -> list[str]:

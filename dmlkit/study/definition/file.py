@@ -191,7 +191,7 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
         for key, choices in known.items():
             name = getattr(expectation, key)
             if name not in choices:
-                what = "variant" if choices is names else "figure"
+                what = "variant" if choices is names else "metric"
                 yield ("expect", index, key), f"unknown {what} {name!r}; {suggest(name, choices)}"
         if is_error_rate(expectation.metric):
             text = f"smaller {expectation.metric} is better; expected a metric of which larger is better"
@@ -207,7 +207,7 @@ def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
         if name in config.metrics[:index]:
             yield key, f"{name!r} is given twice"
         if config.protocol == "reality_check" and name not in known:
-            yield key, f"{name!r}: not a figure of the Reality Check; expected one of {', '.join(known)}"
+            yield key, f"{name!r}: not a metric of the Reality Check; expected one of {', '.join(known)}"
         elif config.protocol == "official":
             try:
                 (metric,) = metric_configs([name])
