@@ -109,7 +109,9 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     """
     if isinstance(run, str) and is_backbone_name(run):
         if checkpoint is not None:
-            raise UserError(f"{run}: this is a pretrained model; checkpoint={checkpoint!r} applies to runs, remove it")
+            raise UserError(
+                f"{run}: this is a pretrained model; checkpoint={checkpoint!r} applies only to runs; remove it"
+            )
         fabric = start_fabric(device)
         return Embedder(load_pretrained(run, fabric), fabric)
     fabric = start_fabric(device)
@@ -178,7 +180,7 @@ class GivenArrays(Dataset):
         shape = ", ".join(map(str, ("N", *blank.shape)))
         if not isinstance(arrays, np.ndarray) or arrays.shape[1:] != blank.shape or arrays.dtype.kind not in "fiu":
             got = _described(arrays)
-            raise UserError(f"embed: this run is over {samples.name}s; expected an array ({shape}), got {got}")
+            raise UserError(f"embed: this run takes {samples.name}s; expected an array ({shape}), got {got}")
         given: NDArray[Any] = arrays
         names = [f"{samples.name}s[{row}]" for row in range(len(given))]
         is_finite = np.isfinite(given).all(axis=tuple(range(1, given.ndim)))

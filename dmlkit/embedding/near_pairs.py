@@ -73,7 +73,7 @@ def near_pairs(
             count += int(kept.sum())
         if count > MOST_PAIRS:
             raise UserError(
-                f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs are as alike; choose a higher one"
+                f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs reach it; choose a higher threshold"
             )
         done = round(share * len(points))
         advance(done - told)

@@ -49,7 +49,7 @@ class TarAtFarConfig(MetricConfig, frozen=True):
         different = PairCurve.of(points).different
         for name, far in zip(self.names(), self.far, strict=True):
             if far * different < 1:
-                yield f"{name}: there are {different} pairs of different classes, so that none may be accepted"
+                yield f"{name}: at this rate none of the {different} pairs of different classes may be accepted"
 
 
 class EerConfig(MetricConfig, frozen=True):

@@ -352,7 +352,7 @@ def test_a_changed_shard_is_told_and_indexed_anew(tmp_path: Path, caplog: pytest
     tar(tmp_path / "0.tar", list(reversed(sound())))
     os.utime(tmp_path / "0.tar", ns=(1, 1))
     with pytest.raises(
-        BadImageError, match=r"0\.tar has changed since its images were looked up; start the command again"
+        BadImageError, match=r"0\.tar has changed since the command started to read it; rerun the command"
     ):
         images.sample(0)
     assert images.sample(4).shape == (3, 4, 6)

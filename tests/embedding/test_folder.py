@@ -184,7 +184,7 @@ def test_items_that_are_none_are_told(damage: Callable[[Path], object], told: st
 )
 def test_a_manifest_of_another_geometry_is_told_t7(changes: dict[str, Any], told: str, tmp_path: Path):
     line = refused(embeddings_at(tmp_path / "out", **changes))
-    assert line.startswith("manifest.json: dim and similarity are (8, ") and told in line
+    assert line.startswith("manifest.json: got dim and similarity (8,  ") and told in line
 
 
 @pytest.mark.parametrize("command", ["eval", "curvature", "npz", "faiss", "parquet", "tensorboard"])

@@ -678,7 +678,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected a mapping"),
         ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this; use its key seeds"),
         ("loss.margin: 0.3", "", "study.yaml:10: variants.large: large trains the same recipe as small"),
-        ("loss.margin: 0.3", "training.precision: bf16", "large has another training.precision"),
+        ("loss.margin: 0.3", "training.precision: bf16", "large has a different training.precision"),
         (
             "loss.margin: 0.3",
             "dataset.validation_fraction: 0",

@@ -141,20 +141,20 @@ def cluster(
 
 
 def _check_options(collection: PointsInMemory, clusters: int | None, threshold: float | None, method: Method) -> None:
-    told = f"cluster --method {method}"
+    command = f"cluster --method {method}"
     if clusters is not None and threshold is not None:
-        raise UserError(f"{told}: got --clusters and --threshold; give one of them")
+        raise UserError(f"{command}: got both --clusters and --threshold; use only one of them")
     if method == "kmeans" and clusters is None:
-        raise UserError(f"{told}: expected --clusters K; --threshold is for agglomerative and hdbscan")
+        raise UserError(f"{command}: expected --clusters K; --threshold applies only to agglomerative and hdbscan")
     if method == "agglomerative" and clusters is None and threshold is None:
-        raise UserError(f"{told}: expected --clusters K or --threshold T")
+        raise UserError(f"{command}: expected --clusters K or --threshold T")
     if method == "hdbscan" and clusters is not None:
-        raise UserError(f"{told}: finds the number of clusters itself; leave --clusters out")
+        raise UserError(f"{command}: hdbscan determines the number of clusters itself; remove --clusters")
     if clusters is not None and not 1 <= clusters <= len(collection):
         raise UserError(f"--clusters {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
     least = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
     if len(collection) < least:
-        raise UserError(f"{told}: {collection.source} has {len(collection)} images; expected at least {least}")
+        raise UserError(f"{command}: {collection.source} has {len(collection)} images; expected at least {least}")
     if threshold is not None:
         check_reachable(collection, threshold)
 

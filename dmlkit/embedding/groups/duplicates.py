@@ -186,7 +186,7 @@ def check_reachable(collection: PointsInMemory, threshold: float) -> None:
     highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
     if not -torch.inf < threshold <= highest:
         most = "a number" if highest == torch.inf else f"at most {highest:g}"
-        raise UserError(f"--threshold {threshold:g}: the similarity here is {name.replace('_', ' ')}; expected {most}")
+        raise UserError(f"--threshold {threshold:g}: expected {most}, since the similarity is {name.replace('_', ' ')}")
 
 
 def picture_of(collection: PointsInMemory, row: int, lines: Sequence[str]) -> Picture:

@@ -241,7 +241,7 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
             if study.config.rotate_folds and recipe.dataset.split != "reality_check":
                 yield method.place, f"{name} has dataset.split {recipe.dataset.split}; only reality_check has folds"
             if recipe.training.precision != precision:
-                text = f"{name} has another training.precision; expected the same in all recipes of a study"
+                text = f"{name} has a different training.precision; expected the same in all recipes of a study"
                 yield method.place, text
 
 
@@ -257,7 +257,7 @@ def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str
     if few:
         counts = " or ".join(map(str, few))
         notes.append(
-            f"{counts} validation classes select checkpoints; use at least {FEW_CLASSES}, or the choice is chance"
+            f"{counts} validation classes select checkpoints; use at least {FEW_CLASSES}, or it is mostly chance"
         )
     if study.is_tuned and len(study.first_seeds) < FEW_SEEDS:
         seeds = ", ".join(map(str, study.first_seeds))

@@ -134,8 +134,8 @@ def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["{e}", "--threshold", "1.5"], "--threshold 1.5: the similarity here is cosine; expected at most 1"),
-        (["{e}", "--threshold", "nan"], "--threshold nan: the similarity here is cosine; expected at most 1"),
+        (["{e}", "--threshold", "1.5"], "--threshold 1.5: expected at most 1, since the similarity is cosine"),
+        (["{e}", "--threshold", "nan"], "--threshold nan: expected at most 1, since the similarity is cosine"),
         (["{e}", "--threshold", "0.9", "--split", "test"], "applies to a run"),
         (["{e}", "--threshold", "0.9", "--device", "cpu"], "applies to a run"),
         (["{e}", "--threshold", "0.9", "--csv", "{folder}"], "is a folder; expected the name of a file"),
