@@ -85,7 +85,7 @@ class Embedder:
 
 
 def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:
-    """Load the model of a run, or a pretrained model that no run has changed.
+    """Load the model of a run, or a pretrained model without further training.
 
     A pretrained model is named as a backbone of recipes: ``timm:MODEL`` for any model of timm (also of the Hugging Face
     Hub, ``timm:hf-hub:OWNER/REPOSITORY``, or in a folder, ``timm:local-dir:FOLDER``), or a network of torchvision:
@@ -93,7 +93,7 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval --untrained``.
 
     Args:
-        run: folder of the run, or the name of a pretrained model; a folder of that name comes first.
+        run: folder of the run, or name of a pretrained model; an existing folder with this name takes precedence.
         checkpoint: checkpoint of a run. Default: best, otherwise last.
         device: device, see `start_fabric`.
 

@@ -1,4 +1,4 @@
-"""Evaluation of a run on its own test classes or on other images; metrics are stored with the question they answer."""
+"""Evaluation of a run on its own test classes or on other images; metrics are stored with their settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,8 +62,8 @@ def evaluate_run(
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
 
-    An evaluation with another dataset, transform, metrics or ties than the run's own has a hash in its file name, so
-    that metrics of different questions are never mixed up.
+    If dataset, transform, metrics or ties differ from the run's own, the file name contains a hash of them, so that
+    results with different settings are never mixed up.
 
     Args:
         split: the split to evaluate; by default test, or all images of ``dataset_root``.
@@ -74,7 +74,7 @@ def evaluate_run(
         ties: how items with the same score are counted.
         device: the device, see `start_fabric`.
         fabric: a device and ranks that are already launched.
-        again: whether to evaluate even if a stored report answers the same question.
+        again: whether to evaluate even if a report with the same settings is stored.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.

@@ -21,7 +21,7 @@ class ArcFace(SoftmaxLoss, name="arcface"):
     .. math:: \frac{1}{B} \sum_i -\log
         \frac{e^{s \cos(\theta_{y_i} + m)}}{e^{s \cos(\theta_{y_i} + m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
 
-    Where theta + m exceeds pi, cos(theta + m) would rise again; cos(theta) - m sin(m) replaces it there.
+    If theta + m exceeds pi, where cos(theta + m) would increase again, cos(theta) - m sin(m) replaces it.
 
     Raises:
         ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.

@@ -154,7 +154,7 @@ class MetricConfig(ComponentConfig, frozen=True):
 
     @classmethod
     def lacks(cls) -> list[str]:
-        """Return the one of `per_query` and `of_points` that the metric needs, where it is not defined."""
+        """Return which of `per_query` and `of_points` the metric needs but does not define."""
         needed = "per_query" if cls.searches else "of_points"
         return [*super().lacks(), *([needed] if getattr(cls, needed) is getattr(MetricConfig, needed) else [])]
 
