@@ -110,12 +110,12 @@ def _scaled(advance: Advance, share: int, whole: int) -> Advance:
     """Report the progress of this rank as progress of all."""
     done = 0
 
-    def told(images: int) -> None:
+    def report(images: int) -> None:
         nonlocal done
         advance((done + images) * whole // share - done * whole // share)
         done += images
 
-    return told
+    return report
 
 
 def _wait(parts: PartFolder, missing: list[int], dim: int, fabric: Fabric, *, skip_bad_images: bool) -> None:

@@ -264,20 +264,20 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         description.write(path)
         return False
-    begun = FeatureDescription.read(path)
-    changes = list(differences("", _shown(begun), _shown(description)))
+    started = FeatureDescription.read(path)
+    changes = list(differences("", _shown(started), _shown(description)))
     if changes:
         raise UserError(
             f"{folder}: contains features with other settings ({'; '.join(changes)}); undo this change, choose another "
             "backbone.tuning.cache, or remove this folder"
         )
-    if begun.sha256 is not None:
+    if started.sha256 is not None:
         read_array(folder / FEATURES)  # raises if it is missing or truncated
-        if sha256(folder / FEATURES) != begun.sha256:
+        if sha256(folder / FEATURES) != started.sha256:
             raise UserError(
                 f"{folder / FEATURES}: this file is damaged (wrong checksum); remove {folder}, then rerun to compute it"
             )
-    return begun.sha256 is not None
+    return started.sha256 is not None
 
 
 def _shown(description: FeatureDescription) -> dict[str, Any]:

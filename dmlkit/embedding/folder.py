@@ -198,8 +198,8 @@ def _read_items(path: Path, manifest: Manifest) -> Any:
     except PermissionError:
         raise
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        told = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{path}: cannot read these items: {told}; embed the images again") from error
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{path}: cannot read these items: {reason}; embed the images again") from error
     if manifest.checksums is not None and file_checksum(path) != manifest.checksums.items:
         raise UserError(_changed(path))
     if items["id"].null_count or items["path"].null_count:

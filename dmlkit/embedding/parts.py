@@ -23,7 +23,7 @@ BATCH_IMAGES = 128
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
 PARTS = 64  # at least, where there are batches for so many: short lists keep 8 GPUs evenly busy too
 COMPLETE = "part-*.safetensors"
-FILES = ("embeddings.npy", "items.parquet")  # beside the manifest, which is written last
+FILES = ("embeddings.npy", "items.parquet")  # written before the manifest
 
 
 class Part(NamedTuple):

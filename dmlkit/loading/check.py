@@ -21,7 +21,7 @@ from dmlkit.loading.batches import default_workers
 from dmlkit.loading.survey import strays_of
 
 MOST_NAMED = 10  # files in a note
-Soundness = Literal["ok", "note", "fault"]
+Verdict = Literal["ok", "note", "fault"]
 
 
 class Finding(NamedTuple):
@@ -30,7 +30,7 @@ class Finding(NamedTuple):
     check: str
     expected: str
     found: str
-    verdict: Soundness
+    verdict: Verdict
 
 
 @dataclass
@@ -110,7 +110,7 @@ def archive_rows(config: DatasetConfig) -> Iterator[Finding]:
         if path is not None and archive.md5 is not None:
             found = md5(path)
             size = f"{found}, {path.stat().st_size:,} bytes"
-            verdict: Soundness = "ok" if found == archive.md5 else "fault"
+            verdict: Verdict = "ok" if found == archive.md5 else "fault"
             yield Finding(f"md5 of {path}", archive.md5, size if verdict == "fault" else found, verdict)
 
 
@@ -209,7 +209,7 @@ def duplicate_rows(
         kinds["within a class" if is_one_class else "across classes"].append(group)
     for kind, found in kinds.items():
         # the authors' archives contain duplicates, and removing them would make results incomparable
-        verdict: Soundness = "fault" if kind == "across classes" and not is_published else "note"
+        verdict: Verdict = "fault" if kind == "across classes" and not is_published else "note"
         lines = [f"duplicate {kind}: {', '.join(paths[index] for index in group)}" for group in found]
         (findings.faults if verdict == "fault" else findings.notes).extend(lines)
         yield Finding(f"duplicates {kind}", "0", str(len(found)), verdict if found else "ok")

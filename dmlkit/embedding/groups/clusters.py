@@ -92,9 +92,9 @@ class Clusters:
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""
         for number, (rows, most) in enumerate(zip(self.members, self.majorities(), strict=True), start=1):
-            told = [f"cluster {number}, {len(rows)} images", *([] if most is None else [f"{most[1]} are {most[0]}"])]
+            lines = [f"cluster {number}, {len(rows)} images", *([] if most is None else [f"{most[1]} are {most[0]}"])]
             shown = rows[:MOST_PICTURES].tolist()
-            pictures = [picture_of(self.collection, row, told if not place else []) for place, row in enumerate(shown)]
+            pictures = [picture_of(self.collection, row, lines if not place else []) for place, row in enumerate(shown)]
             yield Shelf(pictures[0], pictures[1:])
 
 

@@ -15,7 +15,7 @@ from dmlkit.files.source import require_study_file
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.extends import path_in_collection
-from dmlkit.recipe.faults import describe_faults, fault_line, shown, suggest
+from dmlkit.recipe.faults import describe_faults, fault_line, quoted, suggest
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.overrides import Override, parse_override
 from dmlkit.recipe.schema import Recipe
@@ -152,7 +152,7 @@ def _name_faults(methods: Sequence[Method]) -> Iterator[Fault]:
     folders = [method.name.casefold() for method in methods]
     for method in methods:
         if not NAME.fullmatch(method.name) or len(method.name.encode()) > NAME_BYTES:
-            text = f"name {shown(method.name)} is not valid; expected at most {NAME_BYTES} bytes of letters"
+            text = f"name {quoted(method.name)} is not valid; expected at most {NAME_BYTES} bytes of letters"
             yield method.place, f"{text}, digits and _.,=+-; choose a name under variants"
         elif folders.count(method.name.casefold()) > 1:  # macOS and Windows ignore the case of names
             text = f"name {method.name!r} is used twice, ignoring case"
