@@ -1,11 +1,12 @@
-"""Calibration: how often the interval of a threshold holds the false accept rate that other classes show.
+"""Calibration: how often the interval of a calibrated threshold contains the false accept rate (FAR) on other classes.
 
-The classes are halved at random 200 times. A threshold is chosen on one half, and its false accept rate (FAR) is
-measured on the other; `held` is the share of halves in which it lies in the interval of 95 % that was stated.
-`clusters` are drawn: 80 classes of 2 to 200 images, with centres in groups that are easily confused; `photos` are all
-products of the Grocery Store data set, as EfficientNet-Lite0 with its ImageNet weights sees them at 224 pixels.
+The classes are divided at random into two halves, 200 times. A threshold is chosen on one half, and its FAR is measured
+on the other half. The column `covered` is the share of repetitions in which this FAR lies in the stated 95 % interval.
+`clusters` are synthetic: 80 classes of 2 to 200 images, whose centers form groups that are easily confused. `photos`
+are all products of the Grocery Store data set, embedded by EfficientNet-Lite0 with ImageNet weights at 224 pixels.
 
-Run: python benchmarks/calibration.py [PHOTOS], a folder with one folder a product; without it no report is written
+Run: python benchmarks/calibration.py [PHOTOS]. PHOTOS is a folder with one subfolder per product; without it no report
+is written.
 """
 
 import sys
@@ -90,5 +91,5 @@ if __name__ == "__main__":
         grounds["photos"] = photo_features(sys.argv[1])
     rows = [coverage(what, *arrays, far) for what, arrays in grounds.items() for far in (1e-2, 1e-3)]
     if len(sys.argv) > 1:
-        header = ["images", "asked FAR", "held", "realised FAR, median (all)", "interval, high / low"]
+        header = ["images", "target FAR", "covered", "measured FAR, median (all)", "interval, high / low"]
         write_report("calibration", __doc__, header, rows)

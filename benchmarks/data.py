@@ -1,14 +1,14 @@
-"""Reading images and tables: images/s against torchvision's ImageFolder, and the start of an epoch on 1 000 000 rows.
+"""Reading images and tables: images/s compared with torchvision's ImageFolder, and epoch start with a million rows.
 
-All loaders read the same 2 000 JPEGs of 500 x 375 pixels with random resized crops to 224, flips and normalization,
-batches of 64, as many worker processes as cores. Passes alternate between them; medians over passes. With
-`training.augment_on=device` the loader only cuts boxes out; resizing, mirroring and normalization are left to a GPU and
-not counted. The floor is Pillow's decoding alone, with all cores. Memory is the peak above what torch and the other
-imports hold already.
+All loaders read the same 2 000 JPEGs of 500 x 375 pixels, with random resized crops to 224 pixels, flips and
+normalization, in batches of 64, with as many worker processes as cores. Passes alternate between the loaders; values
+are medians over passes. With `training.augment_on=device` the loader only crops boxes; resizing, flipping and
+normalization are done by a GPU and are not included. The floor is the decoding by Pillow alone, on all cores. Memory is
+the peak above the memory of torch and the other imports.
 
 Run: python benchmarks/data.py [PHOTOS]
 
-PHOTOS is a folder with one folder per class, read by both in the same way as a table row of its own.
+PHOTOS is a folder with one subfolder per class; both loaders read it in the same way, as an additional row.
 """
 
 import json
@@ -104,14 +104,14 @@ def medians(loaders: dict[str, Callable[[], int]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seen.items()}
 
 
-def beside_first(speed_of: dict[str, float]) -> list[list[str]]:
+def relative_to_first(speed_of: dict[str, float]) -> list[list[str]]:
     peer = next(iter(speed_of.values()))
     return [[name, f"{speed:.0f} images/s", f"{speed / peer:.2f}"] for name, speed in speed_of.items()]
 
 
 def photo_speeds(photos: Path) -> list[list[str]]:
-    loaders = {"photos given, torchvision": image_folder(photos), "photos given, dmlkit": ours(photos)}
-    return beside_first(medians(loaders))
+    loaders = {"PHOTOS, torchvision": image_folder(photos), "PHOTOS, dmlkit": ours(photos)}
+    return relative_to_first(medians(loaders))
 
 
 def speeds(root: Path, cache: Path) -> list[list[str]]:
@@ -119,7 +119,7 @@ def speeds(root: Path, cache: Path) -> list[list[str]]:
         "torchvision ImageFolder + DataLoader": image_folder(root / "train"),
         "dmlkit": ours(root),
         "dmlkit, with its cache": ours(root, cache),
-        "dmlkit, with its cache and augment_on=device, the loader's part": ours(root, cache, on_device=True),
+        "dmlkit, with its cache and augment_on=device, loader only": ours(root, cache, on_device=True),
     }
     speed_of = medians(loaders)
     paths = [str(path) for path in sorted((root / "train").rglob("*.jpg"))[:500]]
@@ -128,7 +128,7 @@ def speeds(root: Path, cache: Path) -> list[list[str]]:
         started = time.perf_counter()
         list(pool.map(decode, paths, chunksize=25))
         floor = len(paths) / (time.perf_counter() - started)
-    return beside_first(speed_of | {"Pillow decoding alone": floor})
+    return relative_to_first(speed_of | {"Pillow decoding alone": floor})
 
 
 START = """
@@ -179,7 +179,7 @@ def starts(folder: Path) -> list[list[str]]:
         seconds = statistics.median(run["seconds"] for run in runs)
         peak, base = (statistics.median(run[key] for run in runs) for key in ("peak", "base"))
         what = f"epoch start, {ROWS:,} rows, {file.split('.')[1]}, {sampler}"
-        rows.append([what, f"{seconds:.2f} s, {peak:.0f} MB", f"{base:.0f} MB of imports before"])
+        rows.append([what, f"{seconds:.2f} s, {peak:.0f} MB", f"{base:.0f} MB for imports"])
     return rows
 
 
@@ -199,7 +199,7 @@ def main() -> None:
         write_cache(settings, images_to_cache(settings), folder / "cache", overwrite=False, advance=lambda _: None)
         rows = [*speeds(folder, folder / "cache"), *starts(folder)]
     rows += [row for photos in sys.argv[1:] for row in photo_speeds(Path(photos))]
-    write_report("data", __doc__, ["what", "median", "against torchvision, or before it starts"], rows)
+    write_report("data", __doc__, ["what", "median", "ratio to torchvision, or baseline"], rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What `dmlkit embed` costs beyond the model: photos/s against a bare loop of the same model.
+"""Overhead of `dmlkit embed`: photos/s compared with a bare loop over the same model.
 
-The model is EfficientNet-Lite0 at 224 pixels with a head. Both read it and start the same loader; the bare loop then
-keeps what the model makes of the batches; `dmlkit embed` checks embeddings and writes them in parts from which a killed
-process goes on, with the table of items and the manifest. The two alternate; medians over passes of every fifth photo.
+The model is EfficientNet-Lite0 at 224 pixels with a head. Both read the model and start the same loader. The bare loop
+then keeps the output of the model; `dmlkit embed` checks the embeddings and writes them in parts from which a killed
+process resumes, together with the table of items and the manifest. The two alternate; values are medians over passes
+of every fifth photo.
 
 Run: python benchmarks/embed.py PHOTOS
 """

@@ -1,7 +1,7 @@
-"""Evaluation: all metrics from one pass, beside pytorch-metric-learning and FAISS.
+"""Evaluation: all metrics in one pass, compared with pytorch-metric-learning (PML) and FAISS.
 
-Embeddings are unit vectors around class centres, 512 dimensions, float32; medians, peers in turn in one process.
-The floor of a search is the matrix product of its queries and gallery alone, in blocks, by NumPy's BLAS.
+Embeddings are float32 unit vectors with 512 dimensions around class centers. Values are medians; the tools run in turn
+in one process. The floor of a search is the matrix product of its queries and its gallery, in blocks, by NumPy's BLAS.
 """
 
 import logging
@@ -105,7 +105,7 @@ def search_of_6000(runs: int = 20) -> list[list[str]]:
         row(what, "matrix product alone", floor, floor),
         row(what, "dmlkit, R@1 R-Precision MAP@R", quick["three"], floor, f"{quick['three'] / default:.2f} of PML"),
         row(what, f"dmlkit, {len(EVERYTHING)} metrics", quick["all"], floor, f"{quick['all'] / default:.2f} of PML"),
-        row(what, "PML AccuracyCalculator, the three, as it comes", default, floor, "one run"),
+        row(what, "PML AccuracyCalculator, the three, default k", default, floor, "one run"),
         row(what, "PML, the three, k=max_bin_count", quick["pml"], floor),
     ]  # fmt: skip
 
@@ -156,7 +156,7 @@ def tenth_of_products(runs: int = 5) -> list[list[str]]:
         row(what, "matrix product alone", floor, floor),
         row(what, "dmlkit, R@1000", quick["ours"], floor),
         row(what, f"dmlkit, R@1000 and {len(EVERYTHING)} others", quick["all"], floor),
-        row(what, "FAISS IndexFlatIP, the 1 001 nearest", quick["faiss"], floor),
+        row(what, "FAISS IndexFlatIP, 1 001 neighbors", quick["faiss"], floor),
     ]
 
 

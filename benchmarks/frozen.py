@@ -1,11 +1,12 @@
-"""A frozen backbone on photos: an epoch beside one of full tuning, and computing features beside a bare loop.
+"""Frozen backbone on photos: time per epoch compared with full tuning, and feature computation with a bare loop.
 
-EfficientNet-Lite0 with its ImageNet weights at 224 pixels, the photos of the Grocery Store data set, in one process.
-The recipes are `recipes/start/frozen_lite0.yaml` and `full_lite0.yaml`; the frozen epochs begin when the features are
-there. The bare loop reads the same photos with Pillow, torchvision's transforms and a DataLoader of as many worker
-processes, and runs the same model without gradients. Rounds alternate between the two; medians over rounds.
+The model is EfficientNet-Lite0 with ImageNet weights at 224 pixels, on the photos of the Grocery Store data set, in one
+process. The recipes are `recipes/start/frozen_lite0.yaml` and `full_lite0.yaml`; epochs with the frozen backbone do not
+include the computation of features. The bare loop reads the same photos with Pillow, torchvision's transforms and a
+DataLoader with the same number of worker processes, and runs the same model without gradients. Rounds alternate between
+the two; values are medians over rounds.
 
-Run: python benchmarks/frozen.py PHOTOS, a folder with one folder a product
+Run: python benchmarks/frozen.py PHOTOS. PHOTOS is a folder with one subfolder per product.
 """
 
 import json

@@ -1,11 +1,12 @@
-"""Embeddings that are searched: folders and galleries beside FAISS and plain LanceDB.
+"""Search in stored embeddings: folders and galleries compared with FAISS and plain LanceDB.
 
-Points are unit vectors in random clusters; queries are drawn likewise. Medians, peers in turn in one process; what is
-on disk is in its cache. `plain LanceDB` is its own search of 18 candidates, and their order by the exact similarity.
+Points are unit vectors in random clusters, and queries are drawn in the same way. Values are medians; the tools run in
+turn in one process, and files are in the page cache. `plain LanceDB` is LanceDB's own search for 18 candidates, ordered
+afterwards by the exact similarity.
 
     python benchmarks/gallery.py [SHARE]
 
-SHARE below 1 makes all sizes that much smaller and writes no report: 0.02 takes a minute on 2 cores.
+A SHARE below 1 reduces all sizes by this factor and writes no report: 0.02 takes a minute on 2 cores.
 """
 
 import sys
@@ -154,7 +155,15 @@ def memory_rows(folder: Path, count: int) -> Rows:
     stored = embeddings_on_disk(folder, count, 512)
     (queries,) = blocks(QUERIES, 512, seed=1)
     grown = peak_memory(lambda: StoredGallery(stored.manifold, stored).search(queries, K))
-    return [[f"{QUERIES} queries in {count:,} x 512", "dmlkit, a folder of embeddings", "", "", f"{grown:.2f} GB more"]]
+    return [
+        [
+            f"{QUERIES} queries in {count:,} x 512",
+            "dmlkit, a folder of embeddings",
+            "",
+            "",
+            f"{grown:.2f} GB additional",
+        ]
+    ]
 
 
 def approximate_rows(path: Path, count: int, runs: int = 3) -> Rows:
@@ -169,11 +178,11 @@ def approximate_rows(path: Path, count: int, runs: int = 3) -> Rows:
     right = through.search(queries, K).similarities >= exact.search(queries, K).similarities[:, -1:]
     what = f"{QUERIES} queries in {count:,} x 128, k={K}"
     built = (
-        f"recall {right.double().mean():.4f} here, {found.index.recall:.4f} when built, in {found.build_seconds:.0f} s"
+        f"recall {right.double().mean():.4f} now, {found.index.recall:.4f} when built, in {found.build_seconds:.0f} s"
     )
     return [
         row(what, "dmlkit, a gallery, exact", seconds["exact"], seconds["exact"]),
-        row(what, "dmlkit, through ivf_pq", seconds["index"], seconds["exact"], built),
+        row(what, "dmlkit, index ivf_pq", seconds["index"], seconds["exact"], built),
     ]
 
 
@@ -223,7 +232,7 @@ def pair_rows(images: int, classes: int) -> Rows:
     what = f"all pairs of {images:,} x 512"
     return [
         row(what, "matrix product alone", seconds["product"], seconds["product"]),
-        row(what, "dmlkit, eer and tar@far=1e-3", seconds["pairs"], seconds["product"], f"{grown:.2f} GB more"),
+        row(what, "dmlkit, eer and tar@far=1e-3", seconds["pairs"], seconds["product"], f"{grown:.2f} GB additional"),
     ]
 
 

@@ -1,13 +1,15 @@
-"""What a GPU is kept busy with, part by part; each prints a table and writes benchmarks/results/gpu_PART.md.
+"""GPU benchmarks, in parts; each part prints a table and writes it to benchmarks/results/gpu_PART.md.
 
-losses: forward and backward of losses over proxies, in float32 and under bf16 autocast, beside the three products.
-training: images/s of `dmlkit train` beside a bare loop of the same model, loss and optimizer, glyphs of 128 pixels.
-loader: JPEGs of 500 x 375 pixels to crops of 224 on the device, beside torchvision's ImageFolder and DataLoader.
-evaluation: recall and MAP@R of 512-dimensional unit vectors, beside the product of all queries and the gallery.
-embed: images/s of `dmlkit.load(RUN).embed`, beside a bare loop of the same model.
+losses: forward and backward pass of proxy losses, in float32 and under bf16 autocast, compared with three products.
+training: images/s of `dmlkit train` compared with a bare loop of the same model, loss and optimizer, glyphs of 128
+    pixels.
+loader: JPEGs of 500 x 375 pixels to crops of 224 pixels on the device, compared with torchvision's ImageFolder and
+    DataLoader.
+evaluation: recall and MAP@R of 512-dimensional unit vectors, compared with the product of all queries and the gallery.
+embed: images/s of `dmlkit.load(RUN).embed`, compared with a bare loop of the same model.
 
-All parts: benchmarks/gpu.sh [--tiny]. One: python benchmarks/gpu.py losses [--tiny]; --tiny rehearses it at small
-sizes on any device, and writes nothing.
+All parts: benchmarks/gpu.sh [--tiny]. One part: python benchmarks/gpu.py losses [--tiny]. With --tiny, a part runs with
+small sizes on any device and writes nothing.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""What gradient checkpointing saves and costs: forward and backward passes with `training.gradient_checkpointing`.
+"""Gradient checkpointing: memory and time of forward and backward passes with `training.gradient_checkpointing`.
 
-Images of 224 x 224, 32 on a CPU in float32, 256 on a GPU under bf16 autocast. Held: what autograd keeps from the
-forward to the backward pass, weights apart. Peak: what the process, or the GPU, grows by over the passes, gradients
-included. Each model with and without has a process of its own; their passes take turns, medians of 5 after a first.
+Images have 224 x 224 pixels: 32 of them on a CPU in float32, 256 on a GPU under bf16 autocast. `held` is what autograd
+keeps from the forward to the backward pass, without the weights. `peak` is the growth of the memory of the process, or
+of the GPU, during the passes, including gradients. Each model, with and without checkpointing, has its own process;
+their passes alternate, and times are medians of 5 passes after a first one.
 """
 
 import re

@@ -1,16 +1,19 @@
-"""Identification: how often the interval of a gallery's calibration holds the rate that other labels show.
+"""Identification: how often the interval of a gallery's calibration contains the rate measured on other labels.
 
-Labels that the model was not trained on are divided at random 200 times: a third are enrolled with at most 10 images
-each, a sixth are strangers that calibrate, and half are strangers that are asked, with at most 30 other images of
-each enrolled label. So as many labels are asked as calibrate. `FPIR` is the mean share of the asked strangers that
-got a label, `held` the share of divisions in which it lies in the interval of 95 % that was stated. `FNIR` is the
-share of the asked images of enrolled labels that did not get their own label, by the calibrated probability; `by
-score` that of a threshold for the similarity alone, chosen on the same images for the same FPIR. `error` is the
-expected calibration error of the probabilities of the asked images, if every second one is a stranger: the mean over
-the divisions, and `pooled` that of the images of all divisions together.
+Labels that the model was not trained on are divided at random, 200 times: a third are enrolled in the gallery with at
+most 10 images each, a sixth are used as strangers for the calibration, and half are strangers for the test, together
+with at most 30 other images of each enrolled label. The test and the calibration use the same number of labels.
 
-Run: python benchmarks/identification.py EMBEDDINGS..., labeled embeddings of classes that were not trained on, e.g. of
-dmlkit embed RUN --split test
+- `target`: the FPIR for which the gallery is calibrated.
+- `FPIR`: mean share of the strangers of the test that got a label.
+- `covered`: share of the divisions in which this rate lies in the stated 95 % interval.
+- `FNIR`: share of the test images of enrolled labels that did not get their own label, with the calibrated probability.
+- `by score`: the same with a threshold on the similarity alone, chosen on the same images for the same FPIR.
+- `error`: mean over the divisions of the expected calibration error of the probabilities of the test images, if every
+  second one is a stranger; `pooled` is the error over the images of all divisions together.
+
+Run: python benchmarks/identification.py EMBEDDINGS... These are labeled embeddings of classes that the model was not
+trained on, e.g. of dmlkit embed RUN --split test.
 """
 
 import sys
@@ -98,7 +101,10 @@ def main() -> None:
         for fpir in (0.05, 0.01)
     ]
     write_report(
-        "identification", __doc__, ["embeddings", "asked", "FPIR", "held", "FNIR", "by score", "error", "pooled"], rows
+        "identification",
+        __doc__,
+        ["embeddings", "target", "FPIR", "covered", "FNIR", "by score", "error", "pooled"],
+        rows,
     )
 
 

@@ -1,11 +1,11 @@
-"""Looking at embeddings: `dmlkit inspect` and `dmlkit duplicates`, each in a process of its own.
+"""Inspection of embeddings: `dmlkit inspect` and `dmlkit duplicates`, each in its own process.
 
-Time is from the command to its end, the start of Python and torch included; memory is the peak of the process, those
-included. The demo is the run of `make demo` (trained here first). The many embeddings are unit vectors in 600 random
-clusters, without pictures; among those of `duplicates` every hundredth is a copy of the one before. The page is usable
-when headless Chromium has drawn its table and its map. Suspects: 5 % of the labels are made wrong, and as many suspects
-are looked at, as the page itself tells; of a run all splits together. PHOTOS_RUN is a run that was trained on photos;
-without it no report is written.
+Time is that of the complete command and memory is the peak of its process; both include the start of Python and torch.
+The demo is the run of `make demo`, which is trained here first. The large sets of embeddings are unit vectors in 600
+random clusters, without pictures; in the set for `duplicates` every hundredth vector is a copy of the previous one. The
+page is usable when headless Chromium has drawn its table and its map. Suspects: 5 % of the labels are changed to wrong
+ones, and the value is the share of wrong labels among as many suspects, found in the same way as on the page; for a
+run, all splits are used together. PHOTOS_RUN is a run that was trained on photos; without it no report is written.
 
     python benchmarks/look.py [PHOTOS_RUN]
 """
@@ -43,7 +43,7 @@ COMMAND = (
     "except SystemExit as end: code = end.code or 0\n"
     "else: code = 0\n"
     "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1]\n"
-    "print('PEAK', peak); sys.exit(code)"  # getrusage would tell the peak of the process that began this one
+    "print('PEAK', peak); sys.exit(code)"  # getrusage would report the peak of the parent process
 )
 
 
@@ -113,7 +113,7 @@ def precision(source: Path) -> str:
 def main(photos_run: Path | None) -> None:
     rows: list[list[str]] = []
 
-    def tell(what: str, seconds: float | None, peak: float | None, note: str = "") -> None:
+    def add_row(what: str, seconds: float | None, peak: float | None, note: str = "") -> None:
         rows.append([what, f"{seconds:.1f} s" if seconds else "", f"{peak:.2f} GB" if peak else "", note])
         print(" | ".join(rows[-1]), flush=True)
 
@@ -122,18 +122,18 @@ def main(photos_run: Path | None) -> None:
         demo = place / "demo"
         run("train", DEMO, "-o", demo)
         taken = [run("inspect", demo, "-o", place / "demo.html") for _ in range(ROUNDS)]
-        tell("inspect the demo", statistics.median(one[0] for one in taken), max(one[1] for one in taken))
-        tell("suspects, the demo's glyphs", None, None, precision(demo))
+        add_row("inspect the demo", statistics.median(one[0] for one in taken), max(one[1] for one in taken))
+        add_row("suspects, the demo's glyphs", None, None, precision(demo))
         if photos_run:
-            tell("suspects, photos", None, None, precision(photos_run))
+            add_row("suspects, photos", None, None, precision(photos_run))
         page = place / "many.html"
         seconds, peak, _ = run("inspect", many(place / "many", 60_000, 512), "-o", page)
-        tell("inspect 60,000 x 512", seconds, peak, f"a page of {page.stat().st_size / 1e6:.1f} MB")
-        tell("that page, until it is usable", usable(page), None)
+        add_row("inspect 60,000 x 512", seconds, peak, f"a page of {page.stat().st_size / 1e6:.1f} MB")
+        add_row("time until that page is usable", usable(page), None)
         source = many(place / "copies", 500_000, 128, copies=True)
         seconds, peak, _ = run("duplicates", source, "--threshold", "0.99999", "--csv", place / "found.csv")
         pairs = (place / "found.csv").read_text().splitlines()
-        tell("duplicates among 500,000 x 128", seconds, peak, f"{len(pairs) - 1:,} of 10,000 images with a copy")
+        add_row("duplicates among 500,000 x 128", seconds, peak, f"{len(pairs) - 1:,} of 10,000 images with a copy")
     if photos_run:  # else a whole table would be replaced by one without its photos
         write_report("look", __doc__, ["what", "time", "memory", "note"], rows)
 

@@ -1,10 +1,10 @@
-"""Time and memory of every loss beside pytorch-metric-learning (PML), and beside the matrix products no one can avoid.
+"""Time and memory of every loss, compared with pytorch-metric-learning (PML) and with the necessary matrix products.
 
 python benchmarks/losses.py times [--device cuda] [--losses proxy_anchor soft_triple]
 python benchmarks/losses.py memory [--device cuda]
 python benchmarks/losses.py million
 
-A step is loss(embeddings, labels).backward() at B=180, d=512; ours and the peer take turns in one process.
+A step is loss(embeddings, labels).backward() at B=180, d=512; the two libraries run in turn in one process.
 """
 
 import argparse
@@ -167,7 +167,7 @@ def peak_in_new_process(whose: str, name: str, classes: int, batch: int, device:
 def memory_table(device: str) -> list[str]:
     mine, theirs = (peak_in_new_process(whose, "proxy_anchor", 100_000, BATCH, device) for whose in ("ours", "peer"))
     return [
-        "Memory of a step beyond embeddings, proxies and the gradient of the proxies, C=100 000, B=180:",
+        "Memory of a step, without embeddings, proxies and the gradient of the proxies, C=100 000, B=180:",
         "",
         "| loss | ours MiB | PML MiB | ratio |",
         "|---|---|---|---|",
@@ -218,7 +218,7 @@ def million_classes() -> list[str]:
     peak = (torch.cuda.max_memory_allocated() - before - 4 * DIM * 10**6) / MEGABYTE
     return [
         "",
-        f"Proxy-Anchor, C=1 000 000, B=512, bf16 autocast: {mine:.1f} ms a step, {peak:.0f} MiB beyond proxies and "
+        f"Proxy-Anchor, C=1 000 000, B=512, bf16 autocast: {mine:.1f} ms per step, {peak:.0f} MiB without proxies and "
         f"their gradient; {mine / full:.1f} x three fp32 products ({full:.1f} ms), {mine / bf16:.1f} x bf16 ones "
         f"({bf16:.1f} ms).",
     ]
@@ -235,16 +235,16 @@ def million_on_cpu() -> list[str]:
     mine, floor = take_turns([step(loss, points, labels), lambda: [block() for _ in range(5)]], "cpu", repeats=3)
     floor *= count / 5
     return [
-        f"Normalised softmax, C=1 000 000, B=512, float32: {mine / 1e3:.1f} s a step, {mine / floor:.2f} x its three "
-        f"products ({floor / 1e3:.1f} s, in blocks of {size:,} classes).",
+        f"Normalized softmax, C=1 000 000, B=512, float32: {mine / 1e3:.1f} s per step, {mine / floor:.2f} times "
+        f"its three products ({floor / 1e3:.1f} s, in blocks of {size:,} classes).",
     ]
 
 
 def times(names: list[str], device: str) -> list[str]:
     lines = [
-        f"Forward and backward at B={BATCH}, d={DIM}; floor: the three matrix products.",
+        f"Forward and backward pass at B={BATCH}, d={DIM}, dmlkit (ours) and PML; floor: the three matrix products.",
         f"Medians of {REPEATS[100]} steps at C=100, of {REPEATS[11_318]} at C=11318.",
-        f"n_pair: PML compares one pair of each class, {BATCH // 4} x {BATCH // 4} images; ours all {BATCH} x {BATCH}.",
+        f"n_pair: PML compares one pair per class, {BATCH // 4} x {BATCH // 4} images; dmlkit all {BATCH} x {BATCH}.",
         "",
         "| loss | C | ours ms | PML ms | ours / PML | floor ms | ours / floor |",
         "|---|---|---|---|---|---|---|",
@@ -279,7 +279,7 @@ def main() -> None:
         lines += million_classes() if options.device == "cuda" else []
     chip = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     head = [
-        f"# Losses beside pytorch-metric-learning: {options.part}",
+        f"# Losses compared with pytorch-metric-learning: {options.part}",
         "",
         f"`python benchmarks/losses.py {' '.join(sys.argv[1:])}`, {date.today()}, {options.device} ({chip}), "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}.",

@@ -1,12 +1,12 @@
-"""What curved space costs: similarities with their gradients, and exact search.
+"""Cost of curved space: similarities with their gradients, and exact search.
 
-Similarity: forward and backward of (180, 512) x (11 318, 512) float32 points, median of 20 interleaved rounds; the
-ratio is to the cosine of unit vectors, three matrix products that no version avoids. An (N, M, d) tensor would take
-4 172 MB.
-geoopt broadcasts to that tensor, so that it is given 9 of the 180 queries.
-Search: 1 000 queries in 100 000 points of 512 dimensions, clustered, norms from the origin to the boundary of float32;
-median of 5 interleaved rounds; the ratio is to FAISS on the same index vectors. "Exact" is the share of queries whose
-neighbours are those of a float64 search, in the same order.
+Similarity: forward and backward pass for (180, 512) x (11 318, 512) float32 points, median of 20 interleaved rounds.
+The ratio is relative to the cosine of unit vectors, which takes three matrix products that no method can avoid. An
+(N, M, d) tensor would take 4 172 MB. geoopt creates this tensor, so it gets only 9 of the 180 queries.
+
+Search: 1 000 queries in 100 000 points with 512 dimensions, in clusters, with norms from the origin to the boundary of
+float32; median of 5 interleaved rounds. The ratio is relative to FAISS on the same index vectors. `exact` is the share
+of queries whose neighbors are the same, in the same order, as those of a float64 search.
 """
 
 import time

@@ -1,17 +1,19 @@
-"""What scale costs: the loop and the loss beside a large model, a step with a million classes, and evaluation.
+"""Large scale: the training loop and the loss with a large model, a step with a million classes, and evaluation.
 
-Model: ResNet-50 on glyphs of 128 x 128, enlarged to 224 x 224 by the loader, AdamW, Proxy-Anchor; the bare loop has
-them ready in one tensor and no loss, it sums the embeddings up. Epochs of the two alternate; medians. On a GPU batches
-of 120 in bfloat16; on a CPU of 24 in float32, since 120 take half a minute a step. The loss is also timed alone at
-C=11 318, and set beside the step.
+Model: ResNet-50 with AdamW and Proxy-Anchor on glyphs of 128 x 128 pixels, which the loader enlarges to 224 x 224. The
+bare loop has the images ready in one tensor and no loss; it sums the embeddings. Epochs alternate between the two, and
+values are medians. Batches have 120 images in bfloat16 on a GPU, and 24 in float32 on a CPU, where 120 would take half
+a minute per step. The loss is also timed alone at C=11 318, and compared with the step.
 
-Classes: forward and backward of a loss at C=1 000 000, d=512, B=512, beside the three matrix products that no version
-with all classes avoids, block by block into memory that is there already; in turns, the median of 20 on a GPU and the
-third of three on a CPU, where the first two meet new memory. Memory is the peak over two steps with AdamW, beyond what
-there was before the proxies; proxies, gradients and the two moments take 7 813 MB. On a CPU only the first row's peak
-is right: the process keeps what it freed, so the next rows grow from there.
+Classes: forward and backward pass of a loss at C=1 000 000, d=512, B=512, compared with the three matrix products that
+any method with all classes needs, computed in blocks in memory that is already allocated. The two alternate; the value
+is the median of 20 rounds on a GPU, and the third of three on a CPU, where the first two allocate memory. Memory is the
+peak over two steps with AdamW, without what was used before the proxies were created; proxies, gradients and the two
+moments take 7 813 MB. On a CPU only the peak of the first row is meaningful: the process keeps freed memory, so the
+peaks of the following rows are too low.
 
-Evaluation: R@1000 and 12 other metrics of 60 502 embeddings, beside the blocked product with torch's top-k, in turns.
+Evaluation: R@1000 and 12 other metrics of 60 502 embeddings, compared with the product in blocks with torch's top-k;
+the two alternate.
 """
 
 import gc
@@ -123,8 +125,8 @@ def class_rows() -> Rows:
     rows: Rows = []
     builds: dict[str, Callable[[], Loss]] = {
         "Proxy-Anchor": lambda: ProxyAnchor(Sphere(DIM), CLASSES),
-        "normalised softmax": lambda: NormSoftmax(Sphere(DIM), CLASSES),
-        "normalised softmax, negative_fraction 0.1": lambda: NormSoftmax(Sphere(DIM), CLASSES, negative_fraction=0.1),
+        "normalized softmax": lambda: NormSoftmax(Sphere(DIM), CLASSES),
+        "normalized softmax, negative_fraction 0.1": lambda: NormSoftmax(Sphere(DIM), CLASSES, negative_fraction=0.1),
     }
     for name, build in builds.items():
         gc.collect()

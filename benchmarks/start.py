@@ -1,6 +1,6 @@
-"""How long a command takes to start, in a process of its own, beside `import torch` alone.
+"""Startup time of commands, each in its own process, compared with `import torch` alone.
 
-Each command and the import in turns, medians over rounds; the first round, which reads from the disk, does not count.
+The commands and the import run in turn; values are medians over rounds, without the first round, which reads from disk.
 
 Run: python benchmarks/start.py
 """
@@ -38,7 +38,7 @@ def main() -> None:
         for name, words in calls.items():
             found[name].append(seconds(words))
     rows = [[name, f"{statistics.median(times[1:]):.2f}", f"{min(times[1:]):.2f}"] for name, times in found.items()]
-    write_report("start", __doc__, ["process", "seconds, median", "seconds, least"], rows)
+    write_report("start", __doc__, ["process", "seconds, median", "seconds, minimum"], rows)
 
 
 if __name__ == "__main__":

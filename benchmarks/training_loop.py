@@ -1,7 +1,7 @@
-"""What `dmlkit train` costs beyond the model: images/s against a bare PyTorch loop, in one process.
+"""Overhead of `dmlkit train`: images/s compared with a bare PyTorch loop, in one process.
 
-Both train the demo's model, loss, batches and optimizer on the same glyphs. Epochs alternate between the two, so
-that the machine's moods hit both; medians over epochs.
+Both train the demo's model with the same loss, batches and optimizer on the same glyphs. Epochs alternate between the
+two, so that fluctuations of the machine affect both; values are medians over epochs.
 
 Run: python benchmarks/training_loop.py
 """

@@ -1,4 +1,4 @@
-"""Time one forward and backward pass of every transport solver beside cvxpylayers and qpth, and compare their plans.
+"""Time of a forward and backward pass of every transport solver compared with cvxpylayers and qpth; and their plans.
 
 Run: python benchmarks/transport.py [--sizes 4 16 32] [--qpth-python /path/to/a/venv/with/qpth/bin/python]
 """
@@ -103,7 +103,7 @@ def speed_table(size: int, times: dict[str, tuple[float, int]]) -> list[str]:
     lines = [
         f"### {GROUPS} grouplets of {size}, {CLASSES} classes, forward and backward",
         "",
-        "| solver | ms | runs | faster than cvxpylayers, full | ... presolved |",
+        "| solver | ms | runs | speedup over cvxpylayers, full | speedup over cvxpylayers, presolved |",
         "|---|---:|---:|---:|---:|",
     ]
     for name, (seconds, runs) in times.items():
@@ -149,14 +149,14 @@ def main() -> None:
     lines = [
         "# Transport solvers",
         "",
-        f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} thread (cvxpylayers takes all)",
+        f"{date.today()}, CPU, torch {torch.__version__}, {torch.get_num_threads()} thread (cvxpylayers: all)",
         f"Command: `python benchmarks/transport.py{' --qpth-python PYTHON' if arguments.qpth_python else ''}`",
         "",
         f"Median wall time of plan and gradient for a float32 cost; 3 runs instead of {REPEATS} above {SLOW:g} s.",
-        f"cvxpylayers and qpth solve <c, x> + {EPS:g} |x|^2 with their default tolerances; presolved: k x k columns.",
-        "qpth runs on one thread: with two, torch 2.13 refuses the pivots that it passes to lu_solve."
+        f"cvxpylayers and qpth solve <c, x> + {EPS:g} |x|^2 with their default tolerances; presolved: only k x k.",
+        "qpth runs on one thread: with two, torch 2.13 rejects the pivots that it passes to lu_solve."
         if arguments.qpth_python
-        else "qpth, which needs an interpreter of its own, is in transport_qpth.md.",
+        else "qpth, which needs a Python of its own, is in transport_qpth.md.",
         "",
     ]
     for size in arguments.sizes:

@@ -1,6 +1,6 @@
 """dmlkit: train, evaluate, embed and export deep metric learning models.
 
-The command line (``dmlkit --help``) and the recipes are the front door. What the commands do is here as functions::
+The main interfaces are the command line (``dmlkit --help``) and recipes. Their operations are also functions::
 
     import dmlkit
 
@@ -14,9 +14,8 @@ The command line (``dmlkit --help``) and the recipes are the front door. What th
     for path, answer in gallery.identify("new/").labeled():
         print(path, answer.label, answer.score)
 
-`Client` sends images to ``dmlkit serve``, and imports no torch.
-`load` also takes the name of a pretrained model, e.g. ``timm:vit_small_patch14_dinov2``. The components are a library
-too::
+`Client` sends images to ``dmlkit serve``, and imports no torch. `load` also takes the name of a pretrained model, e.g.
+``timm:vit_small_patch14_dinov2``. The components can also be used as a library::
 
     from dmlkit.losses import ProxyAnchor
     from dmlkit.manifolds import Sphere

@@ -1,4 +1,4 @@
-"""Miners: which triplets of a batch a loss looks at."""
+"""Miners: select the triplets of a batch that a loss uses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -133,7 +133,7 @@ Chord = Annotated[float, Field(gt=0, lt=2)]
 
 
 class DistanceWeighted(Miner, name="distance_weighted"):
-    r"""Distance-weighted (Wu et al. 2017): a random negative for each positive, uniform over the distances.
+    r"""Distance-weighted (Wu et al. 2017): a random negative for each positive, with uniformly distributed distances.
 
     Wu et al., ICCV 2017 (arXiv:1706.07567), eq. 4: one negative for each positive, drawn by its chord d.
 
@@ -157,9 +157,9 @@ class DistanceWeighted(Miner, name="distance_weighted"):
     manifold: Manifold = option(kw_only=False)
     """A sphere; with the metric ``arc``, arcs are converted to chords."""
     cutoff: Chord = 0.5
-    """Nearer negatives are weighted as if at this distance: the paper's clipping."""
+    """Negatives nearer than this are weighted as if they had this distance, like the clipping in the paper."""
     max_distance: Chord = 1.4
-    """Farther negatives are drawn only if there are no others: they have no loss if beta + alpha is 1.4."""
+    """Negatives farther than this are drawn only if there are no others; they have no loss if beta + alpha is 1.4."""
 
     def requirements(self) -> Iterable[Requirement]:
         return (Requirement("manifold.name", ("sphere",), REASON),)

@@ -21,12 +21,12 @@ from dmlkit.transforms.base import Channels
 class Normalization(nn.Module):
     """Normalization of uint8 pixels to mean 0 and standard deviation 1.
 
-    It runs on the device, because uint8 pixels are a quarter of the bytes to copy there.
+    It runs on the device, because uint8 pixels take a quarter of the bytes to copy.
 
     Args:
         mean: mean per channel, in the order of ``channels``, of pixels in 0..``pixel_max``.
         std: standard deviation per channel, in the same order and range.
-        channels: the order in which the backbone takes the colors; the images are RGB.
+        channels: the order of color channels that the backbone expects; the images are RGB.
         pixel_max: the value of white before mean and std apply.
 
     Example:

@@ -114,7 +114,7 @@ def test_a_gallery_is_opened_without_its_run_and_its_run_may_move(place: Path, b
     try:
         birds = gallery(str(both[1]), device="cpu")
         assert len(birds) == 9
-        with pytest.raises(UserError, match="its run is not known, or has moved"):
+        with pytest.raises(UserError, match="the run that made it is unknown or has moved"):
             birds.search(place / "new")
         assert len(gallery(both[1], run=moved, device="cpu").search(place / "new", k=2).queries) == 3
     finally:
@@ -182,7 +182,7 @@ def test_a_pretrained_model_is_the_baseline_of_eval_untrained(place: Path, tmp_p
         ("tim:resnet18", "tim:resnet18: no run and no backbone; did you mean 'timm'?"),
         ("small_cnn", "small_cnn: has no published weights; expected one of convnext, "),
         ("bn_inception", "bn_inception: has no published weights; expected one of convnext, "),
-        ("resnet50:a1", "resnet50:a1: resnet50 is one model; use resnet50"),
+        ("resnet50:a1", "resnet50:a1: resnet50 has no variants; use resnet50"),
         ("convnext:huge", "convnext:huge: backbone.size: got 'huge', expected 'tiny', 'small', 'base' or 'large'"),
         ("runs/none", "runs/none: no run here"),
         ("none", "none: no run here"),
@@ -200,7 +200,7 @@ def test_a_folder_of_a_models_name_comes_first(tmp_path: Path, monkeypatch: pyte
     Path("resnet18").mkdir()
     with pytest.raises(UserError, match="resnet18: no run here"):
         load("resnet18")
-    with pytest.raises(UserError, match="checkpoint='best' applies to runs, remove it"):
+    with pytest.raises(UserError, match="checkpoint='best' applies only to runs; remove it"):
         load(LITE, checkpoint="best")
 
 

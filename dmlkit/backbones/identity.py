@@ -19,7 +19,7 @@ class IdentityConfig(BackboneConfig, frozen=True):
     def build(self, num_features: int | None = None) -> "Identity":
         """Return the backbone for vectors of ``num_features`` coordinates."""
         if num_features is None:
-            raise ValueError("identity: got no num_features, expected the number of coordinates of the vectors")
+            raise ValueError("identity: num_features is missing; expected the number of coordinates of the vectors")
         return Identity(num_features)
 
     def requirements(self) -> Iterable[Requirement]:

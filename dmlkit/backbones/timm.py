@@ -178,7 +178,7 @@ class Timm(Backbone):
                 return blocks_in(self.network, *containers)
         raise OptionError(
             "backbone.tuning",
-            f"dmlkit does not find the blocks of {type(self.network).__name__}; use another tuning than last_blocks",
+            f"cannot determine the blocks of {type(self.network).__name__}; use a tuning other than last_blocks",
         )
 
     def forward(self, images: Tensor) -> Tensor:

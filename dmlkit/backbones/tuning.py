@@ -149,7 +149,7 @@ class LoRAConfig(TuningConfig, frozen=True):
         if not fitting:
             raise OptionError(
                 "backbone.tuning.rank",
-                f"got {self.rank}, with which no update is smaller than its weight; use a smaller rank",
+                f"got {self.rank}, but no update of this rank has fewer values than its weight; use a smaller rank",
             )
         for module, name in fitting:
             update = LowRankUpdate(getattr(module, name), rank=self.rank, alpha=self.alpha)

@@ -84,7 +84,7 @@ def print_tables(console: "Console", results: list["Result"], lines: list["Line"
     values, changes = narrow_rows(lines)
     print_table(values, console)
     if changes:
-        print_table(changes, console, f"minus {lines[0].name}")
+        print_table(changes, console, f"difference from {lines[0].name}")
     for line, name, result in zip(lines, short_names([result.name for result in results]), results, strict=False):
         if line.name != name:
             say(console, f"{line.name}: {result.name}")
@@ -104,7 +104,7 @@ def notes_of(
     first = results[0]
     for result, changes in zip(results[1:], differences, strict=True):
         if result.report.images != first.report.images:
-            yield f"note: {result.name} was tested on other images than {first.name}; no differences are computed"
+            yield f"note: {result.name} was tested on different images than {first.name}; no differences are computed"
         elif not changes:
             yield f"note: {result.name} and {first.name} share no per-query metric; no differences are computed"
 

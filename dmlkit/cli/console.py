@@ -16,8 +16,8 @@ TableRows = Sequence[Sequence[str | list[str]]]
 UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
 TEXT_COLUMNS = (
-    *("run", "of", "split", "metric", "definition", "class", "taken for"),
-    *("variant", "statement", "figure", "verdict", "a", "b", "known", "seeds"),
+    *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
+    *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
     *("label", "path", "image", "best guess", "nearest"),
 )
 

@@ -110,7 +110,7 @@ def check(
             bar=bars(console),
         )
     print_findings(findings, f"{config.name}: {target}", console)
-    if not findings.sound:
+    if findings.errors:
         raise typer.Exit(DATA_ERROR)
 
 
@@ -142,7 +142,7 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
     for kind, lines in (("error", findings.faults), ("note", findings.notes)):
         for line in lines:
             say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
-    say(console, "sound" if findings.sound else f"not sound: {counted(findings.errors, 'error', 'errors')}")
+    say(console, f"{counted(findings.errors, 'error', 'errors')} found" if findings.errors else "no errors found")
 
 
 @app.command(epilog=examples("dmlkit data cache recipe.yaml -o caches/birds"))
@@ -174,7 +174,8 @@ def cache(
     with image_progress(console, "caching images", len(dataset)) as advance:
         manifest = write_cache(resolved, dataset, output, overwrite=overwrite, advance=advance)
     say(
-        console, f"{manifest.images} images, {manifest.bytes / 1e9:.2f} GB, resized to {manifest.resizing}, in {output}"
+        console,
+        f"wrote {output}: {manifest.images} images resized to {manifest.resizing}, {manifest.bytes / 1e9:.2f} GB",
     )
     if manifest.skipped:
         say(console, f"{len(manifest.skipped)} images could not be read; {output / 'manifest.json'} lists them")
@@ -211,5 +212,5 @@ def shards(
         manifest = writer.write(output, advance)
     size = sum((output / shard).stat().st_size for shard in manifest.shards)
     files = counted(len(manifest.shards), "shard", "shards")
-    say(console, f"{len(writer)} images in {files}, {size / 1e9:.2f} GB, in {output}")
+    say(console, f"wrote {output}: {len(writer)} images in {files}, {size / 1e9:.2f} GB")
     say(console, f"use it with dataset: {{name: shards, root: {output}}}")

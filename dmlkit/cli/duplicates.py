@@ -147,7 +147,7 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         say(console, f"note: {counted(found.mixed, 'group has', 'groups have')} several labels")
     if found.loose:
         pairs = counted(found.loose, "more pair reaches", "more pairs reach")
-        say(console, f"note: {pairs} the threshold across groups; groups merge only if all their pairs reach it")
+        say(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
 
 
 def print_skipped(points: "PointsInMemory", console: "Console") -> None:
@@ -167,12 +167,15 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
     found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
     print_pairs(found, console, "most similar pairs")
     if proposal is None:
-        say(console, "no threshold is proposed: at least half of the images are equally similar to their nearest one")
+        say(
+            console,
+            "no threshold is proposed: half of the images or more are equally similar to their nearest neighbor",
+        )
     else:
         say(console, f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
         gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
-        say(console, f"chosen in the middle of the largest gap, {gap}, between the")
-        say(console, "similarities of images to their nearest one, in the upper half; check the pairs")
+        say(console, f"it is the middle of the largest gap ({gap}) in the upper half of the")
+        say(console, "similarities of images to their nearest neighbor; check the pairs above")
     print_skipped(one, console)
 
 

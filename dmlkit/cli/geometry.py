@@ -63,6 +63,10 @@ def curvature(
     )
     say(console, f"relative delta-hyperbolicity {spread}")
     low_and_high = found.curvatures_within_deviation()
-    within = f" ({low_and_high[0]:.3f} to {low_and_high[1]:.3f} within one deviation of delta)" if low_and_high else ""
+    within = (
+        f" ({low_and_high[0]:.3f} to {low_and_high[1]:.3f} within one standard deviation of delta)"
+        if low_and_high
+        else ""
+    )
     say(console, f"suggested curvature: {found.curvature:.3f}{within}")
     say(console, f'try: --set "manifold={{name: poincare, curvature: {found.curvature:.3f}}}"')

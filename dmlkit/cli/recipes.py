@@ -138,7 +138,7 @@ def say_indented(console: "Console", text: str, indent: int) -> None:
 
 
 def print_recipes(root: Path | None, group: str | None, console: "Console") -> None:
-    """Print the recipes of dmlkit, a line each; those of one group, or below ``root``, with all that their headers say.
+    """Print the recipes of dmlkit, one per line; those of one group, or below ``root``, with their full headers.
 
     Raises:
         UserError: there is no such group.
@@ -159,13 +159,15 @@ def print_recipes(root: Path | None, group: str | None, console: "Console") -> N
         else:
             print_lines(name, groups[name], console)
     if root is None:
-        say(console, "dmlkit train NAME trains a recipe; dmlkit copy NAME FILE copies it, so that you can change it")
+        say(console, "dmlkit train NAME trains a recipe; dmlkit copy NAME FILE copies it to change it")
     if root is None and group is None:
-        say(console, "dmlkit list recipes GROUP shows whole descriptions and published results, e.g. of cgml")
+        say(console, "dmlkit list recipes GROUP shows full descriptions and published results")
 
 
 def print_lines(group: str, headers: "Sequence[RecipeHeader]", console: "Console") -> None:
-    """Print a line per recipe: its name, and as much of its description as fits."""
+    """Print one line per recipe: its name, and the words of its description that fit."""
+    from textwrap import shorten
+
     from dmlkit.cli.console import say
 
     say(console, group, style="bold")
@@ -173,8 +175,10 @@ def print_lines(group: str, headers: "Sequence[RecipeHeader]", console: "Console
     width = max(map(len, names))
     room = max(console.width - width - 4, LEAST_ROOM)
     for name, header in zip(names, headers, strict=True):
-        text = header.summary if len(header.summary) <= room else f"{header.summary[: room - 3]}..."
-        say(console, f"  {name:{width}}  {text}".rstrip())
+        say(
+            console,
+            f"  {name:{width}}  {shorten(header.summary, room, placeholder=' ...', break_on_hyphens=False)}".rstrip(),
+        )
     console.print()
 
 

@@ -102,7 +102,7 @@ def train_and_print(
             say(console, f"{name} (epoch {checkpoint.epoch})  test {format_metrics(checkpoint.test)}")
     if not summary.last.test:
         figures = f"; {summary.basis.line()}" if summary.basis else ""
-        say(console, f"trained on every class, so no test figure of its own{figures}")
+        say(console, f"trained on every class, so it has no test metrics of its own{figures}")
     if summary.untouched and summary.chosen.test:
         figure = summary.chosen.test[recipe.training.select_by]
         say(console, f"pretrained baseline  test {format_metrics(summary.untouched.test)}")

@@ -82,7 +82,7 @@ def _abstract_methods(cls: type) -> list[str]:
 
 
 def _shared(root: type[ComponentConfig]) -> Iterable[str]:
-    """Yield the names of what a family's configurations tell beside their options, e.g. ``shares_classes``."""
+    """Yield the attributes of a family's configurations that are not options, e.g. ``shares_classes``."""
     for base in root.__mro__:
         if issubclass(base, ComponentConfig) and base is not ComponentConfig:
             yield from (name for name in base.__class_vars__ if name not in ("variants", "component"))

@@ -79,7 +79,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
         if self.split == "all" and split != "all":
             if split != "train":
                 raise OptionError(
-                    "dataset.split", f"all trains on every class, so there are no {split} classes; use the split all"
+                    "dataset.split",
+                    f"all uses every class for training, so there are no {split} classes; use the split all",
                 )
             split = "all"
         return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)

@@ -89,7 +89,8 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
                 rows.faults.append(unreadable_name(path))
     if few == len(classes) > 1:  # one line instead of one per class
         raise OptionError(
-            "dataset.root", f"{root}: none of its {few} classes has two images; expected at least 2 per class: add some"
+            "dataset.root",
+            f"{root}: none of its {few} classes has two images; expected at least 2 per class; add images",
         )
     return rows.listing(list(labels))
 

@@ -85,7 +85,7 @@ class Embedder:
 
 
 def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:
-    """Load the model of a run, or a pretrained model that no run has changed.
+    """Load the model of a run, or a pretrained model without further training.
 
     A pretrained model is named as a backbone of recipes: ``timm:MODEL`` for any model of timm (also of the Hugging Face
     Hub, ``timm:hf-hub:OWNER/REPOSITORY``, or in a folder, ``timm:local-dir:FOLDER``), or a network of torchvision:
@@ -93,7 +93,7 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval --untrained``.
 
     Args:
-        run: folder of the run, or the name of a pretrained model; a folder of that name comes first.
+        run: folder of the run, or name of a pretrained model; an existing folder with this name takes precedence.
         checkpoint: checkpoint of a run. Default: best, otherwise last.
         device: device, see `start_fabric`.
 
@@ -109,7 +109,9 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     """
     if isinstance(run, str) and is_backbone_name(run):
         if checkpoint is not None:
-            raise UserError(f"{run}: this is a pretrained model; checkpoint={checkpoint!r} applies to runs, remove it")
+            raise UserError(
+                f"{run}: this is a pretrained model; checkpoint={checkpoint!r} applies only to runs; remove it"
+            )
         fabric = start_fabric(device)
         return Embedder(load_pretrained(run, fabric), fabric)
     fabric = start_fabric(device)
@@ -178,7 +180,7 @@ class GivenArrays(Dataset):
         shape = ", ".join(map(str, ("N", *blank.shape)))
         if not isinstance(arrays, np.ndarray) or arrays.shape[1:] != blank.shape or arrays.dtype.kind not in "fiu":
             got = _described(arrays)
-            raise UserError(f"embed: this run is over {samples.name}s; expected an array ({shape}), got {got}")
+            raise UserError(f"embed: this run takes {samples.name}s; expected an array ({shape}), got {got}")
         given: NDArray[Any] = arrays
         names = [f"{samples.name}s[{row}]" for row in range(len(given))]
         is_finite = np.isfinite(given).all(axis=tuple(range(1, given.ndim)))

@@ -95,8 +95,12 @@ def embed_job(
         return write_embeddings(job, describe(trained), parts.read, scratch=parts.path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and parts.is_finished():
-            raise UserError(f"{job.output}: another dmlkit embed has just finished this folder; use it") from None
-        raise UserError(f"{error}; finished parts are kept; fix the problem and rerun the same command") from error
+            raise UserError(
+                f"{job.output}: another dmlkit embed process has just finished this folder; use its embeddings"
+            ) from None
+        raise UserError(
+            f"{error}; finished parts are kept; fix the problem and rerun the same command to resume"
+        ) from error
     finally:
         if fabric.is_global_zero:
             parts.leave()
@@ -106,12 +110,12 @@ def _scaled(advance: Advance, share: int, whole: int) -> Advance:
     """Report the progress of this rank as progress of all."""
     done = 0
 
-    def told(images: int) -> None:
+    def report(images: int) -> None:
         nonlocal done
         advance((done + images) * whole // share - done * whole // share)
         done += images
 
-    return told
+    return report
 
 
 def _wait(parts: PartFolder, missing: list[int], dim: int, fabric: Fabric, *, skip_bad_images: bool) -> None:

@@ -147,7 +147,7 @@ class FeatureDescription(Document, frozen=True, strict=True):
 class FeatureJob(EmbedJob):
     """Job that computes features: an embedding job whose images are views, if there are any."""
 
-    way_on = "mend it, or remove it, and give the command again with --resume: it goes on"
+    way_on = "repair or remove it, and rerun the command with --resume"
 
     def inputs(self, transform: TransformConfig | None) -> Inputs:
         if isinstance(self.dataset, Views) and transform is not None:
@@ -259,25 +259,25 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
     if not path.exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(
-                f"{folder}: contains other files than features of dmlkit; choose another backbone.tuning.cache"
+                f"{folder}: contains files other than features of dmlkit; choose another backbone.tuning.cache"
             )
         folder.mkdir(parents=True, exist_ok=True)
         description.write(path)
         return False
-    begun = FeatureDescription.read(path)
-    changes = list(differences("", _shown(begun), _shown(description)))
+    started = FeatureDescription.read(path)
+    changes = list(differences("", _shown(started), _shown(description)))
     if changes:
         raise UserError(
-            f"{folder}: contains other features ({'; '.join(changes)}); undo this change, choose another "
+            f"{folder}: contains features with other settings ({'; '.join(changes)}); undo this change, choose another "
             "backbone.tuning.cache, or remove this folder"
         )
-    if begun.sha256 is not None:
+    if started.sha256 is not None:
         read_array(folder / FEATURES)  # raises if it is missing or truncated
-        if sha256(folder / FEATURES) != begun.sha256:
+        if sha256(folder / FEATURES) != started.sha256:
             raise UserError(
                 f"{folder / FEATURES}: this file is damaged (wrong checksum); remove {folder}, then rerun to compute it"
             )
-    return begun.sha256 is not None
+    return started.sha256 is not None
 
 
 def _shown(description: FeatureDescription) -> dict[str, Any]:

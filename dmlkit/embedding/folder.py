@@ -138,17 +138,17 @@ class EmbeddingFolder:
         """
         path = self.items["path"][row].as_py()
         raise UserError(
-            f"{self.path}: row {row} ({path}): {fault}; bring embeddings.npy back, or embed the images again with "
-            "weights that are sound"
+            f"{self.path}: row {row} ({path}): {fault}; restore embeddings.npy, or embed the images again with "
+            "undamaged weights"
         )
 
 
 def _check_geometry(path: Path, manifest: Manifest, space: Manifold) -> None:
-    told, meant = (manifest.dim, manifest.similarity), (space.point_dim, space.similarity_name)
-    if told != meant:
+    found, expected = (manifest.dim, manifest.similarity), (space.point_dim, space.similarity_name)
+    if found != expected:
         raise UserError(
-            f"{path}: dim and similarity are {told}, but {meant} on {manifest.manifold.name} of {manifest.features} "
-            "features; the file was changed: restore it, or embed the images again"
+            f"{path}: got dim and similarity {found}, expected {expected} for manifold {manifest.manifold.name} and "
+            f"{manifest.features} features; the file was edited: restore it, or embed the images again"
         )
 
 
@@ -164,7 +164,7 @@ def _read_points(path: Path, manifest: Manifest) -> Values:
 
 def _changed(path: Path) -> str:
     return (
-        f"{path}: is not what dmlkit embed wrote: its checksum is not that of manifest.json; restore the file from a "
+        f"{path}: this file was changed: its checksum differs from manifest.json; restore the file from a "
         "backup, or embed the images again"
     )
 
@@ -198,8 +198,8 @@ def _read_items(path: Path, manifest: Manifest) -> Any:
     except PermissionError:
         raise
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        told = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{path}: cannot read these items: {told}; embed the images again") from error
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{path}: cannot read these items: {reason}; embed the images again") from error
     if manifest.checksums is not None and file_checksum(path) != manifest.checksums.items:
         raise UserError(_changed(path))
     if items["id"].null_count or items["path"].null_count:

@@ -18,8 +18,8 @@ from dmlkit.files.source import kind_of
 class ImageGallery:
     """Labeled images that can be added, removed, searched and identified, made by `dmlkit.gallery`.
 
-    Every call sees the newest version of the folder, which other programs and the command line may change meanwhile,
-    and loads the model of its run if it embeds images: pass many images at once, as a folder.
+    Every call uses the newest version of the folder, which other programs and the command line may change in the
+    meantime. A call that embeds images loads the model of the run each time, so pass many images at once, as a folder.
 
     Args:
         path: folder of the gallery.
@@ -55,7 +55,7 @@ class ImageGallery:
         return add_images(self.path, Path(images), label=label, run=self.run, device=self.device)
 
     def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str | Path] = ()) -> int:
-        """Remove images, and return their number; ``dmlkit gallery restore`` can bring them back.
+        """Remove images and return their number; ``dmlkit gallery restore`` can restore them.
 
         Args:
             labels: remove all images with these labels.
@@ -63,7 +63,7 @@ class ImageGallery:
             paths: remove the images added from these files.
 
         Raises:
-            UserError: nothing is named, or no image has one of the names; then none is removed.
+            UserError: no label, id or path is given, or one of them belongs to no image; then nothing is removed.
         """
         return remove_images(self.path, labels=labels, ids=ids, paths=[str(path) for path in paths])
 
@@ -106,15 +106,16 @@ class ImageGallery:
     def calibrate(
         self, *, fpir: float = 0.01, strangers: str | Path | None = None, near: float | None = None
     ) -> Identification:
-        """Find the probability from which on `identify` gives a label, keep it in the gallery, and return its rates.
+        """Find the probability at which `identify` gives a label, store it in the gallery, and return its error rates.
 
         Args:
-            fpir: largest share of images of absent labels that may get a label.
+            fpir: maximum share of the images whose label is not in the gallery that may get a label.
             strangers: images whose labels are not in the gallery. Default: the validation images of its run.
-            near: similarity from which on images of one label are near-duplicates, which are left out together.
+            near: similarity at or above which images of one label count as near-duplicates, which are left out
+                together.
 
         Raises:
-            UserError: the gallery has too few labels or images for ``fpir``; the message names the least possible one.
+            UserError: the gallery has too few labels or images for ``fpir``; the message names the smallest valid one.
         """
         others = None if strangers is None else Path(strangers)
         return calibrate_gallery(self.path, fpir=fpir, strangers=others, near=near, run=self.run, device=self.device)

@@ -83,7 +83,7 @@ def images_at(source: Path, labels: str | None = None) -> Dataset:
         rows = TableRows(read_images_table(source, column), source, source.parent)
         return _listed(rows.listing(), has_labels=column is not None)
     if labels not in (None, FOLDER, NONE):
-        raise UserError(f"--labels {labels}: {source} is no table and has no columns; use {FOLDER} or {NONE}")
+        raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if source.is_file():
         return ImageList([str(source)])
     if not source.is_dir():

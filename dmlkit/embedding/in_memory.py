@@ -17,7 +17,7 @@ from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 
 BATCH = 128  # images; for so few the start of loader processes takes longer than the images
-UNSOUND = "the weights are of a training that diverged, or not made for such inputs: use another --checkpoint or run"
+UNSOUND = "the training diverged, or the model does not fit such inputs; use another --checkpoint or run"
 """Advice if a model's output is not a point of its manifold."""
 
 

@@ -51,7 +51,7 @@ class EmbedJob:
     split: SplitRecord | None = None
     run: Path | None = None
     way_on: ClassVar[str] = (
-        "mend it, or leave such images out with --skip-bad-images, and give the command again: it goes on"
+        "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
     )
 
     def inputs(self, transform: TransformConfig | None) -> Inputs:

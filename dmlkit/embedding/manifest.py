@@ -215,7 +215,7 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
     """
     advice = f"embed with the model of {where}"
     if (theirs.dim, theirs.features) != (ours.dim, ours.features):
-        raise UserError(f"{whose}: embeddings of {theirs.dim} dimensions, but {where} has {ours.dim}; {advice}")
+        raise UserError(f"{whose}: embeddings with {theirs.dim} dimensions, but {where} has {ours.dim}; {advice}")
     for name, one, other in (
         ("manifold", theirs.manifold, ours.manifold),
         ("preprocessing", theirs.preprocessing, ours.preprocessing),

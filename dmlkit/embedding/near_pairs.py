@@ -62,7 +62,7 @@ def near_pairs(
         threshold = min(threshold, ALIKE)
     search = _near_distances if is_distance else _near_products
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    count, told = 0, 0
+    count, reported = 0, 0
     for first, second, share in search(manifold, points, others, threshold):
         for ones, twos in zip(first.split(CHECKED), second.split(CHECKED), strict=True):
             exact = manifold.paired_similarity(
@@ -73,11 +73,11 @@ def near_pairs(
             count += int(kept.sum())
         if count > MOST_PAIRS:
             raise UserError(
-                f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs are as alike; choose a higher one"
+                f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs reach it; choose a higher threshold"
             )
         done = round(share * len(points))
-        advance(done - told)
-        told = done
+        advance(done - reported)
+        reported = done
     empty = torch.empty(0, dtype=torch.int64)
     first, second, similarities = (
         torch.cat(column) for column in zip((empty, empty, torch.empty(0, dtype=torch.float64)), *found, strict=True)

@@ -23,7 +23,7 @@ BATCH_IMAGES = 128
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
 PARTS = 64  # at least, where there are batches for so many: short lists keep 8 GPUs evenly busy too
 COMPLETE = "part-*.safetensors"
-FILES = ("embeddings.npy", "items.parquet")  # beside the manifest, which is written last
+FILES = ("embeddings.npy", "items.parquet")  # written before the manifest
 
 
 class Part(NamedTuple):
@@ -85,7 +85,7 @@ class PartFolder:
             )
         taken = [path for path in (*map(self.output.joinpath, FILES), *self.path.glob(COMPLETE)) if path.exists()]
         if taken and not self.job_path.exists():
-            raise UserError(f"{taken[0]}: this file is not of this command; choose another --output or remove it")
+            raise UserError(f"{taken[0]}: dmlkit embed did not write this file; choose another --output or remove it")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.job_path.exists():
@@ -102,19 +102,19 @@ class PartFolder:
         """
         try:
             check_regular(self.job_path)
-            begun = json.loads(self.job_path.read_text(encoding="utf-8"))
-            if not isinstance(begun, dict):
-                raise ValueError(f"expected a description of the embeddings, got a {type(begun).__name__}")
+            started = json.loads(self.job_path.read_text(encoding="utf-8"))
+            if not isinstance(started, dict):
+                raise ValueError(f"expected a description of the embeddings, got a {type(started).__name__}")
         except FileNotFoundError:
             raise UserError(
-                f"{self.job_path}: a process cannot find this file; --output must be a folder that all can reach"
+                f"{self.job_path}: not found by a process; --output must be a folder that all processes can reach"
             ) from None
         except (OSError, ValueError) as error:
             raise UserError(f"{self.job_path}: cannot read it: {error}; remove {self.path} to start again") from None
-        changes = list(differences("", begun, json.loads(json.dumps(job))))
+        changes = list(differences("", started, json.loads(json.dumps(job))))
         if changes:
             raise UserError(
-                f"{self.output}: contains parts of other embeddings ({'; '.join(changes)}); undo this change to "
+                f"{self.output}: contains parts with other settings ({'; '.join(changes)}); undo this change to "
                 f"resume, remove {self.path} to start again, or choose another --output"
             )
 

@@ -219,11 +219,11 @@ def load_same_model(searched: PointSet, run: Path | None, fabric: Fabric) -> Tra
         return searched.trained
     manifest, run = searched.manifest, run or searched.run
     if manifest is None:
-        raise UserError(f"{searched.source}: the model of an array is not known; search with an .npy file, not images")
-    if run is None:
         raise UserError(
-            f"{searched.source}: its run is not known, or has moved; name the run that embeds images with --run RUN"
+            f"{searched.source}: the model of an array is unknown; search with an .npy file instead of images"
         )
+    if run is None:
+        raise UserError(f"{searched.source}: the run that made it is unknown or has moved; name the run with --run RUN")
     trained = load_model(RunFolder(run), fabric, manifest.model.checkpoint)
     check_same_description(describe(trained), str(run), manifest, searched.source)
     return trained

@@ -82,7 +82,7 @@ def backbone_keys(name: str) -> dict[str, Any]:
     shared = {*BackboneConfig.model_fields, "name", "weights", "pooling"}
     option = next((key for key in fields if key not in shared), None)
     if option is None and value:
-        raise UserError(f"{name}: {family} is one model; use {family}")
+        raise UserError(f"{name}: {family} has no variants; use {family}")
     if option is not None and fields[option].is_required() and not value:
         raise UserError(f"{name}: expected {family}:{option.upper()}, e.g. timm:{LITE0.model}")
     weights = "pretrained" if family == "timm" else "imagenet"

@@ -56,15 +56,15 @@ def image_progress(console: Console, description: str, total: int) -> Generator[
 class _Lines:
     def __init__(self, console: Console, description: str, total: int) -> None:
         self.console, self.description, self.total = console, description, total
-        self.started = self.told = monotonic()
+        self.started = self.reported = monotonic()
         self.done = 0
 
     def __call__(self, images: int) -> None:
         self.done += images
         now = monotonic()
-        if now - self.told < LINE_EVERY or not 0 < self.done < self.total:
+        if now - self.reported < LINE_EVERY or not 0 < self.done < self.total:
             return
-        self.told, speed = now, self.done / (now - self.started)
+        self.reported, speed = now, self.done / (now - self.started)
         left = (self.total - self.done) / speed
         line = f"{self.description}: {self.done:,} of {self.total:,}, {speed:,.0f} images/s, {left:.0f} s left"
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -67,11 +67,13 @@ def embed(
             or labels with a split.
     """
     if (images is None) == (split is None):
-        raise UserError("give either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
+        raise UserError("embed: expected either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
     if images is not None and overrides:
-        raise UserError(f"embed: --set {overrides[0]} is for --split, and does not apply to {images}; leave it out")
+        raise UserError(f"embed: --set {overrides[0]} applies only to --split, not to {images}; remove it")
     if split is not None and labels is not None:
-        raise UserError(f"embed: --labels {labels} is for IMAGES; the split of a dataset has its labels: leave it out")
+        raise UserError(
+            f"embed: --labels {labels} applies only to IMAGES, because a split has the labels of its dataset; remove it"
+        )
     engine = choose_engine(engine)
     fabric = start_fabric("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)

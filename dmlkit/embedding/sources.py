@@ -234,5 +234,7 @@ def check_same_model(theirs: PointSet, ours: PointSet) -> None:
     if theirs.manifest is not None and ours.manifest is not None:
         check_same_description(theirs.manifest, theirs.source, ours.manifest, ours.source)
     elif type(theirs.manifold) is not type(ours.manifold) or theirs.manifold.point_dim != ours.manifold.point_dim:
-        told = [f"{one.manifold.point_dim} dimensions on {type(one.manifold).__name__}" for one in (theirs, ours)]
-        raise UserError(f"{theirs.source}: has {told[0]}, but {ours.source} has {told[1]}; expected the same model")
+        found = [f"{one.manifold.point_dim} dimensions on {type(one.manifold).__name__}" for one in (theirs, ours)]
+        raise UserError(
+            f"{theirs.source}: has {found[0]}, but {ours.source} has {found[1]}; expected embeddings of the same model"
+        )

@@ -135,8 +135,10 @@ class EmbeddedSplit:
             UserError: the dataset has no images.
         """
         if not self.dataset.kind.has_pixels:
-            told = f"{what} shows images, and {self.run.path} embeds {self.dataset.kind.name}s"
-            raise UserError(f"{told}; use another kind of plot, without --images")
+            kind = self.dataset.kind.name
+            raise UserError(
+                f"{what} shows images, but {self.run.path} embeds {kind}s; use another kind of plot, without --images"
+            )
 
 
 def evenly_spread(values: Tensor, count: int) -> Tensor:

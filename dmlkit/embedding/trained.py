@@ -83,7 +83,7 @@ def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         if parse_override(override).key.partition(".")[0] != "dataset":
             raise UserError(
-                f"--set {override}: expected a key of the dataset; {run.path} is trained, with its own recipe"
+                f"--set {override}: expected a key of the dataset; other keys are fixed, because {run.path} is trained"
             )
     return parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides) if overrides else recipe
 
@@ -109,7 +109,7 @@ def take_weights(model: EmbeddingModel, state: Mapping[str, Any], path: Path) ->
     frozen = model.frozen_weights() if FROZEN in state else {}
     if frozen and fingerprint(frozen) != state[FROZEN]:
         raise UserError(
-            f"{path}: backbone.weights gives other weights than the run was trained on, and they are not in the "
-            "checkpoint; bring those back"
+            f"{path}: backbone.weights names other weights than those that the run was trained on; they are not in the "
+            "checkpoint; restore the original weights"
         )
     load_weights(model, {**frozen, **state["model"]}, path)

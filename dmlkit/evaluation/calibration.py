@@ -145,7 +145,9 @@ def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibratio
     pairing = Pairing.of(points)
     different = pairing.different
     if pairing.same == 0:
-        raise ValueError("no two images are of the same class, so that the false reject rate cannot be measured")
+        raise ValueError(
+            "no class has two images, so the false reject rate cannot be measured; use classes with at least two"
+        )
     if far * different < LEAST_ACCEPTED:
         pairs = LEAST_ACCEPTED / far
         needed = f"{pairs:,.0f}" if pairs < MOST_COUNTED else f"{pairs:.2g}"

@@ -86,7 +86,9 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
             same_question = question.model_copy(update={"weights": stored.weights, "checkpoint": "untouched"})
             untouched = stored_answer(file, same_question)
             if untouched is None:
-                notes.append(f"{path}: its pretrained baseline is of another dataset, transform or list of metrics")
+                notes.append(
+                    f"{path}: its pretrained baseline is for a different dataset, transform or list of metrics"
+                )
     except UserError as error:
         notes.append(f"{error}; the pretrained baseline is left out here, and train --resume computes it again")
     same = untouched is not None and untouched.report.images == run.report.images

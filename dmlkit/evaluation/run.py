@@ -1,4 +1,4 @@
-"""Evaluation of a run on its own test classes or on other images; metrics are stored with the question they answer."""
+"""Evaluation of a run on its own test classes or on other images; metrics are stored with their settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from dmlkit.run_folder.question import Question
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
 """Recipe keys that an evaluation reads, with the keys below them; all other keys are fixed by the weights."""
-TRAINED_ON = "every class was trained on; these are no figures of unseen classes"
+TRAINED_ON = "every class was trained on; these metrics do not measure unseen classes"
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def evaluate_run(
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
 
-    An evaluation with another dataset, transform, metrics or ties than the run's own has a hash in its file name, so
-    that metrics of different questions are never mixed up.
+    If dataset, transform, metrics or ties differ from the run's own, the file name contains a hash of them, so that
+    results with different settings are never mixed up.
 
     Args:
         split: the split to evaluate; by default test, or all images of ``dataset_root``.
@@ -76,7 +76,7 @@ def evaluate_run(
         ties: how items with the same score are counted.
         device: the device, see `start_fabric`.
         fabric: a device and ranks that are already launched.
-        again: whether to evaluate even if a stored report answers the same question.
+        again: whether to evaluate even if a report with the same settings is stored.
         rerank: method by which the queries are ranked once more; the stored report is without it.
 
     Raises:

@@ -168,7 +168,7 @@ def require_runs(paths: Sequence[Path]) -> None:
     if len(paths) < 2:
         raise UserError(f"compare: expected at least two runs, got {len(paths)}")
     if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("compare: a run is given twice; remove one of them")
+        raise UserError("compare: got the same run twice; remove one of them")
     for path in paths:
         require_run(path)
 
@@ -182,7 +182,7 @@ def require_gallery(path: Path) -> None:
     if (path / GALLERY_MARK).exists():
         return
     if (path / CREATING_MARK).exists():
-        raise UserError(f"{path}: the creation of this gallery was stopped; give the same command again")
+        raise UserError(f"{path}: the creation of this gallery was interrupted; rerun the same command to finish it")
     raise UserError(
         f"{path}: no gallery here ({GALLERY_MARK} is missing); expected a folder that dmlkit gallery create wrote"
     )

@@ -16,14 +16,12 @@ from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
-from dmlkit.datasets.files.paths import readable_name
-from dmlkit.datasets.folder import FolderConfig
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import default_workers
 from dmlkit.loading.survey import strays_of
 
 MOST_NAMED = 10  # files in a note
-Soundness = Literal["ok", "note", "fault"]
+Verdict = Literal["ok", "note", "fault"]
 
 
 class Finding(NamedTuple):
@@ -32,7 +30,7 @@ class Finding(NamedTuple):
     check: str
     expected: str
     found: str
-    verdict: Soundness
+    verdict: Verdict
 
 
 @dataclass
@@ -42,11 +40,6 @@ class Findings:
     rows: list[Finding] = field(default_factory=list[Finding])
     faults: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
-
-    @property
-    def sound(self) -> bool:
-        """Whether no problem was found."""
-        return self.errors == 0
 
     @property
     def errors(self) -> int:
@@ -73,31 +66,24 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     overlaps = listing.overlaps()
     findings.faults += [*listing.faults, *overlaps]
     findings.notes += listing.notes
-    others, outside = strays_of(config, listing)
-    findings.notes += [f"{listing.root / name}: not an image; not used" for name in others]
-    findings.notes += [f"{listing.root / name}: not in the folder of a class; not used" for name in outside]
+    findings.notes += stray_file_notes(config, listing)
     findings.rows += count_rows(listing, config.published)
     findings.rows.append(Finding("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
     findings.rows += class_size_rows(listing)
-    if isinstance(config, FolderConfig):
-        findings.notes += stray_file_notes(listing)
     if not findings.faults:
         findings.faults += split_faults(config, listing)
     return listing, findings
 
 
-def stray_file_notes(listing: Listing) -> list[str]:
-    """Return a note that names the files below the root that are not read, such as tables, and images of no class."""
-    used = set(map(str, listing.everything().paths))
-    files = sorted(path for path in listing.root.rglob("*") if path.is_file())
-    stray = [path.relative_to(listing.root) for path in files if str(path) not in used]
-    visible = [str(path) for path in stray if not any(part.startswith(".") for part in path.parts)]
-    visible = [path for path in visible if readable_name(path)]  # others have an error already
-    if not visible:
-        return []
-    more = f" and {len(visible) - MOST_NAMED} more" if len(visible) > MOST_NAMED else ""
-    count = "1 file is" if len(visible) == 1 else f"{len(visible)} files are"
-    return [f"{count} not read, being no image in a class folder: {', '.join(visible[:MOST_NAMED])}{more}"]
+def stray_file_notes(config: DatasetConfig, listing: Listing) -> Iterator[str]:
+    """Yield a note on the files below the root that are not images, and one on the images in no class folder."""
+    others, outside = strays_of(config, listing)
+    for names, reason in ((others, "not an image"), (outside, "not in the folder of a class")):
+        if names:
+            names = sorted(names)
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            files = "1 file is" if len(names) == 1 else f"{len(names)} files are"
+            yield f"{listing.root}: {files} not used ({reason}): {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def split_faults(config: DatasetConfig, listing: Listing) -> list[str]:
@@ -124,7 +110,7 @@ def archive_rows(config: DatasetConfig) -> Iterator[Finding]:
         if path is not None and archive.md5 is not None:
             found = md5(path)
             size = f"{found}, {path.stat().st_size:,} bytes"
-            verdict: Soundness = "ok" if found == archive.md5 else "fault"
+            verdict: Verdict = "ok" if found == archive.md5 else "fault"
             yield Finding(f"md5 of {path}", archive.md5, size if verdict == "fault" else found, verdict)
 
 
@@ -223,7 +209,7 @@ def duplicate_rows(
         kinds["within a class" if is_one_class else "across classes"].append(group)
     for kind, found in kinds.items():
         # the authors' archives contain duplicates, and removing them would make results incomparable
-        verdict: Soundness = "fault" if kind == "across classes" and not is_published else "note"
+        verdict: Verdict = "fault" if kind == "across classes" and not is_published else "note"
         lines = [f"duplicate {kind}: {', '.join(paths[index] for index in group)}" for group in found]
         (findings.faults if verdict == "fault" else findings.notes).extend(lines)
         yield Finding(f"duplicates {kind}", "0", str(len(found)), verdict if found else "ok")

@@ -22,7 +22,7 @@ from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.start import validation_fraction
 
 SAMPLE = 10_000  # images, at most, whose headers are read: 1 400 take 0.2 s
-LEAST = 2  # classes of each split: one alone has nothing to be told from
+LEAST = 2  # classes of each split: a single class has nothing to be compared with
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Losses: ``loss(embeddings, labels)`` is a scalar tensor. Each file holds one loss and its configuration."""
+"""Losses: ``loss(embeddings, labels)`` returns a scalar tensor. Each file holds one loss and its configuration."""
 
 from dmlkit.component import load_family
 from dmlkit.losses.arcface import ArcFace

@@ -22,7 +22,7 @@ class ArcFace(SoftmaxLoss, name="arcface"):
     .. math:: \frac{1}{B} \sum_i -\log
         \frac{e^{s \cos(\theta_{y_i} + m)}}{e^{s \cos(\theta_{y_i} + m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
 
-    Where theta + m exceeds pi, cos(theta + m) would rise again; cos(theta) - m sin(m) replaces it there.
+    If theta + m exceeds pi, where cos(theta + m) would increase again, cos(theta) - m sin(m) replaces it.
 
     With K > 1 it is sub-center ArcFace (Deng et al., ECCV 2020, section 3.2): theta_c is the angle to the nearest of
     the K centers of class c, so that an image that is mislabeled or unlike its class does not pull the main center.

@@ -16,7 +16,7 @@ def compares_pairs(loss: LossConfig) -> LossConfig:
     """Return the configuration of a pair loss.
 
     Raises:
-        ValueError: it is of another loss, which cannot use a memory of embeddings.
+        ValueError: the configuration belongs to a loss that cannot use a memory of embeddings.
     """
     if not is_pair_loss(loss):
         raise ValueError(refusal(loss.name))
@@ -37,7 +37,8 @@ def refusal(name: str) -> str:
 class CrossBatchMemory(Loss, name="cross_batch_memory"):
     r"""Cross-batch memory (Wang et al. 2020): a pair loss over the batch and a queue of past embeddings.
 
-    Wang et al., CVPR 2020 (arXiv:1912.06798), eq. 4: the batch against itself and the last ``size`` embeddings.
+    Wang et al., CVPR 2020 (arXiv:1912.06798), eq. 4: the batch is compared with itself and with the last ``size``
+    embeddings.
 
     .. math:: L = \mathrm{loss}(\text{rows} = X, \text{columns} = [X, M])
 
@@ -45,8 +46,8 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
     memory and replaces the oldest embeddings. The value equals that of the paper's Algorithm 1, which adds the
     batch first; here the batch's own columns keep their gradient, so an empty memory gives exactly the plain loss.
     In evaluation mode and before ``start_epoch`` the memory is neither read nor filled, and the plain loss is
-    computed. The queue and its position are buffers, which ``state_dict`` restores. The default loss, contrastive,
-    is the best one in the paper.
+    computed. The queue and its position are buffers, which ``state_dict`` restores. The default is the contrastive
+    loss, which is the best one in the paper.
 
     Raises:
         ValueError: the loss does not compare pairs, e.g. a proxy loss.
@@ -62,13 +63,13 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
     """
 
     num_classes: Any = option(default=None, kw_only=False)
-    """C, for a loss that is given by its configuration and owns something per class."""
+    """C, the number of training classes, for a loss given by its configuration that has parameters per class."""
     loss: Annotated[PairLoss, AfterValidator(compares_pairs)] = Contrastive.Config()
     """The pair loss to compute over the batch and the memory."""
     size: PositiveInt = 1024
     """Number of embeddings in the memory."""
     start_epoch: NonNegativeInt = 0
-    """Number of epochs without the memory, until embeddings drift slowly."""
+    """Number of epochs at the start of training without the memory, while embeddings still change quickly."""
 
     memory: Tensor = option(init=False)  # (size, D)
     memory_labels: Tensor = option(init=False)  # (size,), -1 for an empty slot

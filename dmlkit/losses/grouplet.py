@@ -29,16 +29,17 @@ class Grouplet(AnchorLoss, name="grouplet"):
 
     The plan moves each image of a grouplet to the classes in the grouplet, at cost 1 - s_ij. `TransportWeights`
     documents the problem, the grouping, resuming, and the smaller last grouplet if k does not divide the batch.
-    D: the set printed in the paper's f_0 for the negative term is t_i != j.
+    The negative term uses the set t_i != j, as printed in the paper's f_0.
 
-    The paper does not say over which images i a term runs. D: here over the images of one grouplet, where P+ are its
-    classes, and the loss is the mean over grouplets; a smaller last grouplet counts as much as the others. In the other
-    reading, ``scope="batch"``, the terms of Proxy-Anchor run over the whole batch with the plans inserted, as with
-    ``ProxyAnchor(transport=...)``.
+    The paper does not say over which images i a term is summed. By default these are the images of one grouplet, P+ are
+    its classes, and the loss is the mean over grouplets; a smaller last grouplet has the same weight as the others. In
+    the other interpretation, ``scope="batch"``, the terms of Proxy-Anchor are summed over the whole batch with the
+    plans inserted, as with ``ProxyAnchor(transport=...)``.
 
     `Exact` has no gradient through x. The paper's quadratic program with eps = 1e-4 gives the same plan and zero
-    gradient unless costs tie within 1e-4 per unit; then the gradient has slope 1 / (2 eps). Ties harm training without
-    ``clip_grad_norm`` (map@r 0.431 instead of 0.577 on the glyphs). `NoTransport` uses plain groups, as a control.
+    gradient unless costs are equal to within 1e-4 per unit; then the gradient has slope 1 / (2 eps). Such ties harm
+    training without ``clip_grad_norm`` (map@r 0.431 instead of 0.577 on the glyphs). `NoTransport` uses plain groups,
+    as a control.
 
     Example:
         >>> from dmlkit.manifolds import Sphere

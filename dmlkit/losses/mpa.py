@@ -18,8 +18,8 @@ class MPA(AnchorLoss, name="mpa"):
             + \frac{1}{C} \sum_c \log(1 + \sum_{y_x \ne c} e^{\alpha (S(x, c) + \delta)})
             + \frac{\tau}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
 
-    With K = 1 it is Proxy-Anchor. D: the paper does not print alpha; the default is Proxy-Anchor's 32. D: the second
-    mean is over all classes, as in Proxy-Anchor, even if the batch holds a single class. On the sphere d is
+    With K = 1 this is Proxy-Anchor. The paper does not give alpha; the default is Proxy-Anchor's 32. As in
+    Proxy-Anchor, the second mean is over all classes, even if the batch contains a single class. On the sphere d is
     sqrt(2 - 2 <w, w'>), here with a finite gradient at w = w'.
 
     Example:

@@ -1,4 +1,4 @@
-"""Base of the pair losses: compares rows with columns, so that a batch with and without a memory are one case."""
+"""Base of the pair losses: compares rows with columns, so that the code is the same with and without a memory."""
 
 from abc import abstractmethod
 from collections.abc import Iterable

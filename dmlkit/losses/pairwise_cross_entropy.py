@@ -1,4 +1,4 @@
-"""Pairwise cross-entropy: each image identifies another image of its class within the batch, by distance."""
+"""Pairwise cross-entropy: a softmax over the batch identifies another image of the same class, by distance."""
 
 from pydantic import PositiveFloat
 from torch import Tensor
@@ -8,7 +8,7 @@ from dmlkit.losses.pair_loss import PairLoss, Pairs, masked_logsumexp, masked_me
 
 
 class PairwiseCrossEntropy(PairLoss, name="pairwise_cross_entropy"):
-    r"""Pairwise cross-entropy (Ermolov et al. 2022, Hyp-ViT): a softmax over minus distances finds the partner.
+    r"""Pairwise cross-entropy (Ermolov et al. 2022, Hyp-ViT): a softmax over negative distances finds the positive.
 
     Ermolov et al., CVPR 2022 (arXiv:2203.10833), eq. 6; s = the manifold's similarity, in the paper -d.
 
@@ -17,8 +17,8 @@ class PairwiseCrossEntropy(PairLoss, name="pairwise_cross_entropy"):
 
     P are all positive pairs in both directions, (i, j) and (j, i). With two images per class, the paper's batch, the
     denominator is the sum over all images except i. The authors' code sums both directions, which is twice this value.
-    D: with more images per class, the other positives are left out of the denominator, as in the code. The code takes
-    two images per class as negatives; here all images of other classes are.
+    With more images per class, the other positives are left out of the denominator, as in the authors' code. The code
+    uses two images per class as negatives; here all images of other classes are negatives.
 
     The loss equals `NPair` with scale 1 / tau, except that it uses the similarity itself instead of the relative
     similarity, so tau is in the paper's units.

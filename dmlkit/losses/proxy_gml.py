@@ -32,10 +32,11 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
     I_i are the k = ceil(r C N) proxies most similar to x_i. Z^p needs no (CN)^2 matrix: a sum of inner products is the
     inner product with a sum, so one product with the C sums of proxies suffices.
 
-    D: ``positive_mask`` keeps all proxies of the own class, as do the paper's text and the authors' code; the printed
-    formula, which adds 1 to their similarities, does not always keep them. If k < N, k is set to N with a warning. D: M
-    is 1 for a class with a linked proxy, whatever the sum Z is. D: proxies that tie with the k-th are linked too.
-    D: without ``positive_mask``, a point whose class has no linked proxy adds 0 to the mean of a masked softmax.
+    ``positive_mask`` keeps all proxies of the own class, as in the paper's text and the authors' code; the printed
+    formula, which adds 1 to their similarities, does not always keep them. If k < N, k is set to N with a warning. The
+    paper does not specify the following. M is 1 for a class with a linked proxy, whatever the sum Z is. Proxies that
+    tie with the k-th are linked too. Without ``positive_mask``, a point whose class has no linked proxy adds 0 to the
+    mean of a masked softmax.
 
     Raises:
         ValueError: the manifold has another similarity, or r C N < 1; see also `Loss.forward`.

@@ -20,8 +20,8 @@ class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):
             \sum_{y_x \ne c} e^{\omega_{x,c}^- \alpha (\delta + s(x,c))})
 
     The weights have no gradient, and w-bar is their mean over the batch's own or other samples of a class.
-    `InformativeWeights` defines them; if all are 1, this is Proxy-Anchor. D: w-bar- is 1 if a batch contains no other
-    class.
+    `InformativeWeights` defines them; if all are 1, this is Proxy-Anchor. If a batch contains no other class, w-bar- is
+    1.
 
     Example:
         >>> import torch

@@ -24,10 +24,11 @@ class ProxyNCA(SoftmaxLoss, name="proxy_nca"):
     Z_i are all classes, or with ``positive_in_denominator=False`` (the paper's form, which has no lower bound) all
     classes except y_i. The paper has s = -|x - p|^2 on the sphere, that is 2 cos - 2, so sigma for the cosine is twice
     that for the squared distance. Here, a squared distance becomes the relative similarity 1 - |x - p|^2 / 2, the
-    cosine. D: the default 18 corresponds to the 9 of the authors' code, which multiplies unit vectors by 3.
+    cosine. The default 18 corresponds to 9 in the authors' code, which multiplies unit vectors by 3.
 
-    With ``informative``, the similarity of a point to its own proxy is multiplied by w+ in the exponents, and to others
-    by w-: the weights of Proxy-ISA "directly on Proxy-NCA" (Li et al. 2022, Figure 11b). D: the paper says no more.
+    With ``informative``, the similarity of a point to its own proxy is multiplied by w+ in the exponents, and the
+    similarities to other proxies by w-: the weights of Proxy-ISA "directly on Proxy-NCA" (Li et al. 2022, Figure 11b).
+    The paper gives no details.
 
     Raises:
         ValueError: there is a single class and positive_in_denominator is False; see also `Loss.forward`.

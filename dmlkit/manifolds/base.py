@@ -68,10 +68,11 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
 
     @abstractmethod
     def distance_off(self, points: Tensor) -> Tensor:
-        """How far points (N, D) are off the manifold, in units of their own size: (N,); nan or inf where they are not
-        finite.
+        """Return how far rows (N, D) are from the manifold, relative to their size: (N,); nan or inf for rows that are
+        not finite.
 
-        It is 0 but for rounding where they are points, and above 0.01 where they cannot be; see `find_invalid_point`.
+        The value of a point is 0 up to rounding errors; a row with a value above 0.01 cannot be a point; see
+        `find_invalid_point`.
         """
 
     def describe_off(self, point: Tensor) -> str:
@@ -94,7 +95,7 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
 
     @abstractmethod
     def product_vectors(self, points: Tensor) -> Tensor:
-        """Return vectors (..., D') whose inner product is the similarity, if that is dot or a cosine, no distance."""
+        """Return vectors (..., D') whose inner product is the similarity, if it is dot or a cosine, not a distance."""
 
     @abstractmethod
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
@@ -136,8 +137,8 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         """Compute `similarity` of points x (N, D) and y (M, D) in units of a cosine, for losses: (N, M).
 
         A cosine is 1 between a point and itself and 0 between unrelated points. Losses with margin or threshold assume
-        this. A negative distance is 0 and -u there and never positive. Therefore distances become 1 - d / u and
-        1 - (d / u)^2; cosines and inner products are unchanged. The order is that of `similarity`.
+        this. A negative distance is 0 in the first case and -u in the second, and never positive. Therefore distances
+        become 1 - d / u and 1 - (d / u)^2; cosines and inner products are unchanged. The order is that of `similarity`.
         """
         match self.similarity_name:
             case "negative_distance":
@@ -189,7 +190,8 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
 
 
 def load_geoopt() -> Any:
-    """Import geoopt late, since that takes 0.7 s, and without torch's warning that geoopt 0.5.1 scripts functions."""
+    """Import geoopt when it is needed, since that takes 0.7 s, without torch's warning about functions that geoopt
+    scripts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
         import geoopt

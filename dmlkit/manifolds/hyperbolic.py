@@ -18,7 +18,7 @@ class Hyperbolic(Manifold):
     initial_curvature: Annotated[NegativeFloat, Field(allow_inf_nan=False)] = option(default=-1.0, alias="curvature")
     """K < 0, the sectional curvature."""
     learnable_curvature: bool = False
-    """Train K with the head."""
+    """Train K together with the head."""
     clip_distance: PositiveFloat | None = 2.3
     """Maximum length of features, and so maximum distance of points from the origin; null does not clip."""
     similarity_name: Literal["negative_distance", "negative_squared_distance", "origin_cosine"] = option(

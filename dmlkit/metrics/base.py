@@ -154,7 +154,7 @@ class MetricConfig(ComponentConfig, frozen=True):
 
     @classmethod
     def lacks(cls) -> list[str]:
-        """Return the one of `per_query` and `of_points` that the metric needs, where it is not defined."""
+        """Return which of `per_query` and `of_points` the metric needs but does not define."""
         needed = "per_query" if cls.searches else "of_points"
         return [*super().lacks(), *([needed] if getattr(cls, needed) is getattr(MetricConfig, needed) else [])]
 
@@ -186,7 +186,7 @@ class MetricConfig(ComponentConfig, frozen=True):
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
         """Compute fractions by name, (Q,) float64; the metric is their mean. Only metrics that `searches` have them."""
-        raise TypeError(f"{self.name} is not made of a ranking")
+        raise TypeError(f"{self.name} is computed from points, not from a ranking; use of_points")
 
     def of_points(self, points: Points) -> dict[str, float]:
         """Compute values by name.
@@ -194,7 +194,7 @@ class MetricConfig(ComponentConfig, frozen=True):
         Raises:
             ValueError: the metric is not defined for these points.
         """
-        raise TypeError(f"{self.name} is made of a ranking")
+        raise TypeError(f"{self.name} is computed from a ranking, not from points; use per_query")
 
     def notes(self, points: Points) -> Iterable[str]:
         """Return notes for the reader of the values of `of_points`."""

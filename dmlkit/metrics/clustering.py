@@ -136,7 +136,7 @@ class F1Config(ClusteringConfig, frozen=True):
 
     .. math:: \frac{2 \sum_{ij} \binom{n_{ij}}{2}}{\sum_i \binom{a_i}{2} + \sum_j \binom{b_j}{2}}
 
-    It is 1 if no part has two points.
+    It is 1 if no class and no cluster has two points.
 
     Example:
         >>> F1Config().agreement(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))

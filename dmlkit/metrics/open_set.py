@@ -18,7 +18,7 @@ class OpenSetConfig(MetricConfig, frozen=True, abstract=True):
     """Base of metrics of an `OpenSet`, which defines the unknown classes, the gallery, and the score."""
 
     unknown_fraction: float = Field(0.5, gt=0, lt=1)
-    """Share of the classes that are unknown; it is the last classes in the order of their labels."""
+    """Share of the classes that count as unknown: the last ones in the order of their labels."""
     searches: ClassVar[bool] = False
 
     def of_points(self, points: Points) -> dict[str, float]:

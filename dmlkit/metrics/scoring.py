@@ -249,7 +249,7 @@ def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
 def _notes(configs: Sequence[MetricConfig], search: Search, positives: Tensor) -> Iterator[str]:
     left_out = int((positives == 0).sum())
     if left_out:
-        yield f"{left_out} of {len(positives)} queries have no other item of their class to find and are left out"
+        yield f"{left_out} of {len(positives)} queries are left out, because there is no other item of their class"
     smallest = len(search.gallery) - int(search.excluded.count[positives > 0].max())
     yield from clip_notes(configs, smallest)
 
@@ -276,7 +276,7 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     configs = metric_configs(metrics)
     for config in configs:
         if not config.searches:
-            raise ValueError(f"{config.key} is computed from embeddings and not from hits; leave it out")
+            raise ValueError(f"{config.key} is computed from embeddings, not from hits; remove it")
     found, counts = torch.as_tensor(hits), torch.as_tensor(positives)
     check_hits(found, counts)
     found, left_out = found[counts > 0].bool(), int((counts == 0).sum())

@@ -313,7 +313,7 @@ def few_classes_note(classes: int) -> str | None:
 
     Example:
         >>> few_classes_note(6), few_classes_note(10)
-        ('intervals over 6 classes are rough, about 92 % instead of 95; p-values cannot be below 0.0312', None)
+        ('intervals over 6 classes cover about 92 % instead of 95 %; p-values cannot be below 0.0312', None)
         >>> few_classes_note(4)
         'no intervals over 4 classes: at least 5 are needed; p-values cannot be below 0.125'
         >>> few_classes_note(1)
@@ -326,7 +326,7 @@ def few_classes_note(classes: int) -> str | None:
     least = f"p-values cannot be below {2 / 2**classes:.3g}"
     if classes < LEAST_CLASSES:
         return f"no intervals over {classes} classes: at least {LEAST_CLASSES} are needed; {least}"
-    return f"intervals over {classes} classes are rough, about 92 % instead of 95; {least}"
+    return f"intervals over {classes} classes cover about 92 % instead of 95 %; {least}"
 
 
 def _sums(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:

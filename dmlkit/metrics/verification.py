@@ -22,13 +22,13 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 class TarAtFarConfig(MetricConfig, frozen=True):
     """TAR@FAR, the share of pairs of one class that are accepted at a given false accept rate.
 
-    A pair is accepted if its score reaches t, the smallest score that at most the share ``far`` of the pairs of
+    A pair is accepted if its score is at least t, the smallest score that at most a share ``far`` of the pairs of
     different classes reaches. There is no interpolation. Pairs are those of `roc_auc`.
     """
 
     name: Literal["tar_at_far"] = "tar_at_far"
     far: Annotated[tuple[Share, ...], Field(min_length=1)] = (1e-3,)
-    """False accept rates: shares of the pairs of different classes that may be accepted. Each gives one metric."""
+    """False accept rates: maximum shares of the pairs of different classes that are accepted. Each gives one metric."""
     key: ClassVar[str] = "tar@far=x"
     definition: ClassVar[str] = (
         "tar@far=x: pairs of one class accepted at the lowest threshold that at most a share x of the others reaches"
@@ -49,7 +49,7 @@ class TarAtFarConfig(MetricConfig, frozen=True):
         different = PairCurve.of(points).different
         for name, far in zip(self.names(), self.far, strict=True):
             if far * different < 1:
-                yield f"{name}: there are {different} pairs of different classes, so that none may be accepted"
+                yield f"{name}: at this rate none of the {different} pairs of different classes may be accepted"
 
 
 class EerConfig(MetricConfig, frozen=True):

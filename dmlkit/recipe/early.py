@@ -13,7 +13,7 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.recipe.catalogue import stored_reference
 from dmlkit.recipe.extends import read_tree
-from dmlkit.recipe.faults import fault_line, key_line, shown, suggest, suggest_member
+from dmlkit.recipe.faults import fault_line, key_line, quoted, suggest, suggest_member
 from dmlkit.recipe.overrides import apply_overrides
 from dmlkit.recipe.reference import Reference
 from dmlkit.recipe.yaml_tree import Key, Tree
@@ -117,7 +117,7 @@ class NameCheck:
             return
         kind = "loss" if family == "losses" else family.removesuffix("s")
         yield fault_line(
-            self.tree, (*key, "name"), f"unknown {kind} {shown(name)}; {suggest_member(name, sorted(members))}"
+            self.tree, (*key, "name"), f"unknown {kind} {quoted(name)}; {suggest_member(name, sorted(members))}"
         )
 
     def _choices(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
-from dmlkit.recipe.faults import shown
+from dmlkit.recipe.faults import quoted
 from dmlkit.recipe.shipped import find_recipe
 from dmlkit.recipe.yaml_tree import Key, Tree, read_yaml
 
@@ -87,7 +87,7 @@ def path_in_collection(where: str, name: Any, path: Path) -> Path:
             link.
     """
     if not isinstance(name, str) or not name or "\0" in name:
-        raise UserError(f"{where}: got {shown(name)}, expected the path of a recipe file, e.g. _base.yaml")
+        raise UserError(f"{where}: got {quoted(name)}, expected the path of a recipe file, e.g. _base.yaml")
     if Path(name).is_absolute():
         raise UserError(
             f"{where}: {excerpt(name)} is absolute; expected a path relative to {path.parent}/, e.g. _base.yaml"

@@ -43,15 +43,15 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
         case "union_tag_invalid":
             family, name = _model_at(location, model), fault["input"]["name"]
             what = family.__name__.removesuffix("Config").lower()
-            text = f"unknown {what} {shown(name)}; {suggest_member(name, sorted(family.variants))}"
+            text = f"unknown {what} {quoted(name)}; {suggest_member(name, sorted(family.variants))}"
             return [fault_line(tree, (*key, "name"), text)]
         case "union_tag_not_found":
             family = _model_at(location, model)
             if isinstance(fault["input"], str) and hasattr(family, "names_known"):
                 hint = suggest_member(fault["input"], family.names_known())
-                return [fault_line(tree, key, f"unknown name {shown(fault['input'])}; {hint}")]
+                return [fault_line(tree, key, f"unknown name {quoted(fault['input'])}; {hint}")]
             known = ", ".join(sorted(family.variants))
-            got = "a mapping without a name" if isinstance(fault["input"], dict) else shown(fault["input"])
+            got = "a mapping without a name" if isinstance(fault["input"], dict) else quoted(fault["input"])
             text = f"got {got}; expected a mapping such as {{name: NAME}}, with NAME one of {known}"
             return [fault_line(tree, key, text)]
         case "value_error":  # values of one component that contradict each other
@@ -59,13 +59,13 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
         case "too_short":
             least = fault["ctx"]["min_length"]
             items = "item" if least == 1 else "items"
-            return [fault_line(tree, key, f"got {shown(fault['input'])}, expected at least {least} {items}")]
+            return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected at least {least} {items}")]
         case _:
             expected = fault["msg"].removeprefix("Input should be ")
-            return [fault_line(tree, key, f"got {shown(fault['input'])}, expected {WORDS.get(expected, expected)}")]
+            return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected {WORDS.get(expected, expected)}")]
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """Return a value of a file for messages, shortened, because it may be as long as the file."""
     return excerpt(repr(value))
 

@@ -9,7 +9,7 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.recipe.extends import EXTENDS
-from dmlkit.recipe.faults import OPTION, shown
+from dmlkit.recipe.faults import OPTION, quoted
 from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml
 
 INDEX = re.compile("[0-9]{1,9}")  # index of a list item, counted from 0
@@ -72,7 +72,7 @@ def _apply(tree: Tree, override: Override) -> None:
             raise UserError(f"{source}: {excerpt('.'.join(steps[: index + 1]))} does not exist in {tree.source}")
         if not isinstance(parent, dict | list):
             where = excerpt(".".join(steps[: index + 1]))
-            raise UserError(f"{source}: {where} is the value {shown(parent)}, expected a mapping")
+            raise UserError(f"{source}: {where} is the value {quoted(parent)}, expected a mapping")
     last = key[-1]
     if isinstance(parent, list) and not (isinstance(last, int) and last < len(parent)):
         raise UserError(f"{source}: {excerpt(name)} does not exist in {tree.source}")

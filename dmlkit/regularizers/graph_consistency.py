@@ -16,7 +16,7 @@ GraphForm = Literal["propagated", "graphs", "bound"]
 
 
 class GraphConsistencyConfig(RegularizerConfig, frozen=True):
-    """CGML (Chen et al. 2021): two draws of the same classes should propagate to the same features."""
+    """CGML (Chen et al. 2021): two draws of the same classes should have the same graph of similarities."""
 
     name: Literal["graph_consistency"] = "graph_consistency"
     weight: PositiveFloat = 0.001

@@ -83,7 +83,7 @@ def load_weights(module: nn.Module, weights: dict[str, Any], path: Path) -> None
     except (RuntimeError, TypeError, AttributeError) as error:
         first, *details = [line.strip() for line in str(error).splitlines()] or [""]
         raise UserError(
-            f"{path}: these weights do not fit the run's recipe, because they are of another run: "
+            f"{path}: these weights do not fit the run's recipe, because they belong to another run: "
             f"{(details[0] if details else first)[:200]}"
         ) from error
 

@@ -58,7 +58,7 @@ class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid"):
 
 
 class Basis(Document, frozen=True):
-    """``basis.json``, the run whose figures stand for a model that was trained on every class (``dmlkit final``)."""
+    """``basis.json``, the reference run of a model that was trained on every class (``dmlkit final``)."""
 
     kind: ClassVar[str] = "basis of a model of every class"
 
@@ -70,16 +70,16 @@ class Basis(Document, frozen=True):
     """Checkpoint of the run after as many epochs, with its metrics."""
 
     def line(self) -> str:
-        """Return a line that names the run and its figure.
+        """Return a line that names the reference run and its test metric.
 
         Example:
             >>> scored = ScoredCheckpoint(epoch=3, validation=None, test={"map@r": 0.41})
             >>> Basis(run="runs/x", selected_by="map@r", checkpoint=scored).line()
-            'the figure that stands for it is that of runs/x (epoch 3): test map@r 0.410'
+            'its reference is runs/x (epoch 3), with test map@r 0.410'
         """
         epoch, value = self.checkpoint.epoch, (self.checkpoint.test or {}).get(self.selected_by, float("nan"))
         run = f"{self.run} (epoch {epoch})"
-        return f"the figure that stands for it is that of {run}: test {self.selected_by} {value:.3f}"
+        return f"its reference is {run}, with test {self.selected_by} {value:.3f}"
 
 
 class PairedDifference(BaseModel, frozen=True, extra="forbid"):
@@ -139,7 +139,7 @@ class Summary(Document, frozen=True):
     (``torch.cuda.max_memory_allocated``). Elsewhere it is the resident size of the process since training started (on
     macOS since the process started), without processes that read images. null if neither is available."""
     basis: Basis | None = None
-    """The run whose figures stand for this model, which has none of its own; see `Basis`."""
+    """The reference run of a model that has no test metrics of its own; see `Basis`."""
 
     @model_validator(mode="after")
     def check_selection(self) -> "Summary":

@@ -114,7 +114,7 @@ class RunFolder:
         """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs.
 
         Args:
-            basis: the run whose figures stand for a model of every class.
+            basis: the reference run of a model that is trained on every class.
 
         Raises:
             UserError: the folder has a run and ``overwrite`` is off.
@@ -162,7 +162,7 @@ class RunFolder:
         return read_recipe(self.recipe_path, is_trained=True)
 
     def basis(self) -> Basis | None:
-        """Read which run's figures stand for a model that ``dmlkit final`` trained; None for other runs."""
+        """Read the reference run of a model that ``dmlkit final`` trained; None for other runs."""
         return Basis.read(self.basis_path) if self.basis_path.exists() else None
 
     def check_unseen(self, split: str | None, way_on: str = "{run} instead") -> None:
@@ -170,10 +170,10 @@ class RunFolder:
 
         Args:
             split: the split.
-            way_on: what to use instead, for the error, with the place ``{run}`` for the run whose figures stand.
+            way_on: what to use instead, for the error; ``{run}`` in it stands for the reference run.
 
         Raises:
-            UserError: the model was trained on every class; the message names the run whose figures stand for it.
+            UserError: the model was trained on every class; the message names its reference run.
         """
         if split not in (None, "test", "validation") or self.recipe().dataset.split != "all":
             return

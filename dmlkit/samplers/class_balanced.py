@@ -15,7 +15,7 @@ class ClassBalanced(Sampler, name="class_balanced"):
 
     Over an epoch, all pairs of classes are drawn equally often, give or take one, and so are all pairs of images of a
     class: classes and images are dealt from shuffled decks that are reshuffled when they run out. Only a class
-    with fewer than n images repeats one within a batch. An epoch deals about as many images as there are.
+    with fewer than n images repeats one within a batch. An epoch has about as many images as the training set.
 
     Raises:
         UserError: there are fewer than m classes, or a class has fewer than n groups.

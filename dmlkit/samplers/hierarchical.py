@@ -15,7 +15,7 @@ class Hierarchical(Sampler, name="hierarchical"):
 
     Super-classes, the classes of a super-class and the images of a class are dealt from shuffled decks, so any two of
     them are drawn equally often over an epoch, give or take one hand. Classes of a small super-class are drawn more
-    often than those of a large one. An epoch deals about as many images as there are.
+    often than those of a large one. An epoch has about as many images as the training set.
 
     Raises:
         UserError: there are fewer than s super-classes, or one of them has fewer than m classes.

@@ -19,9 +19,9 @@ class Sinkhorn(TransportSolver, name="sinkhorn"):
 
     min <c, x> + eps sum_ij x_ij log x_ij (Cuturi, NeurIPS 2013) through `ot.batch.solve_batch`.
 
-    The iterations stop when the row sums are met to 1e-9 in norm. What is missing then, or after ``max_iterations``
-    (a small eps converges slowly), is rounded onto the polytope (Altschuler et al., NeurIPS 2017, algorithm 2), so
-    the marginals always hold.
+    The iterations stop when the error of the row sums is below 1e-9 in norm, or after ``max_iterations`` (a small eps
+    converges slowly). The result is then rounded onto the transport polytope (Altschuler et al., NeurIPS 2017,
+    algorithm 2), so the marginals are always exact.
 
     Raises:
         ValueError: a value is out of range, or POT is not installed.

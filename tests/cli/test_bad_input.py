@@ -171,7 +171,7 @@ def test_a_checkpoint_never_runs_code(dmlkit: Cli, tiny_recipe: Path, tmp_path: 
 def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
     run = tmp_path / "run"
     dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1", "--set", "training.workers=0")
-    refused(dmlkit("embed", run), "give either IMAGES or --split")
+    refused(dmlkit("embed", run), "expected either IMAGES or --split")
     refused(dmlkit("embed", run, tmp_path / "none"), "no such file or folder")
     (tmp_path / "empty").mkdir()
     refused(dmlkit("embed", run, tmp_path / "empty"), "no images found")

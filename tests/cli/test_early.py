@@ -117,7 +117,7 @@ MISTAKES = [
     ("identify none x.npy -o answers.csv", f"none: {NO_SOURCE}"),
     (
         "identify stopped x -o a.csv",
-        "stopped: the creation of this gallery was stopped; give the same command again",
+        "stopped: the creation of this gallery was interrupted; rerun the same command to finish it",
     ),
     ("verify none a.png b.png", f"none: {NO_RUN}"),
     ("compare empty half", f"empty: {NO_RUN}"),

@@ -250,7 +250,7 @@ def test_a_fault_of_an_image_is_told_and_nothing_is_extracted(name: str, dmlkit,
     assert names(tmp_path) == ["shards", "tiny.yaml"] and names(tmp_path / "shards") == ["s.tar", "shards.parquet"]
     if name != "half a box":
         checked = dmlkit("data", "check", tmp_path / "shards")
-        assert checked.code == 1 and "not sound" in checked.out
+        assert checked.code == 1 and re.search(r"\d errors? found$", checked.out.rstrip())
 
 
 def cut(share: float) -> Callable[[bytes], bytes]:
@@ -352,7 +352,7 @@ def test_a_changed_shard_is_told_and_indexed_anew(tmp_path: Path, caplog: pytest
     tar(tmp_path / "0.tar", list(reversed(sound())))
     os.utime(tmp_path / "0.tar", ns=(1, 1))
     with pytest.raises(
-        BadImageError, match=r"0\.tar has changed since its images were looked up; start the command again"
+        BadImageError, match=r"0\.tar has changed since the command started to read it; rerun the command"
     ):
         images.sample(0)
     assert images.sample(4).shape == (3, 4, 6)
@@ -494,7 +494,7 @@ def test_images_are_found_by_their_paths_with_and_without_an_index(shards: Shard
 
 
 def test_shards_are_checked_embedded_and_shown(dmlkit, tiny_recipe: Path, shards: ShardsConfig, tmp_path: Path):
-    assert dmlkit("data", "check", shards.root).out.endswith("sound\n")
+    assert dmlkit("data", "check", shards.root).out.endswith("no errors found\n")
     dataset = f"dataset={{name: shards, root: {shards.root}, validation_fraction: 0}}"
     run, stored, page = tmp_path / "run", tmp_path / "stored", tmp_path / "page.html"
     options = ("--device", "cpu", "--set", "training.epochs=1", "--set", "sampler.batch_size=4")

@@ -146,7 +146,7 @@ def test_scale_tells_how_ranks_are_restarted():
 @pytest.mark.parametrize("loss", sorted(LossConfig.variants))
 def test_the_losses_that_scale_names_share_proxies_out_and_sample(loss: str):
     text = page("scale")
-    named = f"`{loss}`" in text.partition("Both go with")[2].partition("need the proxies")[0]
+    named = f"`{loss}`" in text.partition("Both options work with")[2].partition("need the proxies")[0]
     sets = ["training.shard_proxies=true"]
     if not named:
         with pytest.raises(Exception, match="does not support sharded proxies"):
@@ -176,7 +176,7 @@ def test_the_limits_of_security_are_those_of_the_code():
     text = " ".join((ROOT / "SECURITY.md").read_text(encoding="utf-8").split())
     formats = ", ".join({"WEBP": "WebP"}.get(name, name) for name in FORMATS[:-1])
     limits = (
-        (f"images of {formats} and {FORMATS[-1]} alone", None),
+        (f"opens only {formats} and {FORMATS[-1]} images", None),
         ("at most {} pixels", MAX_PIXELS),
         ("at most {} MB, ", yaml_tree.MAX_BYTES // 10**6),
         ("MB, {} values", yaml_tree.MAX_NODES),

@@ -174,17 +174,20 @@ def test_items_that_are_none_are_told(damage: Callable[[Path], object], told: st
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"manifold": POINCARE, "similarity": "cosine"}, "but (8, 'negative_distance') on poincare of 8 features"),
+        (
+            {"manifold": POINCARE, "similarity": "cosine"},
+            "expected (8, 'negative_distance') for manifold poincare and 8 features",
+        ),
         (
             {"manifold": {"name": "lorentz"}, "similarity": "negative_distance"},
-            "but (9, 'negative_distance')",
+            "expected (9, 'negative_distance')",
         ),
-        ({"features": 99}, "but (99, 'cosine') on sphere of 99 features"),
+        ({"features": 99}, "expected (99, 'cosine') for manifold sphere and 99 features"),
     ],
 )
 def test_a_manifest_of_another_geometry_is_told_t7(changes: dict[str, Any], told: str, tmp_path: Path):
     line = refused(embeddings_at(tmp_path / "out", **changes))
-    assert line.startswith("manifest.json: dim and similarity are (8, ") and told in line
+    assert line.startswith("manifest.json: got dim and similarity (8, ") and told in line
 
 
 @pytest.mark.parametrize("command", ["eval", "curvature", "npz", "faiss", "parquet", "tensorboard"])
@@ -253,6 +256,6 @@ def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: f
         *(["export", faulty, "--format", kind, "-o", tmp_path / kind] for kind in ("npz", "faiss", "lancedb")),
     ):
         result = dmlkit(*words)
-        assert result.code == 2 and f"{faulty}: row 3 (photos/3.jpg): {told}; bring emb" in result.err, result.err
+        assert result.code == 2 and f"{faulty}: row 3 (photos/3.jpg): {told}; restore emb" in result.err, result.err
         assert result.err.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} <= {"whole", "faulty", "lancedb"}

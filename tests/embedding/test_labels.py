@@ -92,11 +92,11 @@ def test_what_cannot_label_is_refused_in_one_line(home: Path, tmp_path: Path, dm
     columns = "path, label, species, family, category, x_1, y_1, x_2, y_2"
     for words, message in (
         ([home / "table.csv", "--labels", "kind"], f"column 'kind' once, got it not at all; its columns: {columns}"),
-        ([home / "photos", "--labels", "species"], "is no table and has no columns; use folder or none"),
+        ([home / "photos", "--labels", "species"], "is not a table, so it has no columns; use folder or none"),
         ([tmp_path / "twice.csv"], "expected the column 'label' once, got it twice"),
         ([tmp_path / "pathless.csv"], "expected the column 'path' once, got it not at all; its columns: file, label"),
         ([tmp_path / "gone"], "no such file or folder; expected an image, a folder of images, or a table"),
-        (["--split", "test", "--labels", "none"], "--labels none is for IMAGES"),
+        (["--split", "test", "--labels", "none"], "--labels none applies only to IMAGES"),
     ):
         result = dmlkit("embed", home / "run", *words, "-o", tmp_path / "e")
         assert result.code == 2 and message in result.err and result.err.count("\n") == 1, result.err
@@ -121,7 +121,7 @@ def test_an_image_finds_the_model_of_embeddings_also_after_a_move(home: Path, tm
     own.rename(tmp_path / "moved")
     assert nearest(tmp_path / "moved" / "e") == "dove"
     shutil.rmtree(tmp_path / "moved" / "runs")
-    assert "its run is not known, or has moved; name the run" in str(nearest(tmp_path / "moved" / "e"))
+    assert "the run that made it is unknown or has moved; name the run" in str(nearest(tmp_path / "moved" / "e"))
 
 
 def test_a_label_cannot_act_on_the_terminal(home: Path, tmp_path: Path, dmlkit: Cli):

@@ -47,5 +47,5 @@ def test_every_pair_of_2_000_is_found_block_by_block(space: str, monkeypatch: py
 
 def test_a_threshold_that_all_pairs_reach_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MOST_PAIRS", 100)
-    with pytest.raises(UserError, match=r"--threshold -1: more than 100 pairs are as alike; choose a higher one"):
+    with pytest.raises(UserError, match=r"--threshold -1: more than 100 pairs reach it; choose a higher threshold"):
         near_pairs(Sphere(3), Sphere(3).from_features(torch.randn(40, 3)), None, -1.0)

@@ -100,7 +100,7 @@ def test_files_of_somebody_else_are_refused_d7(name: str, home, tmp_path, dmlkit
     (tmp_path / "parts").mkdir(exist_ok=True)
     (tmp_path / "parts" / ".mine.partial").write_text("theirs")
     result = dmlkit("embed", home / "run", home / "photos", "-o", tmp_path, "--device", "cpu")
-    assert result.code == 2 and f"{theirs}: this file is not of this command; choose another --output" in result.err
+    assert result.code == 2 and f"{theirs}: dmlkit embed did not write this file; choose another --output" in result.err
     assert theirs.read_text() == (tmp_path / "parts" / ".mine.partial").read_text() == "theirs"
 
 
@@ -255,7 +255,7 @@ def test_two_commands_at_once_leave_whole_files(home, unbroken, tmp_path, monkey
         write(parts, number, content)
 
     monkeypatch.setattr(PartFolder, "write", overtaken)
-    with pytest.raises(UserError, match="another dmlkit embed has just finished this folder"):
+    with pytest.raises(UserError, match="another dmlkit embed process has just finished this folder"):
         embed(home, tmp_path)
     assert contents(tmp_path) == unbroken
 
@@ -312,7 +312,7 @@ def test_parts_that_do_not_arrive_are_told(home, tmp_path):
         embed_job(job, trained, start_fabric("cpu"), **nothing)
     job.parts.begin(job.describe(trained))
     shutil.rmtree(job.parts.path)
-    with pytest.raises(UserError, match="a process cannot find this file"):  # a rank that looks elsewhere
+    with pytest.raises(UserError, match="not found by a process"):  # a rank that looks elsewhere
         job.parts.check(job.describe(trained))
 
 

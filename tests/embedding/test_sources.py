@@ -251,7 +251,10 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
         (("search", home.gallery, tmp_path / "width.npy"), "expected 8 coordinates, got 5"),
         (("search", home.array, home.photos), "the model of an array is not known"),
         (("identify", home.array, home.embeddings, "-o", tmp_path / "a.csv"), "images have no label"),
-        (("duplicates", home.array, tmp_path / "width.npy", "--threshold", 0.5), "expected the same model"),
+        (
+            ("duplicates", home.array, tmp_path / "width.npy", "--threshold", 0.5),
+            "expected embeddings of the same model",
+        ),
         (("export", home.gallery, "--format", "faiss"), "is a gallery; --format faiss exports a folder of embeddings"),
         (("export", home.embeddings, "--format", "onnx"), "expected a run"),
     ):

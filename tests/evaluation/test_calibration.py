@@ -143,7 +143,7 @@ def test_too_few_pairs_are_told_and_not_extrapolated():
     with pytest.raises(ValueError, match="at least inf are needed"):
         calibrate_points(points, 5e-324)
     single = Points(torch.eye(40), torch.arange(40), Sphere(40))
-    with pytest.raises(ValueError, match="no two images are of the same class"):
+    with pytest.raises(ValueError, match="no class has two images"):
         calibrate_points(single, 0.1)
 
 

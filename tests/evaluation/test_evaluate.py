@@ -411,7 +411,7 @@ def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit
 
 def test_bad_input_of_compare(dmlkit, tmp_path):
     refused(dmlkit("compare", tmp_path, "--device", "cpu"), "at least two runs, got 1")
-    refused(dmlkit("compare", tmp_path, tmp_path, "--device", "cpu"), "a run is given twice")
+    refused(dmlkit("compare", tmp_path, tmp_path, "--device", "cpu"), "got the same run twice")
     refused(dmlkit("compare", tmp_path, tmp_path / "x", "--device", "cpu"), "no run here")
     refused(dmlkit("compare", tmp_path, tmp_path / "x", "--json", "--latex"), "expected at most one of")
 

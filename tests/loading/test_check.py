@@ -1,6 +1,7 @@
 """dmlkit data check: intact and damaged miniature trees, every fault on a line of its own."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +25,9 @@ def found(report: Findings) -> dict[str, str]:
     return {row.check: row.found for row in report.rows}
 
 
-def test_a_sound_folder(tmp_path: Path):
+def test_a_folder_without_errors(tmp_path: Path):
     report = check(FolderConfig(root=str(trees.presplit(tmp_path)), validation_fraction=0))
-    assert report.sound and not report.faults and not report.notes
+    assert not report.errors and not report.faults and not report.notes
     assert found(report)["train images"] == "6" and found(report)["test classes"] == "2"
     assert found(report)["train images per class, min / median / max"] == "3 / 3 / 3"
 
@@ -46,7 +47,7 @@ def test_benchmarks_are_recognised_and_counted(
 ):
     make(tmp_path)
     report = check(DatasetConfig.variants[recognised](root=str(tmp_path), validation_fraction=0))
-    assert not report.sound and not report.faults  # only the counts are wrong
+    assert report.errors and not report.faults  # only the counts are wrong
     rows = {row.check: row for row in report.rows}
     for name, expected in counts.items():
         assert rows[name].expected == expected and rows[name].verdict == "fault"
@@ -115,10 +116,10 @@ def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
     assert result.code == 2 and "rendered" in result.err
     root = trees.presplit(tmp_path / "tree")
     result = dmlkit("data", "check", root)
-    assert result.code == 0 and result.out.rstrip().endswith("sound")
+    assert result.code == 0 and result.out.rstrip().endswith("no errors found")
     (root / "test" / "101" / "0.jpg").write_bytes(b"")
     result = dmlkit("data", "check", tiny_recipe, "--set", f"dataset={{name: folder, root: '{root}'}}")
-    assert result.code == 1 and "error: " in result.out and "not sound" in result.out
+    assert result.code == 1 and "error: " in result.out and re.search(r"\d errors? found\n$", result.out)
     result = dmlkit("data", "check", root, "--set", "seed=1")
     assert result.code == 2 and "--set applies only to recipes" in result.err
     (tmp_path / "table.csv").write_text("path,label\ntree/train/1/0.jpg,a\n../x.jpg,b\n")
@@ -132,11 +133,19 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
         (root / name).write_bytes(b"x")
     result = dmlkit("data", "check", root)
     lines = result.out.splitlines()
-    assert lines[-1] == "not sound: 1 error" and sum(line.startswith("error: ") for line in lines) == 1
-    assert (
-        "note: 3 files are not read, being no image in a class folder: notes.txt, test/stray.jpg, train/notes.csv"
-        in (result.out)
-    )
+    assert lines[-1] == "1 error found" and sum(line.startswith("error: ") for line in lines) == 1
+    assert [line for line in lines if line.startswith("note: ")] == [  # each file once
+        f"note: {root}: 2 files are not used (not an image): notes.txt, train/notes.csv",
+        f"note: {root}: 1 file is not used (not in the folder of a class): test/stray.jpg",
+    ]
+
+
+def test_at_most_ten_unused_files_are_named(dmlkit, tmp_path: Path):
+    root = trees.presplit(tmp_path / "tree")
+    for number in range(12):
+        (root / f"{number:02}.txt").write_bytes(b"x")
+    named = ", ".join(f"{number:02}.txt" for number in range(10))
+    assert f"12 files are not used (not an image): {named} and 2 more" in dmlkit("data", "check", root).out
 
 
 @pytest.mark.parametrize(
@@ -149,14 +158,14 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
         ([("a", "train")] * 2 + [("b", "test")] * 2, "test has a single class, expected at least two"),
     ],
 )
-def test_a_table_that_cannot_be_trained_on_is_not_sound_u11(rows: list[tuple[str, str]], told: str, tmp_path, dmlkit):
+def test_a_table_that_cannot_be_trained_on_is_an_error_u11(rows: list[tuple[str, str]], told: str, tmp_path, dmlkit):
     lines = [f"{index}.jpg,{label},{split}" for index, (label, split) in enumerate(rows)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     for index in range(len(rows)):
         trees.photo(tmp_path / f"{index}.jpg", index)
     result = dmlkit("data", "check", tmp_path / "table.csv")
     out = " ".join(result.out.split())
-    assert result.code == 1 and "not sound: " in out and told in out
+    assert result.code == 1 and re.search(r"\d errors? found$", out) and told in out
 
 
 def test_a_recipe_is_checked_with_its_own_validation_classes_u11(dmlkit, tiny_recipe: Path, tmp_path: Path):

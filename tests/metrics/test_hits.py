@@ -56,7 +56,7 @@ def test_queries_without_positives_and_short_lists_are_said():
         ([[0, 0], [1, 1]], [1, 1], ["recall@1"], "hits: query 1 has 2 hits but 1 positives"),
         ([[0, 0]], [0], ["recall@1"], "positives: no query has any"),
         ([[1, 0]], [3], ["map@r"], "hits: map@r needs the first R items, but 1 lists of 2 items end before R"),
-        ([[1, 0]], [1], ["nmi"], "nmi is computed from embeddings and not from hits"),
+        ([[1, 0]], [1], ["nmi"], "nmi is computed from embeddings, not from hits"),
     ],
 )
 def test_bad_input(hits, positives, metrics, message):

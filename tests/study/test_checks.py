@@ -19,7 +19,7 @@ def notes(folder: Path, text: str, **classes: int) -> list[str]:
 def test_few_validation_classes_and_few_tuning_seeds_are_noted(tmp_path: Path):
     assert notes(tmp_path, STUDY, small=30, large=41) == []
     assert notes(tmp_path, STUDY, small=10, large=30) == [
-        "10 validation classes select checkpoints; use at least 30, or the choice is chance"
+        "10 validation classes select checkpoints; use at least 30, or it is mostly chance"
     ]
     assert notes(tmp_path, TUNED) == [
         "values are tuned only with seed 0; use at least 3 seeds, e.g. tune_seeds: [0, 1, 2]"

@@ -125,7 +125,7 @@ def test_smaller_errors_are_best_and_a_description_has_no_best():
     (table,) = study_tables("a study_1%", results_of(figures))
     assert r"\textbf{$-$0.0200} $\pm$ 0.0000" in table and r"\label{tab:a-study_1-}" in table
     (alone,) = study_tables("one", results_of({name: runs[:1] for name, runs in figures.items()}))
-    assert r"& \textbf{$-$0.0200} \\" in alone and r"\pm" not in alone and "Figures of one seed." in alone
+    assert r"& \textbf{$-$0.0200} \\" in alone and r"\pm" not in alone and "Results with one seed." in alone
 
 
 PLUGIN = """

@@ -93,7 +93,7 @@ def test_the_summary_has_the_statements_of_several_studies_side_by_side(dmlkit, 
     text = page.read_text()
     results = [StudyResults.read(folder / "results.json") for folder in grounds]
     rows = rows_of(text, "statement")
-    assert text.index("| statement | figure | photos | glyphs |") < text.index("| claim | statement")
+    assert text.index("| statement | metric | photos | glyphs |") < text.index("| claim | statement")
     assert len(rows) == 4
     for row, *judged in zip(rows, *(one.verdicts for one in results), strict=True):
         assert row[0] == f"{judged[0].better} better than {judged[0].than}" and row[1] == "map@r"
@@ -101,7 +101,7 @@ def test_the_summary_has_the_statements_of_several_studies_side_by_side(dmlkit, 
             assert cell.startswith(f"{one.difference:+.4f}, {one.verdict}")
             assert ("Holm's" in cell) == (one.verdict != one.corrected_verdict)
     assert dmlkit("report", grounds[0], "-o", tmp_path / "one.md").code == 0
-    assert "| statement | figure | photos |" not in (tmp_path / "one.md").read_text()
+    assert "| statement | metric | photos |" not in (tmp_path / "one.md").read_text()
 
 
 def test_a_page_says_first_on_which_statements_the_figures_disagree(
@@ -133,8 +133,8 @@ def test_a_page_says_first_on_which_statements_the_figures_disagree(
     (folder / "results.json").write_text(json.dumps({**data, "verdicts": by_map}))  # as an older dmlkit judged
     assert dmlkit("report", folder, "-o", page).code == 0
     for document in (page.read_text(), (folder / "results.md").read_text()):
-        assert "**The figures disagree on 2 of 2 statements**" in document
-        assert document.index("**The figures disagree") < document.index("| statement | figure |")
+        assert "**The metrics disagree on 2 of 2 statements**" in document
+        assert document.index("**The metrics disagree") < document.index("| statement | metric |")
         rows = rows_of(document, "statement | recall@1 | map@r")
         assert [row[0] for row in rows] == ["large better than small", "huge better than small"]
         for row, one in zip(rows, by_map, strict=True):

@@ -197,7 +197,7 @@ def test_results_edited_by_hand_are_told_and_written_again(dmlkit, whole: Path, 
     edited(out / "results.json", edit)
     result = dmlkit("report", out, "-o", tmp_path / "r.md")
     assert result.code == 2 and result.err.count("\n") == 1 and not (tmp_path / "r.md").exists()
-    assert f"{out / 'results.json'}: {what} does not follow from the figures of its runs" in result.err
+    assert f"{out / 'results.json'}: {what} does not match the metrics of its runs" in result.err
     assert dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu").code == 0
     assert {**results_of(out), "command": ""} == {**before, "command": ""}
 
@@ -307,7 +307,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
                 "report",
                 "results.json",
                 lambda path, change=change: edited(path, lambda it: it.update(change)),
-                "variants or figures are missing",
+                "variants or metrics are missing",
             )
             for change in (
                 {"metrics": ["x"]},
@@ -661,7 +661,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         "study.yaml:1: seeds: got [2, 2], expected each seed once",
         "study.yaml:7: reference: unknown variant 'none'; expected one of small, large",
         "study.yaml:13: expect.0.better: unknown variant 'lagre'; did you mean 'large'?",
-        "study.yaml:13: expect.0.metric: unknown figure 'recall@1'; did you mean 'recal@1'?",
+        "study.yaml:13: expect.0.metric: unknown metric 'recall@1'; did you mean 'recal@1'?",
     ]
     assert found[-1].startswith("study.yaml:8: metrics.0: unknown metric 'recal@1'; expected one of ami, ")
 
@@ -678,7 +678,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected a mapping"),
         ("loss.margin: 0.3", "seed: 7", "study.yaml:10: seed: a study sets this; use its key seeds"),
         ("loss.margin: 0.3", "", "study.yaml:10: variants.large: large trains the same recipe as small"),
-        ("loss.margin: 0.3", "training.precision: bf16", "large has another training.precision"),
+        ("loss.margin: 0.3", "training.precision: bf16", "large has a different training.precision"),
         (
             "loss.margin: 0.3",
             "dataset.validation_fraction: 0",
@@ -694,7 +694,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         (
             "paper:",
             "protocol: reality_check\npaper:",
-            "metrics.0: 'recall@1': not a figure of the Reality Check; expected one of separated",
+            "metrics.0: 'recall@1': not a metric of the Reality Check; expected one of separated",
         ),
         (
             "[recall@1, ndcg@3]",

@@ -99,11 +99,11 @@ def test_a_killed_run_resumes_to_the_same_bits(dmlkit, run, tmp_path):
     assert json.loads((final / "summary.json").read_text())["basis"]["run"] == str(run)
 
 
-def test_everything_says_which_figure_stands_for_it(dmlkit, run, tmp_path):
+def test_messages_and_files_name_the_reference_run(dmlkit, run, tmp_path):
     out = dmlkit("final", run, "-o", tmp_path / "final", "--device", "cpu").out
     value = json.loads((run / "summary.json").read_text())["best"]["test"]["map@r"]
-    figure = f"that of {run} (epoch 2): test map@r {value:.3f}"
-    line = f"trained on every class, so no test figure of its own; the figure that stands for it is {figure}"
+    reference = f"its reference is {run} (epoch 2), with test map@r {value:.3f}"
+    line = f"trained on every class, so it has no test metrics of its own; {reference}"
     assert line in " ".join(out.split())
     summary = json.loads((tmp_path / "final" / "summary.json").read_text())
     assert summary["best"] is None
@@ -128,7 +128,7 @@ def test_everything_says_which_figure_stands_for_it(dmlkit, run, tmp_path):
         refused = dmlkit(*command)
         assert refused.code == 2, command
         assert refused.err.count("\n") == 1
-        assert "was trained on every class" in refused.err and figure in refused.err
+        assert "was trained on every class" in refused.err and reference in refused.err
         assert f"; use {run}" in refused.err or f"; use dmlkit {command[0]} {run} --split test" in refused.err
 
 

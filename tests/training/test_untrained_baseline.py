@@ -287,7 +287,7 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     mixed = dmlkit("compare", first, fresh, "--markdown", "--device", "cpu").out
     assert "| pretrained (first) |" in mixed
     other = dmlkit("compare", first, second, "--device", "cpu", "--set", "transform.size=20")
-    assert "pretrained baseline is of another dataset" in " ".join(other.out.split())
+    assert "pretrained baseline is for a different dataset" in " ".join(other.out.split())
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,12 @@ def read_place(path: str, place: Place, stamp: Stamp) -> bytes:
     file = _opened(os.path.abspath(path), stamp)  # noqa: PTH100 - Path takes ten times as long, for every image
     status = os.fstat(file.descriptor)
     if (status.st_size, status.st_mtime_ns) != stamp:
-        raise OSError(f"{path} has changed since its images were looked up; start the command again")
+        raise OSError(f"{path} has changed since the command started to read it; rerun the command")
     content = os.pread(file.descriptor, place.size, place.offset)
     while len(content) < place.size:  # a network file system may return fewer bytes per call
         more = os.pread(file.descriptor, place.size - len(content), place.offset + len(content))
         if not more:
-            raise OSError(f"{path} ends before the image does")
+            raise OSError(f"{path} is truncated: it ends within this image")
         content += more
     return content
 

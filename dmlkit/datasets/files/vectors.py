@@ -132,7 +132,7 @@ def _lists(column: Any, path: Path) -> Values:
     if np.isnan(lengths[0]) or len(odd) or numbers.null_count:
         row = int(odd[0]) if len(odd) else 0
         raise UserError(
-            f"{path}: column {COLUMN!r}: row {row} (counted from 0) is blank or has another length than the first; "
+            f"{path}: column {COLUMN!r}: row {row} (counted from 0) is blank or differs in length from the first; "
             "expected lists of equal length without blanks"
         )
     return numbers.to_numpy().reshape(len(column), int(lengths[0]))

@@ -92,9 +92,9 @@ class Clusters:
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""
         for number, (rows, most) in enumerate(zip(self.members, self.majorities(), strict=True), start=1):
-            told = [f"cluster {number}, {len(rows)} images", *([] if most is None else [f"{most[1]} are {most[0]}"])]
+            lines = [f"cluster {number}, {len(rows)} images", *([] if most is None else [f"{most[1]} are {most[0]}"])]
             shown = rows[:MOST_PICTURES].tolist()
-            pictures = [picture_of(self.collection, row, told if not place else []) for place, row in enumerate(shown)]
+            pictures = [picture_of(self.collection, row, lines if not place else []) for place, row in enumerate(shown)]
             yield Shelf(pictures[0], pictures[1:])
 
 
@@ -141,20 +141,20 @@ def cluster(
 
 
 def _check_options(collection: PointsInMemory, clusters: int | None, threshold: float | None, method: Method) -> None:
-    told = f"cluster --method {method}"
+    command = f"cluster --method {method}"
     if clusters is not None and threshold is not None:
-        raise UserError(f"{told}: got --clusters and --threshold; give one of them")
+        raise UserError(f"{command}: got both --clusters and --threshold; use only one of them")
     if method == "kmeans" and clusters is None:
-        raise UserError(f"{told}: expected --clusters K; --threshold is for agglomerative and hdbscan")
+        raise UserError(f"{command}: expected --clusters K; --threshold applies only to agglomerative and hdbscan")
     if method == "agglomerative" and clusters is None and threshold is None:
-        raise UserError(f"{told}: expected --clusters K or --threshold T")
+        raise UserError(f"{command}: expected --clusters K or --threshold T")
     if method == "hdbscan" and clusters is not None:
-        raise UserError(f"{told}: finds the number of clusters itself; leave --clusters out")
+        raise UserError(f"{command}: hdbscan determines the number of clusters itself; remove --clusters")
     if clusters is not None and not 1 <= clusters <= len(collection):
         raise UserError(f"--clusters {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
     least = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
     if len(collection) < least:
-        raise UserError(f"{told}: {collection.source} has {len(collection)} images; expected at least {least}")
+        raise UserError(f"{command}: {collection.source} has {len(collection)} images; expected at least {least}")
     if threshold is not None:
         check_reachable(collection, threshold)
 

@@ -92,10 +92,10 @@ class DuplicateGroups:
         """Yield a row of pictures per group."""
         least = self.least()
         for number, group in enumerate(self.groups, start=1):
-            told = f"group {number}, {len(group)} images"
+            caption = f"group {number}, {len(group)} images"
             rows = group[:MOST_PICTURES].tolist()
             pictures = [picture_of(self.collection, row, [f"at least {float(least[row]):.4f}"]) for row in rows]
-            first = picture_of(self.collection, rows[0], [told])
+            first = picture_of(self.collection, rows[0], [caption])
             yield Shelf(first, pictures[1:])
 
     def _is_within(self) -> Tensor:
@@ -186,14 +186,14 @@ def check_reachable(collection: PointsInMemory, threshold: float) -> None:
     highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
     if not -torch.inf < threshold <= highest:
         most = "a number" if highest == torch.inf else f"at most {highest:g}"
-        raise UserError(f"--threshold {threshold:g}: the similarity here is {name.replace('_', ' ')}; expected {most}")
+        raise UserError(f"--threshold {threshold:g}: expected {most}, since the similarity is {name.replace('_', ' ')}")
 
 
 def picture_of(collection: PointsInMemory, row: int, lines: Sequence[str]) -> Picture:
     """Return an image for a page, its label first."""
     label = collection.labels[row]
-    told = [*([] if label is None else [label]), *lines]
-    return Picture(collection.paths[row], told, collection.picture(row) or b"")
+    caption = [*([] if label is None else [label]), *lines]
+    return Picture(collection.paths[row], caption, collection.picture(row) or b"")
 
 
 def check_leaks(

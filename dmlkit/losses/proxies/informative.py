@@ -151,7 +151,7 @@ class InformativeOptions(Component):
     search_margin: Annotated[float, Field(ge=0, le=1)] = 0.1
     """lambda, minimum search length, in similarity units."""
     delay: PositiveFloat = 1.5
-    """tau, when the decay starts, in samples."""
+    """tau, the delay of the decay, in samples."""
     positive_penalty: PositivePenalty = "sigma"
     """Penalty in w+; with ``none``, w+ is 1."""
     negative_penalty: NegativePenalty = "1/E"
@@ -159,7 +159,7 @@ class InformativeOptions(Component):
     memory_size: PositiveInt = 1024
     """Minimum of T, the number of embeddings in the memory."""
     memory_per_class: NonNegativeFloat = 0.0
-    """Embeddings in the memory per class, if that makes more than ``memory_size``."""
+    """Number of embeddings in the memory per class; used if this makes the memory larger than ``memory_size``."""
 
     def weights(self, point_dim: int, num_classes: int) -> "InformativeWeights":
         """Return the weights with these options for C classes of points with D coordinates."""
@@ -181,9 +181,9 @@ class InformativeWeights(InformativeOptions, nn.Module):
     in the memory keeps its last a. The memory starts with the second epoch, w+ and the outlier filter with the third,
     w- with the memory. The whole state, including the epoch, is in the ``state_dict``.
 
-    D: n counts the samples of a class since the memory started; the memory holds T = 1024 embeddings, as the paper does
-    not print T; a class that has never had an embedding in the memory has weights 1. D: in the paper's Table 3,
-    the penalty replaces sigma in w+, and "no penalty" means w+ = 1 throughout; 1/E is 1 / max(1, E).
+    The paper does not specify the following. n counts the samples of a class since the memory started. The memory
+    holds T = 1024 embeddings by default. A class that has never had an embedding in the memory has weights 1. In the
+    paper's Table 3, the penalty replaces sigma in w+, and "no penalty" means w+ = 1 throughout; 1/E is 1 / max(1, E).
 
     Example:
         >>> InformativeWeights(8, 5000, memory_per_class=1.5).memory.labels.shape

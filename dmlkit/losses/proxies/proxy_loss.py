@@ -25,10 +25,10 @@ class ProxyLoss(Loss):
     num_classes: int = option(kw_only=False)
     """C, the number of training classes."""
     chunk_size: PositiveInt | None = None
-    """Number of classes computed at a time; null selects it by size. The loss value does not depend on it."""
+    """Number of classes computed at a time; null selects it automatically. The loss value does not depend on it."""
     negative_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Fraction of the classes that a training step computes: those of the batch, filled up with random others that
-    change each step (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
+    """Fraction of the classes that a training step uses: the classes in the batch and random other classes, drawn again
+    in each step (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
     proxies: Parameter = option(init=False)  # (C, d) or (C, K, d)
     shard: ClassShard = option(init=False)  # the classes of this rank
     measure: Measure = option(init=False)  # similarities of embeddings and proxies

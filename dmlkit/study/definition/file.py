@@ -15,7 +15,7 @@ from dmlkit.files.source import require_study_file
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.extends import path_in_collection
-from dmlkit.recipe.faults import describe_faults, fault_line, shown, suggest
+from dmlkit.recipe.faults import describe_faults, fault_line, quoted, suggest
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.overrides import Override, parse_override
 from dmlkit.recipe.schema import Recipe
@@ -152,7 +152,7 @@ def _name_faults(methods: Sequence[Method]) -> Iterator[Fault]:
     folders = [method.name.casefold() for method in methods]
     for method in methods:
         if not NAME.fullmatch(method.name) or len(method.name.encode()) > NAME_BYTES:
-            text = f"name {shown(method.name)} is not valid; expected at most {NAME_BYTES} bytes of letters"
+            text = f"name {quoted(method.name)} is not valid; expected at most {NAME_BYTES} bytes of letters"
             yield method.place, f"{text}, digits and _.,=+-; choose a name under variants"
         elif folders.count(method.name.casefold()) > 1:  # macOS and Windows ignore the case of names
             text = f"name {method.name!r} is used twice, ignoring case"
@@ -191,7 +191,7 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
         for key, choices in known.items():
             name = getattr(expectation, key)
             if name not in choices:
-                what = "variant" if choices is names else "figure"
+                what = "variant" if choices is names else "metric"
                 yield ("expect", index, key), f"unknown {what} {name!r}; {suggest(name, choices)}"
         if is_error_rate(expectation.metric):
             text = f"smaller {expectation.metric} is better; expected a metric of which larger is better"
@@ -207,7 +207,7 @@ def _metric_faults(config: StudyConfig) -> Iterator[Fault]:
         if name in config.metrics[:index]:
             yield key, f"{name!r} is given twice"
         if config.protocol == "reality_check" and name not in known:
-            yield key, f"{name!r}: not a figure of the Reality Check; expected one of {', '.join(known)}"
+            yield key, f"{name!r}: not a metric of the Reality Check; expected one of {', '.join(known)}"
         elif config.protocol == "official":
             try:
                 (metric,) = metric_configs([name])
@@ -241,7 +241,7 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
             if study.config.rotate_folds and recipe.dataset.split != "reality_check":
                 yield method.place, f"{name} has dataset.split {recipe.dataset.split}; only reality_check has folds"
             if recipe.training.precision != precision:
-                text = f"{name} has another training.precision; expected the same in all recipes of a study"
+                text = f"{name} has a different training.precision; expected the same in all recipes of a study"
                 yield method.place, text
 
 
@@ -257,7 +257,7 @@ def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str
     if few:
         counts = " or ".join(map(str, few))
         notes.append(
-            f"{counts} validation classes select checkpoints; use at least {FEW_CLASSES}, or the choice is chance"
+            f"{counts} validation classes select checkpoints; use at least {FEW_CLASSES}, or it is mostly chance"
         )
     if study.is_tuned and len(study.first_seeds) < FEW_SEEDS:
         seeds = ", ".join(map(str, study.first_seeds))

@@ -1,4 +1,4 @@
-"""Tables of studies for LaTeX: the figures of every variant, and the verdicts on the statements."""
+"""Tables of studies for LaTeX: the metrics of every variant, and the verdicts on the statements."""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def write_tables(studies: Mapping[str, StudyResults], path: Path, arguments: str
 
 
 def study_tables(name: str, results: StudyResults) -> list[str]:
-    """Return a table of variants and figures, and one of the verdicts if the study has statements.
+    """Return a table of variants and metrics, and one of the verdicts if the study has statements.
 
     Args:
         name: name of the study, for the labels ``tab:NAME`` and ``tab:NAME-verdicts``.
@@ -50,7 +50,7 @@ def study_tables(name: str, results: StudyResults) -> list[str]:
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     figures = f"Mean over {seeds} seeds and half the width of its 95\\,\\% interval"
     if counts == [1]:
-        figures = "Figures of one seed"
+        figures = "Results with one seed"
     rows = mean_rows(results)
     columns = "l" + "r" * len(results.metrics)
     tables = [_table(as_latex(rows, columns=columns, bold=best_cells(results)), f"{claim}. {figures}.", label)]
@@ -65,9 +65,9 @@ def study_tables(name: str, results: StudyResults) -> list[str]:
 
 
 def best_cells(results: StudyResults) -> set[tuple[int, int]]:
-    """Return the cells of `mean_rows` with the best mean of each figure; equal ones to the printed digits are all best.
+    """Return the cells of `mean_rows` with the best mean of each metric; means with the same printed digits tie.
 
-    A figure that only describes embeddings, e.g. ``norm``, has no best one.
+    A metric that only describes embeddings, e.g. ``norm``, has no best mean.
     """
     best: set[tuple[int, int]] = set()
     for column, metric in enumerate(results.metrics, 1):

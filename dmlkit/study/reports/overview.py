@@ -96,7 +96,7 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
     Args:
         plots: path of each picture, relative to the document.
     """
-    rows = [["claim", "statement", "figure", "verdict", "difference"]]
+    rows = [["claim", "statement", "metric", "verdict", "difference"]]
     for results in studies.values():
         claim = results.claim
         for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
@@ -109,7 +109,7 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
 
 
 def read_results(folder: Path) -> StudyResults:
-    """Read the results of a finished study, with a verdict by each figure; see `by_both_figures`.
+    """Read the results of a finished study, with a verdict by each metric; see `by_both_figures`.
 
     Raises:
         UserError: the folder is not a study, or runs are missing.
@@ -133,7 +133,7 @@ def _check_complete(results: StudyResults, path: Path) -> None:
     figures = [figures for one in variants.values() for figures in (one.summary, one.difference, *one.runs.values())]
     is_complete = named <= set(variants) and all(metrics <= set(some) for some in figures if some is not None)
     if not is_complete or (results.axis and len(results.axis.values) != len(variants)):
-        raise UserError(f"{path}: variants or figures are missing; write the file again with: {results.command}")
+        raise UserError(f"{path}: variants or metrics are missing; write the file again with: {results.command}")
 
 
 def _counts(studies: Sequence[StudyResults]) -> str:
@@ -203,12 +203,12 @@ class ReportPage:
             partial.write_bytes(f"{self.before}{block}{self.after}".encode())
 
 
-ROUNDING = 1e-6  # of figures that are computed again, perhaps by another SciPy
+ROUNDING = 1e-6  # of metrics that are computed again, perhaps by a different version of SciPy
 STATED = set(Expectation.model_fields)  # fields of a judged statement that come from the study's file
 
 
 def check_derived(results: StudyResults, path: Path) -> None:
-    """Check that means, differences and verdicts follow from the runs' figures, to `ROUNDING`.
+    """Check that means, differences and verdicts match the metrics of the runs, to `ROUNDING`.
 
     Raises:
         UserError: they do not: the file was edited.
@@ -236,7 +236,7 @@ def check_derived(results: StudyResults, path: Path) -> None:
 
 
 def _have_same_means(variant: VariantResults) -> bool:
-    """Return whether the figures on classes have the means of the runs."""
+    """Return whether the metrics of classes have the means of the runs."""
     classes = variant.classes
     return classes is None or all(
         isclose(classes.mean(seed, name), variant.runs.get(seed, {}).get(name, inf), abs_tol=ROUNDING)
@@ -251,7 +251,7 @@ def _statements(results: StudyResults) -> list[Expectation]:
 
 def _edited(path: Path, what: str, results: StudyResults) -> UserError:
     return UserError(
-        f"{path}: {what} does not follow from the figures of its runs, since the file was edited; the runs are "
+        f"{path}: {what} does not match the metrics of its runs, because the file was edited; the runs are "
         f"unchanged, write the file again with: {results.command}"
     )
 

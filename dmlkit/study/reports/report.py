@@ -36,28 +36,29 @@ COUNTED = {
 }
 ALWAYS_COUNTED = {"holds", "does not hold", "not separable at this size"}
 EXPLANATION = """\
-All figures are on classes that were not used in training. They are from the best checkpoint on validation classes;
-"last" is the checkpoint after all epochs. ± and intervals are 95 % by Student's t over seeds. Differences are paired
-over the seeds that both variants have, so they may differ from the difference of the two means. p is the p-value of the
-paired t-test; the value in brackets is corrected by Holm's method for all statements and figures of the study. Where a
-study says that its differences are over seeds and classes, their intervals and p-values draw both. A statement by
-recall@1 or map@r is judged by both, and more seeds were added until it was decided by the figure that the study's file
-names. A difference whose seeds stopped because it was decided is on average larger than the true one. Other intervals
-are over seeds of training on one set of test classes, and do not say how other classes would differ. "Better than"
-holds if the interval of the difference is above 0, and does not hold if it is below 0. If the interval includes 0, the
-statement makes no difference where all of the interval is within what the study calls negligible; otherwise it is not
-separable at this size, and the table gives the approximate number of seeds that would decide it if mean and spread did
-not change. The table also marks verdicts that the correction changes, and variants whose tuned value is the lowest or
-highest that was tried. A variant below its own network before training is not trained, and two variants with the same
-figures on every seed are equal by construction: such a difference says nothing about the claim."""
+All results are measured on classes that were not used in training, with the checkpoint that was best on validation
+classes; "last" is the checkpoint after the last epoch. ± and intervals are 95 % by Student's t over seeds. Differences
+are paired over the seeds that both variants have, so they may differ from the difference of the two means. p is the
+p-value of the paired t-test; the value in parentheses is corrected by Holm's method for all statements and metrics of
+the study. If a study says that its intervals of differences are over seeds and test classes, they and the p-values
+cover the variation of both; all other intervals are over training seeds with one set of test classes, and do not cover
+the variation between classes. A statement about recall@1 or map@r is judged by both. If seeds were added, they were
+added until the statement was decided by the metric that the study's file names; the measured difference is then on
+average larger than the true one. "Better than" holds if the interval of the difference is above 0, and does not hold if
+it is below 0. If the interval contains 0, the verdict is "makes no difference" if the whole interval is negligible (see
+below the tables of the study), and "not separable at this size" otherwise; the table then estimates how many seeds
+would decide it if mean and spread stayed the same. The table also marks verdicts that the correction changes, and
+variants whose tuned value is the lowest or highest that was tried. A variant that scores below its own network before
+training is "not trained", and two variants with the same results with every seed are "equal by construction": such a
+difference says nothing about the claim."""
 
 
 def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
-    """Return one study as Markdown: claim, verdicts, figures, cost and command.
+    """Return one study as Markdown: claim, verdicts, results, cost and command.
 
     Args:
         plot: path of the picture, relative to the document.
-        heading: ``#`` of a page of its own, which starts with the figures that disagree, or ``##``.
+        heading: ``#`` for a page of its own, which starts with the statements on which the metrics disagree, or ``##``.
     """
     claim, source = (
         markdown(text) for text in (results.claim, ", ".join(filter(None, (results.paper, results.table))))
@@ -98,7 +99,7 @@ def write_section(results: StudyResults, folder: Path) -> Path:
 def counted_verdicts(studies: Sequence[StudyResults]) -> str:
     """Return sentences with the number of statements per verdict, and of verdicts that the correction changes.
 
-    Statements that are judged by several figures are counted for each figure.
+    Statements that are judged by several metrics are counted once for each metric.
     """
     figures: dict[str, list[JudgedStatement]] = {}
     for one in (one for results in studies for one in results.verdicts):
@@ -125,16 +126,16 @@ def _counted(judged: Sequence[JudgedStatement], of: str = "Of") -> str:
 
 
 def disagreement_paragraphs(studies: Mapping[str, StudyResults]) -> list[str]:
-    """Return a sentence and a table of the statements on which figures disagree; empty if none is judged by several."""
+    """Return a sentence and a table of the statements on which metrics disagree; empty if none is judged by several."""
     pairs = Counter((name, one.better, one.than) for name, results in studies.items() for one in results.verdicts)
     several = sum(count > 1 for count in pairs.values())
     if not several:
         return []
     rows = disagreement_rows(studies)
     if not rows:
-        return [f"**The figures agree** on which of {several} statements are decided, and how, after the correction."]
+        return [f"**The metrics agree** on {several} statements: after the correction both lead to the same decision."]
     count = f"{len(rows) - 1} of {several} statements"
-    text = f"**The figures disagree on {count}** after the correction: one decides, the other does not, or otherwise."
+    text = f"**The metrics disagree on {count}**: after the correction they lead to different decisions."
     return [text, as_markdown(rows)]
 
 
@@ -145,7 +146,7 @@ def missing_lines(results: StudyResults) -> list[str]:
         for name, seeds in results.missing.items()
     ]
     lines = (
-        [f"Not complete; missing: {'; '.join(lacks)}. Differences are over the seeds that both variants have."]
+        [f"Incomplete; missing: {'; '.join(lacks)}. Differences are over the seeds that both variants have."]
         if lacks
         else []
     )
@@ -159,7 +160,7 @@ def _setting(results: StudyResults) -> str:
             f", up to {results.more_seeds} more while a statement was not separable (intervals are corrected for it)"
         )
     if results.rotate_folds:
-        seeds += ", each validated on another fold of the training classes"
+        seeds += ", each validated on a different fold of the training classes"
     if results.negligible:
         seeds += f"; differences up to {results.negligible:g} are negligible"
     classes = sorted({judged.classes or 0 for judged in results.verdicts})
@@ -201,7 +202,7 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
 
 
 def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
-    """Return the paragraphs of a paper's report: statements, figures, pictures and commands of each study.
+    """Return the paragraphs of a paper's report: statements, results, pictures and commands of each study.
 
     Args:
         plots: path of each picture, relative to the document.

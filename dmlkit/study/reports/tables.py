@@ -19,8 +19,8 @@ Pair = tuple[str, str]  # which variant is better, and than which
 
 
 def verdict_rows(results: StudyResults) -> Rows:
-    """Return one row per statement of the claim and figure; the verdict is where a narrow page still shows it."""
-    rows = [["statement", "figure", "verdict", "difference", "95 % interval", "ours", "p (Holm's)"]]
+    """Return one row per statement of the claim and metric; the verdict comes early, where a narrow page shows it."""
+    rows = [["statement", "metric", "verdict", "difference", "95 % interval", "means", "p (Holm's)"]]
     for judged in results.verdicts:
         metric = judged.metric
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
@@ -31,7 +31,7 @@ def verdict_rows(results: StudyResults) -> Rows:
 
 
 def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement, study and figure; rows of one statement are adjacent, only the first names it."""
+    """Return one row per statement, study and metric; the rows of a statement are adjacent, the first names it."""
     found: dict[Pair, Rows] = {}
     head: list[str] = []
     for name, results in studies.items():
@@ -44,10 +44,10 @@ def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 
 def disagreement_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement and study of which the figures lead to different decisions after the correction.
+    """Return one row per statement and study for which the metrics lead to different decisions after the correction.
 
-    The decisions are "holds", "does not hold" and none; a statement by one figure has no row. A single study is not
-    named.
+    The decisions are "holds", "does not hold" and none; a statement with one metric has no row. A single
+    study is not named.
     """
     found: list[list[JudgedStatement]] = []
     rows: Rows = []
@@ -68,7 +68,7 @@ def disagreement_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 
 def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement and figure that several studies judge, with one column per study."""
+    """Return one row per statement and metric that several studies judge, with one column per study."""
     found: dict[tuple[str, str, str], dict[str, JudgedStatement]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
@@ -77,7 +77,7 @@ def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
     if not shared:
         return []
     names = [name for name in studies if any(name in judged for judged in shared)]
-    rows = [["statement", "figure", *names]]
+    rows = [["statement", "metric", *names]]
     for judged in shared:
         cells = [f"{judged[name].difference:+.4f}, {_word(judged[name])}" if name in judged else "" for name in names]
         first = next(iter(judged.values()))
@@ -86,8 +86,8 @@ def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 
 def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per variant, study and figure of the statements, with additional figures and tuned values."""
-    rows = [["variant", "study", "figure", "best", "last", "untrained", "chosen"]]
+    """Return one row per variant, study and metric of the statements, with additional results and tuned values."""
+    rows = [["variant", "study", "metric", "best", "last", "untrained", "chosen"]]
     for variant in dict.fromkeys(name for results in studies.values() for name in results.variants):
         for study, results in studies.items():
             if variant not in results.variants:
@@ -131,8 +131,8 @@ def verdict_lines(results: StudyResults) -> list[str]:
 
 
 def figure_rows(results: StudyResults) -> Rows:
-    """Return the figures of every variant for a terminal: best and last checkpoint, and before training."""
-    metrics, rows = results.metrics, [["variant", "of", *results.metrics]]
+    """Return the metrics of every variant for a terminal: best and last checkpoint, and before training."""
+    metrics, rows = results.metrics, [["variant", "checkpoint", *results.metrics]]
     for name, variant in results.variants.items():
         rows.append([name, "best", *(_mean(variant.summary[metric]) for metric in metrics)])
         if variant.last:
@@ -143,7 +143,7 @@ def figure_rows(results: StudyResults) -> Rows:
 
 
 def mean_rows(results: StudyResults) -> Rows:
-    """Return one row per variant: the mean of every figure over seeds and half the width of its interval."""
+    """Return one row per variant: the mean of every metric over seeds and half the width of its interval."""
     rows = [["variant", *results.metrics]]
     for name, variant in results.variants.items():
         rows.append([name, *(_mean(variant.summary[metric]) for metric in results.metrics)])
@@ -151,7 +151,7 @@ def mean_rows(results: StudyResults) -> Rows:
 
 
 def variant_rows(results: StudyResults) -> Rows:
-    """Return one row per variant: every figure, its difference from the reference, and additional figures."""
+    """Return one row per variant: every metric, its difference from the reference, and additional results."""
     metrics, reference, variants = results.metrics, results.reference, results.variants.values()
     is_known = {"last": any(variant.last for variant in variants)}
     is_known["untrained"] = any(variant.untrained is not None for variant in variants)
@@ -181,7 +181,7 @@ def tuning_rows(results: StudyResults) -> Rows:
 
 def protocol_rows(results: ProtocolResults) -> Rows:
     """Return one row per kind and metric: the mean over repeats and half the width of its interval."""
-    rows = [["of", "metric", "mean", "95 % interval", *(f"repeat {i}" for i in range(len(results.repeats)))]]
+    rows = [["evaluation", "metric", "mean", "95 % interval", *(f"repeat {i}" for i in range(len(results.repeats)))]]
     for kind, metrics in results.summary.items():
         for metric, summary in metrics.items():
             margin = "" if summary.high is None else f"± {summary.high - summary.mean:.4f}"

@@ -152,7 +152,7 @@ def _wait_for_figures(run: Run, protocol: ProtocolName) -> None:
     while not is_complete(protocol, run.folder):
         if monotonic() > deadline:
             raise UserError(
-                f"{run.folder}: the run's figures are missing; every machine of the Ray cluster must reach it"
+                f"{run.folder}: the results of this run are missing; every machine of the Ray cluster must reach it"
             )
         sleep(LOOK)
 

@@ -43,5 +43,5 @@ def test_a_learned_pooling_trains_with_the_last_block():
 
 
 def test_a_network_without_known_blocks_is_refused():
-    with pytest.raises(UserError, match="dmlkit does not find the blocks of VGG"):
+    with pytest.raises(UserError, match="cannot determine the blocks of VGG"):
         config("timm", model="vgg11", tuning={"name": "last_blocks"}).build()

@@ -320,7 +320,7 @@ def test_a_gallery_without_checksums_is_still_read(place: Path, whole: Path, tmp
 def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit: Cli):
     source = whole / "asked_points"
     points = np.load(source / "embeddings.npy")
-    told = "is not what dmlkit embed wrote: its checksum is not that of manifest.json"
+    told = "this file was changed: its checksum differs from manifest.json"
     for number, change in enumerate(("points", "items")):
         folder = tmp_path / str(number)
         shutil.copytree(source, folder)

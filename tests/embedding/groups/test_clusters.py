@@ -163,9 +163,9 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
     ("words", "told"),
     [
         ([], "--method agglomerative: expected --clusters K or --threshold T"),
-        (["--clusters", 2, "--threshold", 0.5], "got --clusters and --threshold; give one of them"),
+        (["--clusters", 2, "--threshold", 0.5], "got both --clusters and --threshold; use only one of them"),
         (["--threshold", 0.5, "--method", "kmeans"], "--method kmeans: expected --clusters K"),
-        (["--clusters", 2, "--method", "hdbscan"], "finds the number of clusters itself"),
+        (["--clusters", 2, "--method", "hdbscan"], "determines the number of clusters itself"),
         (["--clusters", 0], "--clusters 0: expected 1 to 3, the images of"),
         (["--clusters", 4], "--clusters 4: expected 1 to 3, the images of"),
         (["--threshold", 2], "expected at most 1"),
