@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from pydantic import BaseModel, FiniteFloat
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.images import ImageList
-from dmlkit.embedding.in_memory import Embeddings, embed_dataset
-from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import write_table
 from dmlkit.files.regular import require_regular_file
-from dmlkit.loading.faults import refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import Share, threshold_of
@@ -191,7 +190,7 @@ def verify(
     pairs: Sequence[ImagePair],
     *,
     checkpoint: CheckpointName | None = None,
-    fabric: Fabric | None = None,
+    fabric: Ranks | None = None,
     bar: Bar = no_bar,
 ) -> Verification:
     """Decide for pairs of images, by the model and threshold of a run, whether they are of the same class.
@@ -205,9 +204,9 @@ def verify(
     Raises:
         UserError: the run has no threshold for these weights, or no pair has two images that can be read.
     """
-    run, fabric = RunFolder(path), fabric or start_fabric("auto")
+    run, fabric = RunFolder(path), fabric or start_ranks("auto")
     trained = load_model(run, fabric, checkpoint)
-    weights = trained.model.fingerprint()
+    weights = trained.fingerprint
     threshold = threshold_of(run, weights)
     if threshold is None:
         run.check_unseen("validation")
@@ -216,12 +215,8 @@ def verify(
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
         )
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
-    workers = trained.recipe.training.workers if len(images) > 1000 else 0  # starting workers takes seconds
-    transform, listed = trained.recipe.transform, ImageList(images)
-    with bar(EMBEDDING, len(images)) as advance:
-        found = embed_dataset(fabric, trained.model, listed, transform, workers=workers, advance=advance)
-    refuse_nothing_read(len(found.labels), found.faults, "pairs")
-    judged = judge(pairs, images, found, trained.model.manifold.cpu(), threshold.threshold)
+    found = embed_files(trained, fabric, ImageList(images), "pairs", bar)
+    judged = judge(pairs, images, found, trained.manifold.cpu(), threshold.threshold)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")
     return Verification(
